@@ -1,0 +1,93 @@
+# `make` alone lists the targets. Everything runs from .venv, which `make setup` makes.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.baton-setup
+# The pip that Python 3.11 brings takes half as long again. --no-compile, below, halves the rest: most of
+# the 40,000 modules are never imported, and Python compiles the others when they are.
+PIP_VERSION := 26.3
+RECIPE ?= pipelines/recipes/quickstart.yaml
+ARGS ?=
+
+# One torch thread per test worker: two workers share the machine, and thread counts change sums.
+TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+PYTEST := $(TEST_ENV) $(PY) -m pytest
+WORKERS ?= 2
+
+.PHONY: help setup run test test-all lint format typecheck compile golden docs images bench lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv from requirements.lock and install Baton into it (nothing to do when up to date)
+
+$(STAMP): requirements.lock pyproject.toml
+	@if ! [ -x $(PY) ]; then \
+	    python="$${PYTHON:-$$(command -v python3.11 || command -v python3 || true)}"; \
+	    if ! "$${python:-python3.11}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+	        echo "make setup: Baton needs Python 3.11; '$${python:-python3.11}' is not one." >&2; \
+	        echo "Install it, or name it: PYTHON=/path/to/python3.11 make setup" >&2; exit 1; \
+	    fi; \
+	    "$$python" -m venv --clear $(VENV); \
+	fi
+	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	    echo "make setup: $(VENV) holds $$($(PY) -V), Baton needs Python 3.11. Remove $(VENV) and try again." >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip
+	@echo "Installing requirements.lock into $(VENV); the first time this takes a few minutes."
+	@$(PY) -m pip install -qq "pip==$(PIP_VERSION)"
+	@$(PY) -m pip install -qq --no-compile -r requirements.lock
+	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for another)
+	$(VENV)/bin/baton run $(RECIPE)
+
+test: setup ## The tests that need no GPU and little time (ARGS="-k name" narrows)
+	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: setup ## The same and the slow ones (GPU tests: pytest -m gpu)
+	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+
+lint: setup ## ruff, its formatter, and who may import whom
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
+
+format: setup ## Let ruff fix and format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+typecheck: setup ## mypy
+	$(PY) -m mypy components pipelines
+
+compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
+	@mkdir -p build
+	$(VENV)/bin/baton compile $(RECIPE) -o build/$(basename $(notdir $(RECIPE))).pipeline.yaml
+
+golden: setup ## Write the golden pipeline files anew; read the diff before you commit it
+	BATON_GOLDEN=1 $(PYTEST) tests/pipelines -k golden $(ARGS)
+
+docs: setup ## Write the recipe reference and its JSON Schema from the code
+	$(PY) -m pipelines.reference docs/recipe.md docs/recipe.schema.json
+
+images: ## Not there yet (milestone 5 of 6): build the container images
+	@echo "make images: the container images are not there yet; they belong to milestone 5 of 6." >&2; exit 2
+
+bench: ## Not there yet (milestone 2 of 6): measure the checkpoint store
+	@echo "make bench: the benchmarks are not there yet; they belong to milestone 2 of 6." >&2; exit 2
+
+# pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build
+# calls itself torch 2.13.0+cpu; the lock says 2.13.0, which any build of that version satisfies.
+lock: ## Resolve pyproject.toml into requirements.lock
+	@[ -x $(PY) ] && $(PY) -c 'import piptools' || { echo "make lock: run make setup first" >&2; exit 1; }
+	CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --extra dev --strip-extras \
+	    --no-annotate --no-emit-options --no-allow-unsafe --unsafe-package pip \
+	    --output-file requirements.lock $(ARGS) pyproject.toml
+	sed -i.bak -E 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' requirements.lock && rm requirements.lock.bak
+
+clean: ## Remove what was built and cached; .venv and baton-store stay
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	find components pipelines tests -name __pycache__ -type d -prune -exec rm -rf {} +

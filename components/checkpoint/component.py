@@ -1,0 +1,35 @@
+"""Checkpoint stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def checkpoint(
+    run_uri: str,
+    index: int,
+    checkpoint_uri: str,
+    metrics: dsl.Output[dsl.Metrics],
+    proof: dsl.Output[dsl.Markdown],
+) -> str:
+    """Reads back what a chunk committed, beside the next chunk and not in its way.
+
+    Args:
+        run_uri: Address of the run.
+        index: Number of the chunk, from 1.
+        checkpoint_uri: What this stage waits for.
+        metrics: Step, size and digest.
+        proof: The chunk's part of the resume proof.
+
+    Returns:
+        Digest of the state.
+    """
+    from components.checkpoint.promote import as_markdown, promote
+    from components.shared import events
+
+    with events.stage(f"checkpoint {index}"):
+        part = promote(run_uri, index)
+        metrics.log_metric("step", part["step"])
+        metrics.log_metric("bytes", part["bytes"])
+        with open(proof.path, "w", encoding="utf-8") as file:
+            file.write(as_markdown(part))
+    return part["digest"]

@@ -1,0 +1,48 @@
+"""Data split stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def data_split(
+    recipe: str,
+    run_name: str,
+    new_name: str,
+    store: str,
+    source: str,
+    learning_rate: float,
+    epochs: float,
+    max_steps: int,
+    metrics: dsl.Output[dsl.Metrics],
+) -> str:
+    """Starts a run and splits its rows into train and eval by their content.
+
+    Args:
+        recipe: The recipe as JSON.
+        run_name: Name of the run; one that exists goes on where it stopped. Empty: a new one.
+        new_name: Name of a new run.
+        store: Folder or bucket for runs and data.
+        source: Rows to learn from; several joined by a comma.
+        learning_rate: Peak learning rate.
+        epochs: Passes over the rows; 0 where max_steps counts.
+        max_steps: Optimizer steps; 0 where epochs counts.
+        metrics: Counts of rows.
+
+    Returns:
+        Address of the run.
+    """
+    from components.data_split.split import split_data
+    from components.shared import events
+
+    with events.stage("data split"):
+        changes = {
+            "store": store,
+            "data.source": [part.strip() for part in source.split(",")],
+            "training.learning_rate": learning_rate,
+            "training.epochs": epochs or None,
+            "training.max_steps": max_steps or None,
+        }
+        found = split_data(recipe, run_name or new_name, changes)
+        for name in ("rows", "train", "eval", "rejected"):
+            metrics.log_metric(name, found[name])
+    return found["run_uri"]

@@ -1,0 +1,24 @@
+"""Export stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def export(run_uri: str, loss: float, metrics: dsl.Output[dsl.Metrics]) -> str:
+    """Writes the trained model where others can load it.
+
+    Args:
+        run_uri: Address of the run.
+        loss: What this stage waits for: the evaluation.
+        metrics: Size of the export.
+
+    Returns:
+        Address of the model.
+    """
+    from components.export.export import export_run
+    from components.shared import events
+
+    with events.stage("export"):
+        found = export_run(run_uri)
+        metrics.log_metric("bytes", found["bytes"])
+    return found["model_uri"]

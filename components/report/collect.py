@@ -1,0 +1,166 @@
+"""Gathers what the report shows from a run's objects in the store."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from components.shared import recipe_file
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.runs import Run
+
+STAGE_NAMES = {"data-split": "data split", "train-chunk": "train chunk"}
+
+
+def collect(run: Run) -> dict[str, Any]:
+    """Returns the report's content; parts that a run does not have yet are None or empty."""
+    recipe, records = run.recipe(), run.records()
+    evaluation = run.get("evaluation.json")
+    store = CheckpointStore(run)
+    committed = {step: found for step, found in store.committed() if isinstance(found, Manifest)}
+    newest = max(committed, default=0)
+    history = store.history(newest, committed[newest]) if committed else []
+    tracking = run.get("tracking.json") or {}
+    export = run.get("export.json") or {}
+    plan = run.get("plan.json")
+    return {
+        "run": run.name,
+        "recipe_name": recipe.name,
+        "state": "succeeded" if plan and newest >= plan["num_steps"] else "failed",
+        "created": run.require("recipe.json")["created"],
+        "run_uri": run.uri,
+        "model_uri": export.get("model_uri"),
+        "headline": _headline(run, evaluation, newest),
+        "history": [entry for entry in history if "loss" in entry],
+        "evals": [entry for entry in history if "eval_loss" in entry],
+        "chunks": _chunks(plan, records),
+        "stages": _stages(records),
+        "proof": [_proof(run, store, step, committed[step]) for step in sorted(committed)],
+        "samples": evaluation["samples"] if evaluation else [],
+        "data": {**(run.get("split.json") or {}), **_tokens(run)},
+        "recipe_yaml": recipe_file.to_yaml(recipe),
+        "versions": _versions(committed.get(newest)),
+        "tracking": {"mlflow": tracking.get("mlflow"), "run_id": tracking.get("run_id")},
+    }
+
+
+def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int) -> dict[str, Any]:
+    tokens, split = run.get("tokens.json") or {}, run.get("split.json") or {}
+    plan = run.get("plan.json")
+    epochs = steps / plan["steps_per_epoch"] if plan else 0
+    values: dict[str, Any] = {
+        "steps": steps,
+        "chunks": len(plan["targets"]) if plan else None,
+        "train_rows": split.get("train"),
+        "eval_rows": split.get("eval"),
+        "trained_tokens": round(tokens.get("tokens", 0) * epochs),
+        "parameters": evaluation and evaluation["parameters"],
+        "trainable_parameters": None,
+    }
+    for when in ("before", "after"):
+        found = evaluation[when] if evaluation else {}
+        values |= {f"eval_loss_{when}": found.get("loss"), f"perplexity_{when}": found.get("perplexity")}
+    return values
+
+
+def _tokens(run: Run) -> dict[str, Any]:
+    tokens = run.get("tokens.json") or {}
+    return {name: tokens.get(name) for name in ("tokens", "truncated", "dropped")}
+
+
+def _chunks(plan: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if plan is None:
+        return []
+    per_epoch = plan["steps_per_epoch"]
+    return [
+        {
+            "index": index,
+            "target_step": target,
+            "attempts": [
+                _attempt(record, per_epoch)
+                for record in records
+                if record.get("chunk") == index and "outcome" in record
+            ],
+        }
+        for index, target in enumerate(plan["targets"], 1)
+    ]
+
+
+def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
+    steps, seconds = record["to_step"] - record["from_step"], record["seconds"]
+    trained = seconds.get("train", 0.0)
+    rate = steps / trained if trained > 0 and steps else None
+    return {
+        "from_step": record["from_step"],
+        "to_step": record["to_step"],
+        "outcome": record["outcome"],
+        "seconds": seconds,
+        "steps_per_second": rate,
+        "tokens_per_second": rate and rate * record["tokens"] / steps_per_epoch,
+    }
+
+
+def _stages(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns seconds per stage in the order of their first attempt, attempts added up."""
+    seconds: dict[str, float] = {}
+    for record in sorted(records, key=lambda record: str(record["at"])):
+        name = record["stage"]
+        for known, shown in STAGE_NAMES.items():
+            name = name.replace(known, shown)
+        if "chunk" in record:
+            name = f"{name.rpartition('-')[0]} {record['chunk']}"
+        seconds[name] = seconds.get(name, 0.0) + record.get("total_seconds", record.get("seconds", 0.0))
+    return [{"name": name, "seconds": value} for name, value in seconds.items()]
+
+
+def _proof(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:
+    meta = manifest.meta
+    verified = run.get(f"proof/chunk-{meta['chunk']:03d}.json")
+    return {
+        "step": step,
+        "digest": meta["digest"],
+        "parent_step": meta["parent"]["step"] if meta["parent"] else None,
+        "parent_digest": meta["parent"]["digest"] if meta["parent"] else None,
+        "chain": meta["chain"],
+        "level": meta["restored"]["level"],
+        "verified": bool(verified and verified["step"] == step and verified["digest"] == meta["digest"]),
+        "checked": meta["restored"]["checked"],
+        "uri": store.uri(step, manifest),
+        "bytes": manifest.bytes,
+        "fingerprint": meta["fingerprint"],
+    }
+
+
+def _versions(manifest: Manifest | None) -> dict[str, str]:
+    if manifest is None:
+        return {}
+    from components.shared.fingerprint import LIBRARIES
+
+    return {name: manifest.meta["fingerprint"][name] for name in ("python", *LIBRARIES)}
+
+
+def write_report(run_uri: str) -> dict[str, Any]:
+    """Renders the run's report into the store and hands it to the tracking run.
+
+    Returns:
+        `report_uri` and the `html`.
+    """
+    import tempfile
+
+    from components.report.page import render
+    from components.shared import events, tracking
+
+    started = time.time()
+    run = Run.open(run_uri)
+    html = render(collect(run))
+    run.storage.write(run.path("report.html"), html.encode())
+    with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
+        path = f"{folder}/report.html"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(html)
+        tracking.finish(run, path)
+    uri = run.storage.uri(run.path("report.html"))
+    run.put("report.json", {"report_uri": uri, "seconds": time.time() - started})
+    events.emit("report", uri=uri)
+    return {"report_uri": uri, "html": html}

@@ -1,0 +1,25 @@
+"""Report stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def report(run_uri: str, model_uri: str, page: dsl.Output[dsl.HTML]) -> str:
+    """Shows the run on one page: loss, time, the resume proof, samples, the recipe.
+
+    Args:
+        run_uri: Address of the run.
+        model_uri: What this stage waits for: the export.
+        page: The report.
+
+    Returns:
+        Address of the report.
+    """
+    from components.report.collect import write_report
+    from components.shared import events
+
+    with events.stage("report"):
+        written = write_report(run_uri)
+        with open(page.path, "w", encoding="utf-8") as file:
+            file.write(written["html"])
+    return written["report_uri"]

@@ -1,0 +1,35 @@
+"""Where a stage's seconds went, by phase, from the start of its process."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from components.shared import events
+
+
+class Clock:
+    """Splits time into phases; the first runs from the process's start to the first `enter`."""
+
+    def __init__(self) -> None:
+        self._began = float(psutil.Process().create_time())
+        self._since = self._began
+        self._phase = "start"
+        self.seconds: dict[str, float] = {}
+
+    def enter(self, phase: str, **fields: object) -> None:
+        """Ends the phase that runs and starts another; seconds of a phase entered again add up."""
+        now = time.time()
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+        events.emit("phase", phase=phase, **fields)
+
+    def total(self) -> float:
+        """Seconds since the process started."""
+        return time.time() - self._began
+
+    def split(self) -> dict[str, float]:
+        """Returns seconds per phase, the running one included."""
+        running = self.seconds.get(self._phase, 0.0) + time.time() - self._since
+        return {**self.seconds, self._phase: running}

@@ -1,0 +1,75 @@
+"""SHA-256 of values in memory: the same values give the same digest in any process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def tree_digest(value: Any) -> str:
+    """Digests nested containers of tensors, arrays and plain values.
+
+    A tensor counts by dtype, shape and bytes, wherever it lies; a mapping counts by its sorted
+    keys; numbers by type and exact value. Tensors are hashed in parallel.
+
+    Raises:
+        TypeError: a value of a kind that has no defined content.
+    """
+    tensors: list[torch.Tensor] = []
+    _collect(value, tensors)
+    with ThreadPoolExecutor(4) as pool:
+        hashes = iter(list(pool.map(_tensor_digest, tensors)))
+    digest = hashlib.sha256()
+    _feed(digest, value, hashes)
+    return digest.hexdigest()
+
+
+def _collect(value: Any, tensors: list[torch.Tensor]) -> None:
+    """Gathers tensors in the order in which `_feed` meets them."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=_key):
+            _collect(value[key], tensors)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, tensors)
+
+
+def _feed(digest: Any, value: Any, hashes: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(b"T" + next(hashes))
+    elif isinstance(value, Mapping):
+        digest.update(b"{%d:" % len(value))
+        for key in sorted(value, key=_key):
+            digest.update(_key(key).encode() + b"=")
+            _feed(digest, value[key], hashes)
+    elif isinstance(value, list | tuple):
+        digest.update(b"[%d:" % len(value))
+        for item in value:
+            _feed(digest, item, hashes)
+    elif isinstance(value, np.ndarray):
+        digest.update(f"A{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, float | np.floating):
+        digest.update(f"f{float(value).hex()};".encode())
+    elif value is None or isinstance(value, bool | int | np.integer | str | bytes):
+        plain = int(value) if isinstance(value, np.integer) else value
+        digest.update(f"{type(plain).__name__}{plain!r};".encode())
+    else:
+        raise TypeError(f"a {type(value).__name__} in the training state has no defined content; keep plain values")
+
+
+def _key(key: Any) -> str:
+    return f"{type(key).__name__}:{key}"
+
+
+def _tensor_digest(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{flat.dtype}{tuple(flat.shape)}".encode())
+    digest.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.digest()

@@ -1,0 +1,40 @@
+"""Errors a person reads: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class BatonError(Exception):
+    """A run or a command that failed for a known reason.
+
+    Args:
+        message: One sentence with the value found and what was expected.
+        remedy: What the reader can do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}" if self.remedy else self.message
+
+
+class UserError(BatonError):
+    """A mistake in what the user gave: a recipe, a path, a credential."""
+
+    exit_code = 2
+
+
+class StoreError(UserError):
+    """The object store cannot be used as given: unreachable, refused, absent."""
+
+
+class DamagedError(BatonError):
+    """Something in the store is not what was committed there."""
+
+
+class ExactnessError(BatonError):
+    """What is in memory after a restore is not what was saved."""

@@ -1,0 +1,63 @@
+"""What a stage tells while it works: human lines in a pod's log, JSON lines to the local engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from components.shared.errors import BatonError
+
+MARK = "::baton "
+"""Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
+
+logger = logging.getLogger("baton")
+
+
+def emit(kind: str, **fields: Any) -> None:
+    """Tells whoever watches: a JSON line for the local engine, a readable one for a pod's log."""
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        print(MARK + json.dumps({"event": kind, **fields}), flush=True)
+    else:
+        logger.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in fields.items()))
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """Returns the event in a line of output, or None where the line is ordinary output."""
+    line = line.strip()  # the local engine indents what a stage prints
+    if not line.startswith(MARK):
+        return None
+    event: dict[str, Any] = json.loads(line[len(MARK) :])
+    return event
+
+
+def setup_logging() -> None:
+    """Sends log lines to standard error with a time, and keeps the libraries' own chatter out."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logger.setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Runs a stage so that a known error ends the process with one message and no traceback."""
+    setup_logging()
+    emit("stage", stage=name, state="started")
+    try:
+        yield
+    except BatonError as error:
+        emit("error", stage=name, message=str(error), exit_code=error.exit_code)
+        logger.error("%s", error)
+        raise SystemExit(error.exit_code) from None
+    emit("stage", stage=name, state="done")

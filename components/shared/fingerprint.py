@@ -1,0 +1,46 @@
+"""What bits depend on besides the recipe and the data: hardware, libraries, threads, flags."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def fingerprint() -> dict[str, Any]:
+    """Returns this process's fingerprint; call it after threads and determinism are set."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
+        "cpu": platform.machine() if cuda else _cpu_name(),
+        "cuda": torch.version.cuda if cuda else None,
+        "world_size": 1,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": bool(cuda and torch.backends.cuda.matmul.allow_tf32),
+        **library_versions(),
+    }
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Returns a line for each entry that differs."""
+    keys = sorted(ours.keys() | theirs.keys())
+    return [f"{key}: {theirs.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
+
+
+def _cpu_name() -> str:
+    """Returns the processor's model: vector width, and so the order of sums, depends on it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

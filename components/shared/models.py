@@ -1,0 +1,150 @@
+"""Models and tokenizers: where they come from, and what exactly was taken."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from components.shared import bundles
+from components.shared.errors import UserError
+from components.shared.recipe import FromScratch, Recipe
+from components.shared.storage import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
+"""Files of a hub repository that are taken: no pickled weights among them."""
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""Chat template of tokenizers trained by Baton (OpenAI's ChatML)."""
+
+
+def cache_dir() -> str:
+    """Returns the folder for downloads: `BATON_CACHE`, or `~/.cache/baton`."""
+    return os.environ.get("BATON_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "baton")
+
+
+def local_model(base: str, revision: str | None = None) -> str:
+    """Returns a local folder with a model's files, fetched if need be.
+
+    Args:
+        base: Hub id, folder or URI.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        UserError: there is no such model, or it cannot be reached.
+    """
+    if os.path.isdir(base):
+        return os.path.abspath(base)
+    if "://" in base:
+        return _from_store(base)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(base, revision=revision, allow_patterns=list(WANTED)))
+    except Exception as error:
+        raise UserError(
+            f"model {base!r} cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            remedy="Check the id and revision, HF_TOKEN for a private model, and the network.",
+        ) from None
+
+
+def model_identity(folder: str) -> str:
+    """Returns the SHA-256 over names and contents of a model folder's files, weights included."""
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")):
+            digest.update(f"{name} {bundles.file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer from a local folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def start_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> PreTrainedModel:
+    """Builds what training starts from; the same call gives the same weights in any process.
+
+    Args:
+        recipe: The resolved recipe.
+        tokenizer: Sizes the embeddings of a model from scratch.
+        base_folder: Local files of `model.base`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, set_seed
+
+    dtype = getattr(torch, recipe.model.dtype)
+    set_seed(recipe.seed)
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return load_model(base_folder or "", dtype=dtype, trust_remote_code=recipe.model.trust_remote_code)
+
+
+def load_model(folder: str, *, dtype: Any = None, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Loads a causal language model from safetensors files; pickled weights are refused."""
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
+    )
+    return model
+
+
+def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
+    """Returns the Transformers configuration for a model from scratch.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if spec.architecture not in CONFIG_MAPPING_NAMES:
+        close = difflib.get_close_matches(spec.architecture, CONFIG_MAPPING_NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
+    known = AutoConfig.for_model(spec.architecture)
+    for key in spec.config:
+        if not hasattr(known, key):
+            close = difflib.get_close_matches(key, known.to_dict(), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
+    settings = {
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads or spec.num_attention_heads,
+        "intermediate_size": spec.intermediate_size or 4 * spec.hidden_size,
+        "max_position_embeddings": max(max_length, getattr(known, "max_position_embeddings", max_length)),
+        **spec.config,
+    }
+    if tokenizer is not None:
+        settings["vocab_size"] = max(spec.vocab_size or 0, len(tokenizer))
+        settings |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    return AutoConfig.for_model(spec.architecture, **settings)
+
+
+def _from_store(uri: str) -> str:
+    storage = Storage(uri)
+    target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
+    names = [name for name in storage.list("") if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja"))]
+    if not {"config.json", "adapter_config.json"} & set(names):
+        raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
+    if storage.is_local:
+        return str(storage.root)
+    for name in names:
+        storage.download(name, os.path.join(target, name))
+    return target

@@ -1,0 +1,62 @@
+"""The plan: how many steps a run has and where its chunks end. A pure function of a few numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Steps of a run and the targets of its chunks.
+
+    Attributes:
+        rows: Training sequences.
+        steps_per_epoch: Optimizer steps in one pass, the last one possibly of fewer rows.
+        num_steps: Optimizer steps of the whole run.
+        targets: Step at which each chunk ends, ascending; the last is `num_steps`.
+    """
+
+    rows: int
+    steps_per_epoch: int
+    num_steps: int
+    targets: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {**asdict(self), "targets": list(self.targets)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Plan:
+        """Reads what `to_json` returned."""
+        return cls(**{**document, "targets": tuple(document["targets"])})
+
+
+def make_plan(recipe: Recipe, rows: int) -> Plan:
+    """Plans a run.
+
+    Args:
+        recipe: The resolved recipe.
+        rows: Training sequences after tokenizing.
+
+    Raises:
+        UserError: there is nothing to train on, or there are more chunks than steps.
+    """
+    training, count = recipe.training, recipe.chunks.count
+    if rows == 0:
+        raise UserError(
+            "no training rows are left after the split.", remedy="Check data.source and data.eval_fraction."
+        )
+    steps_per_epoch = math.ceil(rows / training.batch_size)
+    num_steps = training.max_steps or math.ceil(steps_per_epoch * (training.epochs or 1.0))
+    if count > num_steps:
+        raise UserError(
+            f"chunks.count is {count}, but {rows} rows at batch_size {training.batch_size} give {num_steps} steps.",
+            remedy=f"Use at most {num_steps} chunks, or train longer.",
+        )
+    targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
+    return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)

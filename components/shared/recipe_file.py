@@ -1,0 +1,136 @@
+"""Reading a recipe: YAML, overrides by dotted path, and messages that name the key and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+
+
+def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file.
+
+    Args:
+        path: YAML file.
+        overrides: `dotted.path=value` strings, the value in YAML, applied in order.
+
+    Raises:
+        UserError: the file is missing or not YAML, a key is unknown or a value does not fit.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"recipe {path!r} holds a {type(document).__name__}, expected keys and values.")
+    for override in overrides:
+        _override(document, override)
+    return validate(document, origin=path)
+
+
+def validate(document: dict[str, Any], *, origin: str) -> Recipe:
+    """Checks a recipe given as plain values.
+
+    Raises:
+        UserError: one message with a line per problem, each naming the dotted path.
+    """
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        lines = [_explain(dict(problem)) for problem in error.errors()]
+        raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
+
+
+def dumps(recipe: Recipe) -> str:
+    """Returns the resolved recipe as JSON for a pipeline argument.
+
+    The letters of `python3` are escaped: the local engine replaces that word in every argument
+    by the interpreter's path, also inside `/usr/lib/python3.11/…`.
+    """
+    return json.dumps(recipe.model_dump(mode="json"), sort_keys=True).replace("python3", "python\\u0033")
+
+
+def loads(text: str) -> Recipe:
+    """Reads what `dumps` wrote."""
+    return validate(json.loads(text), origin="recipe argument")
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Returns the resolved recipe as YAML, for people."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
+    """Returns one line for each dotted path whose value differs between two plain documents."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [line for key in keys for line in changed_paths(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if a == b else [f"{path}: {a!r} → {b!r}"]
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
+    node = document
+    for key in keys[:-1]:
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise UserError(f"override {override!r}: {key!r} is a value, it has no keys below it.")
+        node = child
+    node[keys[-1]] = value
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    location = tuple(part for part in problem["loc"] if isinstance(part, int) or not part.startswith("constrained"))
+    path = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        keys = _keys_at(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.6)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(keys)}"
+        return f"{path}: unknown key; {hint}"
+    if problem["type"] == "missing":
+        return f"{path}: missing, and it has no default"
+    message = problem["msg"].removeprefix("Value error, ")
+    got = problem.get("input")
+    shown = f" (got {got!r})" if isinstance(got, str | int | float) and problem["type"] != "value_error" else ""
+    return f"{path}: {message}{shown}" if path else message
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    """Returns the field names of the section at a location of the schema."""
+    model: type[BaseModel] | None = Recipe
+    for part in location:
+        field = model.model_fields.get(str(part)) if model else None
+        if field is not None:
+            model = _section_of(field.annotation)
+    return list(model.model_fields) if model else []
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            if section := _section_of(argument):
+                return section
+    return None

@@ -1,0 +1,164 @@
+"""A run in the store: its recipe, plan, records and checkpoints, by name.
+
+runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
+runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
+runs/<run>/checkpoints/step-…/        see `checkpoint_store`
+runs/<run>/export/                    a bundle
+data/<digest>/{split,tokens,…}        bundles shared between runs
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import uuid
+from typing import Any
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.plan import Plan
+from components.shared.recipe import Recipe
+from components.shared.storage import Storage
+
+
+class Run:
+    """One run, addressed by the store and its name.
+
+    Args:
+        storage: The store.
+        name: The run's name.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.name = name
+
+    @classmethod
+    def open(cls, run_uri: str) -> Run:
+        """Opens a run by `<store>/runs/<name>`.
+
+        Raises:
+            UserError: the URI is not of that form.
+        """
+        store, separator, name = run_uri.rstrip("/").rpartition("/runs/")
+        if not separator or not name or "/" in name:
+            raise UserError(f"run URI {run_uri!r} is not of the form STORE/runs/NAME.")
+        return cls(Storage(store), name)
+
+    def path(self, name: str = "") -> str:
+        """Returns a path of this run in the store."""
+        return f"runs/{self.name}/{name}".rstrip("/")
+
+    @property
+    def uri(self) -> str:
+        """Address of the run."""
+        return self.storage.uri(self.path())
+
+    def create(self, recipe: Recipe) -> None:
+        """Starts a run, or joins one started with the same recipe.
+
+        Raises:
+            UserError: the run exists with a recipe that trains something else.
+        """
+        document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
+        if not self.storage.create(self.path("recipe.json"), _json(document)):
+            self.require_same(recipe)
+
+    def require_same(self, recipe: Recipe) -> None:
+        """Compares a recipe with the one this run was started with, if it was.
+
+        Raises:
+            UserError: they would train something else.
+        """
+        standing = self.get("recipe.json")
+        if standing is None:
+            return
+        before = recipe_file.validate(standing["recipe"], origin=self.uri)
+        if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
+            raise UserError(
+                f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
+                remedy="Choose another run name, or set these back.",
+            )
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe the run was started with.
+
+        Raises:
+            UserError: there is no such run.
+        """
+        return recipe_file.validate(self.require("recipe.json")["recipe"], origin=self.uri)
+
+    def plan(self) -> Plan:
+        """Returns the run's plan."""
+        return Plan.from_json(self.require("plan.json"))
+
+    def set_once(self, name: str, document: dict[str, Any]) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            UserError: it was written before, and differs.
+        """
+        if self.storage.create(self.path(name), _json(document)):
+            return
+        if changed := recipe_file.changed_paths(self.require(name), document):
+            raise UserError(
+                f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
+                remedy="Choose another run name.",
+            )
+
+    def put(self, name: str, document: dict[str, Any]) -> None:
+        """Writes a document of the run, replacing the one before."""
+        self.storage.write(self.path(name), _json(document))
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Returns a document of the run, or None."""
+        try:
+            document: dict[str, Any] = json.loads(self.storage.read(self.path(name)))
+        except FileNotFoundError:
+            return None
+        return document
+
+    def require(self, name: str) -> dict[str, Any]:
+        """Returns a document of the run.
+
+        Raises:
+            UserError: it is not there.
+        """
+        document = self.get(name)
+        if document is None:
+            raise UserError(f"{self.storage.uri(self.path(name))} does not exist.", remedy="Check store and run name.")
+        return document
+
+    def record(self, stage: str, document: dict[str, Any]) -> None:
+        """Keeps what one attempt at a stage did, under a name of its own."""
+        name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
+        self.storage.write(self.path(name), _json({"stage": stage, "at": now(), **document}))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns all attempts at all stages, by stage and time."""
+        return [self.require(f"records/{name}") for name in self.storage.list(self.path("records"))]
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
+
+    Where things lie, what pods ask for, what happens after training and how often a checkpoint is
+    written do not count; the data counts by its digest (see `data.json`), not by its address.
+    """
+    document = recipe.model_dump(mode="json")
+    for section in ("name", "store", "resources", "tracking", "export"):
+        del document[section]
+    document["evaluation"] = {"every": recipe.evaluation.every}
+    document["chunks"] = {"count": recipe.chunks.count}
+    del document["data"]["source"]
+    return document
+
+
+def now() -> str:
+    """Returns the time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, sort_keys=True).encode()

@@ -1,0 +1,102 @@
+"""Where rows come from: which files a source stands for, found before anything is paid for."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from components.shared.errors import UserError
+from components.shared.storage import Storage
+
+BUILTIN = "builtin:stdlib-docs"
+"""Signatures and docstrings of Python's standard library, on every machine with Python."""
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt", ".md", ".text")
+"""File types a folder is searched for; a named file may also end in `.gz` or `.zst` behind these."""
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source: a store and a path in it, so that folders and S3 read alike."""
+
+    storage: Storage
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """Address, for messages."""
+        return self.storage.uri(self.path)
+
+    @property
+    def suffix(self) -> str:
+        """File type without compression, such as `.jsonl`."""
+        name = self.path.lower()
+        for compressed in COMPRESSED:
+            name = name.removesuffix(compressed)
+        return os.path.splitext(name)[1]
+
+
+def is_dataset_id(source: str) -> bool:
+    """Tells a hub dataset (`hf://datasets/org/name?split=train`) from files on the hub."""
+    return source.startswith("hf://datasets/") and source.partition("?")[0].count("/") <= 4 and "*" not in source
+
+
+def resolve(source: str, *, base_dir: str) -> str:
+    """Returns a source with a relative local path made absolute.
+
+    Args:
+        source: As written in the recipe.
+        base_dir: The recipe's folder; tried before the current one.
+
+    Raises:
+        UserError: a local path that matches nothing.
+    """
+    if "://" in source or source.startswith("builtin:"):
+        if source.startswith("builtin:") and source != BUILTIN:
+            raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
+        return source
+    tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(source))) for folder in (base_dir, os.getcwd())]
+    for path in tried:
+        if os.path.exists(path) or glob.glob(path, recursive=True):
+            return path
+    raise UserError(
+        f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
+        remedy="Give a file, folder, glob, s3://… or hf://… that exists.",
+    )
+
+
+def files(sources: Sequence[str]) -> list[SourceFile]:
+    """Returns the files behind file-like sources, in a stable order.
+
+    Raises:
+        UserError: a source that cannot be opened, matches nothing, or holds no known file type.
+    """
+    return [file for source in sources if source != BUILTIN and not is_dataset_id(source) for file in _expand(source)]
+
+
+def _expand(source: str) -> list[SourceFile]:
+    wild = any(sign in source for sign in "*?[")
+    parent, _, name = (source.rstrip("/")).rpartition("/")
+    if wild:
+        fixed = source[: min(source.index(sign) for sign in "*?[" if sign in source)]
+        parent = fixed.rpartition("/")[0]
+    storage = Storage(parent or "/")
+    pattern = source.rstrip("/")[len(parent) + 1 :]
+    with storage.translated():
+        if wild:
+            found = storage.fs.glob(storage.key(pattern))
+        elif storage.fs.isdir(storage.key(name)):
+            found = storage.fs.find(storage.key(name))
+            found = [path for path in found if SourceFile(storage, path).suffix in SUFFIXES]
+        else:
+            found = [storage.key(name)] if storage.fs.exists(storage.key(name)) else []
+    if not found:
+        raise UserError(
+            f"data.source {source!r} matches no file.",
+            remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
+        )
+    return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(found) if not path.endswith("/")]

@@ -1,0 +1,24 @@
+"""Tokenize stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def tokenize(run_uri: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+    """Turns the split into tokens once per content, and plans the steps of the run.
+
+    Args:
+        run_uri: Address of the run.
+        metrics: Counts of sequences and tokens, and the number of steps.
+
+    Returns:
+        Address of the tokenized data.
+    """
+    from components.shared import events
+    from components.tokenize.tokenization import tokenize_run
+
+    with events.stage("tokenize"):
+        found = tokenize_run(run_uri)
+        for name in ("train", "eval", "tokens", "truncated", "dropped", "steps"):
+            metrics.log_metric(name, found[name])
+    return found["data_uri"]

@@ -1,0 +1,16 @@
+"""One chunk as a process: `python -m components.train_chunk RUN_URI INDEX [--leave-out rng]`."""
+
+import argparse
+
+from components.shared import events
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Bring a run to the target of one of its chunks.")
+    parser.add_argument("run_uri")
+    parser.add_argument("index", type=int)
+    parser.add_argument("--leave-out", action="append", default=[], help="part of the state not to restore (a test)")
+    given = parser.parse_args()
+    with events.stage(f"train chunk {given.index}"):
+        from components.train_chunk.chunk import Chunk
+
+        Chunk(given.run_uri, given.index, tuple(given.leave_out)).bring()

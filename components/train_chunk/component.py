@@ -1,0 +1,27 @@
+"""Train-chunk stage."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def train_chunk(run_uri: str, index: int, previous: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+    """Brings the run to the target of a chunk from the newest valid checkpoint, whoever made it.
+
+    Args:
+        run_uri: Address of the run.
+        index: Number of the chunk, from 1.
+        previous: What this chunk waits for; not read.
+        metrics: Step and loss at the end.
+
+    Returns:
+        Address of the checkpoint.
+    """
+    from components.shared import events
+
+    with events.stage(f"train chunk {index}"):
+        from components.train_chunk.chunk import Chunk
+
+        result = Chunk(run_uri, index).bring()
+        metrics.log_metric("step", result["step"])
+        metrics.log_metric("digest", result["digest"][:12])
+    return result["uri"]

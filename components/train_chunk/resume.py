@@ -1,0 +1,169 @@
+"""Stopping a trainer at a target, saving all of its state, and proving after a restore that it is all back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from components.shared import events
+from components.shared.errors import ExactnessError
+from components.train_chunk import state
+
+logger = logging.getLogger("baton")
+
+
+class Resumable:
+    """Mixin for a `Trainer`: sees when the random state has been put back.
+
+    Upstream restores it at one of two places, before or after the first batch is fetched, and draws
+    from it in between; the only moment at which it can be compared is right after.
+    """
+
+    handover: Handover | None = None
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.handover and "rng" in self.handover.leave_out:
+            return
+        super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        if self.handover:
+            self.handover.check_rng()
+
+
+class Handover(TrainerCallback):
+    """Takes a run over from a checkpoint, brings it to a target step, and hands it on.
+
+    Args:
+        trainer: The trainer, its callbacks complete.
+        target: Step at which to stop.
+        save: Called with the step, the folder that `Trainer` wrote, and the digests of the state.
+        every_steps: Steps between checkpoints before the target.
+        every_seconds: Seconds between checkpoints before the target.
+        resume_from: Local folder of the checkpoint, None at the start of a run.
+        expected: Digests in its manifest.
+        leave_out: Parts not to restore: a negative control for tests of exactness.
+    """
+
+    stateless = True
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        target: int,
+        save: Callable[[int, str, dict[str, str]], None],
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        resume_from: str | None = None,
+        expected: dict[str, str] | None = None,
+        leave_out: tuple[str, ...] = (),
+    ) -> None:
+        self.trainer = trainer
+        self.target = target
+        self.save = save
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.resume_from = resume_from
+        self.expected = expected or {}
+        self.leave_out = leave_out
+        self.checked: dict[str, str] = {}
+        self.on_first_step: Callable[[], None] = lambda: None
+        self._rng_digest: str | None = None
+        self._saved_at = time.monotonic()
+        self._first = True
+        trainer.handover = self
+        trainer.remove_callback(state.PrinterCallback)
+        trainer.add_callback(self)
+        for name in state.without_state(trainer):
+            logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
+
+    def check_rng(self) -> None:
+        """Remembers the random state as restored."""
+        self._rng_digest = state.tree_digest(state.rng.capture())
+
+    def on_train_begin(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Puts back what `Trainer` does not restore."""
+        if self.resume_from is None:
+            return
+        extra = torch.load(os.path.join(self.resume_from, state.EXTRA_FILE), weights_only=True)
+        state.restore_log_window(self.trainer, extra["log_window"])
+        try:
+            state.restore_callbacks(self.trainer, extra["callbacks"])
+        except KeyError as error:
+            raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
+
+    def on_step_begin(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Before the first step: compares what is in memory with what was saved."""
+        if not self._first:
+            return
+        self._first = False
+        if self.resume_from is not None:
+            self._prove_restored()
+        self.on_first_step()
+
+    def on_step_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
+        step = trainer_state.global_step
+        if step >= self.target:
+            control.should_training_stop = True
+        if not self._ends_epoch(trainer_state) and self._is_due(step):
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Saves what waited; silences an epoch's end that only the stop of a chunk brought about."""
+        if self._ends_epoch(trainer_state):
+            control.should_save = control.should_save or self._is_due(trainer_state.global_step)
+        else:
+            control.should_save = control.should_evaluate = control.should_log = False
+
+    def on_save(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Completes the folder that `Trainer` wrote and passes it on with the digest of the state."""
+        step = trainer_state.global_step
+        folder = os.path.join(args.output_dir, f"checkpoint-{step}")
+        extra = {
+            "log_window": state.log_window(self.trainer),
+            "callbacks": state.callback_states(self.trainer),
+        }
+        torch.save(extra, os.path.join(folder, state.EXTRA_FILE))
+        os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that nobody needs to resume
+        self.save(step, folder, state.digests(self.trainer))
+        shutil.rmtree(folder)
+        self._saved_at = time.monotonic()
+
+    def on_log(self, args: Any, trainer_state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Tells whoever watches."""
+        if logs and "loss" in logs:
+            events.emit("step", step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"])
+
+    def _ends_epoch(self, trainer_state: Any) -> bool:
+        return float(trainer_state.epoch).is_integer()
+
+    def _is_due(self, step: int) -> bool:
+        if step >= self.target or (self.every_steps and step % self.every_steps == 0):
+            return True
+        return bool(self.every_seconds and time.monotonic() - self._saved_at >= self.every_seconds)
+
+    def _prove_restored(self) -> None:
+        found = state.digests(self.trainer)
+        found["rng"] = self._rng_digest or "not restored"
+        for part in state.PARTS:
+            if part in self.leave_out:
+                self.checked[part] = "left out"
+            elif part == "scaler" and getattr(self.trainer.accelerator, "scaler", None) is None:
+                self.checked[part] = "absent" if found[part] == self.expected[part] else "mismatch"
+            else:
+                self.checked[part] = "match" if found[part] == self.expected[part] else "mismatch"
+        wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
+        events.emit("restored", step=self.trainer.state.global_step, wrong=wrong)
+        if wrong:
+            raise ExactnessError(
+                f"after restoring step {self.trainer.state.global_step}, {', '.join(wrong)} in memory differ from "
+                "what was saved; the chunk stops before it trains on.",
+                remedy="Check that image and recipe are those that wrote the checkpoint.",
+            )

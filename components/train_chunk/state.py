@@ -1,0 +1,130 @@
+"""The whole state of a trainer between two steps: what of it counts, its digest, and what upstream forgets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from components.shared import rng
+from components.shared.digest import tree_digest
+
+PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log")
+"""What a checkpoint restores, item by item."""
+
+EXTRA_FILE = "baton_state.pt"
+"""What `Trainer` does not save: running sums of logged values, and callbacks' state."""
+
+STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
+
+
+def digests(trainer: Trainer) -> dict[str, str]:
+    """Returns the SHA-256 of each part of the state in memory, and of all of them as `state`."""
+    parts = {
+        "weights": trained_weights(trainer.model),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+        "scaler": _scaler(trainer),
+        "rng": rng.capture(),
+        "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps],
+        "callbacks": callback_states(trainer),
+        "log": [log_window(trainer), values_logged(trainer.state.log_history)],
+    }
+    found = {name: tree_digest(parts[name]) for name in PARTS}
+    return {**found, "state": combined(found)}
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """Returns one digest for all parts."""
+    return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns what training changes: the adapter's parameters, or every parameter and buffer."""
+    trained: dict[str, torch.Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    frozen = any(not value.requires_grad for value in model.parameters())
+    return trained if frozen else {**trained, **dict(model.named_buffers())}
+
+
+def log_window(trainer: Trainer) -> dict[str, Any]:
+    """Returns the running sums of values that will be logged at a later step."""
+    return {
+        "tr_loss": trainer._tr_loss.detach().cpu(),
+        "globalstep_last_logged": trainer._globalstep_last_logged,
+        "metrics": {mode: dict(values) for mode, values in getattr(trainer, "_metrics", {}).items()},
+        "total_train_tokens": getattr(trainer, "_total_train_tokens", 0),
+    }
+
+
+def restore_log_window(trainer: Trainer, saved: dict[str, Any]) -> None:
+    """Puts the running sums back."""
+    trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
+    trainer._globalstep_last_logged = saved["globalstep_last_logged"]
+    for mode, values in saved["metrics"].items():
+        trainer._metrics[mode].update({name: list(items) for name, items in values.items()})
+    if hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = saved["total_train_tokens"]
+
+
+def values_logged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the logged values that do not depend on the clock."""
+    timed = ("_runtime", "_per_second")
+    return [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in history]
+
+
+def callback_states(trainer: Trainer) -> dict[str, Any]:
+    """Returns the state of each callback that has one, by class and position among its class."""
+    return {
+        key: callback.state_dict() if hasattr(callback, "state_dict") else callback.state()["attributes"]
+        for key, callback in _stateful(trainer).items()
+    }
+
+
+def restore_callbacks(trainer: Trainer, saved: dict[str, Any]) -> None:
+    """Gives each callback its state back, in place.
+
+    Raises:
+        KeyError: a callback that has state was not there when the checkpoint was made, or the reverse.
+    """
+    callbacks = _stateful(trainer)
+    if callbacks.keys() != saved.keys():
+        raise KeyError(f"callbacks with state are {sorted(callbacks)}, the checkpoint has {sorted(saved)}")
+    for key, callback in callbacks.items():
+        if hasattr(callback, "load_state_dict"):
+            callback.load_state_dict(saved[key])
+        else:
+            vars(callback).update(saved[key])
+
+
+def without_state(trainer: Trainer) -> list[str]:
+    """Returns the names of callbacks that have no way to save what they keep."""
+    known = {id(callback) for callback in _stateful(trainer).values()}
+    return [
+        type(callback).__name__
+        for callback in trainer.callback_handler.callbacks
+        if id(callback) not in known
+        and not isinstance(callback, STATELESS)
+        and not getattr(callback, "stateless", False)
+    ]
+
+
+def _stateful(trainer: Trainer) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ExportableState) or _has_state_dict(callback):
+            name = type(callback).__name__
+            found[f"{name}#{sum(key.startswith(f'{name}#') for key in found)}"] = callback
+    return found
+
+
+def _has_state_dict(callback: TrainerCallback) -> bool:
+    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+
+
+def _scaler(trainer: Trainer) -> dict[str, Any] | None:
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return None if scaler is None else dict(scaler.state_dict())

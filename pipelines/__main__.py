@@ -1,0 +1,5 @@
+"""`python -m pipelines` is `baton`."""
+
+from pipelines.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""What a person sees while a run goes on: a line per stage, a bar for training. On standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+console = Console(file=sys.stderr, highlight=False)
+
+
+class Display:
+    """Follows the events of a run; a terminal gets bars, a log file gets lines.
+
+    Args:
+        num_chunks: Train-chunks of the run.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._num_chunks = num_chunks
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._stage: TaskID | None = None
+        self._name = ""
+        self._since = 0.0
+        self._note = ""
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def heard(self, event: dict[str, Any]) -> None:
+        """Shows one event."""
+        kind = event["event"]
+        if kind == "stage":
+            self._started(event["stage"]) if event["state"] == "started" else self._done()
+        elif note := _note(event):
+            self._note = note
+            if self._stage is not None:
+                done = {"completed": event["step"], "total": event["of"]} if kind == "step" else {}
+                self._progress.update(self._stage, note=note, **done)
+        if kind in ("skipped", "consistent", "rejected"):
+            console.print(f"[yellow]{_warning(event)}[/]")
+
+    def _started(self, name: str) -> None:
+        self._name, self._since, self._note = name, time.monotonic(), ""
+        shown = f"{name} of {self._num_chunks}" if name.startswith(("train chunk", "checkpoint")) else name
+        self._stage = self._progress.add_task(shown, total=None, note="")
+
+    def _done(self) -> None:
+        if self._stage is not None:
+            self._progress.update(self._stage, total=1, completed=1)
+        if not console.is_terminal:
+            console.print(f"✓ {self._name} ({time.monotonic() - self._since:.1f} s) {self._note}".rstrip())
+
+
+def _note(event: dict[str, Any]) -> str:
+    match event["event"]:
+        case "split":
+            return f"{event['train']:,} rows to train on, {event['eval']:,} held out, {event['rejected']:,} rejected"
+        case "tokens":
+            reused = ", written before" if event["reused"] else ""
+            return f"{event['tokens']:,} tokens in {event['train']:,} sequences{reused}; {event['steps']:,} steps"
+        case "step":
+            return f"step {event['step']}/{event['of']}, loss {event['loss']:.3f}"
+        case "checkpoint":
+            return f"step {event['step']} committed, digest {event['digest'][:12]}"
+        case "already_done":
+            return f"step {event['step']} is committed already"
+        case "verified":
+            return f"step {event['step']} verified, {event['bytes'] / 1e6:.1f} MB"
+        case "evaluated":
+            return f"loss {event['loss']:.3f}, perplexity {event['perplexity']:,.1f} {event['when']} training"
+        case "exported":
+            return f"{event['bytes'] / 1e6:.1f} MB"
+        case "phase" if event["phase"] in ("import", "build", "restore"):
+            return str(event["phase"])
+        case _:
+            return ""
+
+
+def _warning(event: dict[str, Any]) -> str:
+    match event["event"]:
+        case "skipped":
+            return f"The checkpoint of step {event['step']} is not used: {event['reason']}"
+        case "consistent":
+            return f"This machine differs from the checkpoint's, bits may differ: {'; '.join(event['changed'])}"
+        case _:
+            return f"{event['count']} of {event['of']} rows are unusable and kept in {event['uri']}; {event['first']}"

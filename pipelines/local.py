@@ -1,0 +1,109 @@
+"""The local engine: runs the very compiled file through `kfp.local`, each stage a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from components.shared import events
+from components.shared.errors import BatonError, UserError
+
+Event = dict[str, Any]
+
+
+def run(package_path: str, arguments: dict[str, Any], *, on_event: Callable[[Event], None], log_path: str) -> None:
+    """Runs a compiled pipeline to its end.
+
+    Args:
+        package_path: The compiled file.
+        arguments: Values of its parameters.
+        on_event: Called with each event a stage emits.
+        log_path: File for everything else that stages and engine print.
+
+    Raises:
+        BatonError: a stage failed, with the message that the stage gave.
+    """
+    from kfp import components, local
+
+    failures: list[Event] = []
+
+    def heard(event: Event) -> None:
+        if event["event"] == "error":
+            failures.append(event)
+        on_event(event)
+
+    with (
+        open(log_path, "a", encoding="utf-8") as log,
+        tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
+    ):
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
+        pipeline = components.load_component_from_file(package_path)
+        with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
+            try:
+                pipeline(**arguments)
+            except RuntimeError as error:
+                raise _failure(failures, error, log_path) from None
+
+
+def _failure(failures: list[Event], error: RuntimeError, log_path: str) -> BatonError:
+    if failures:
+        last = failures[-1]
+        kind = UserError if last["exit_code"] == UserError.exit_code else BatonError
+        return kind(f"{last['stage']}: {last['message']}")
+    return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
+
+
+class _Lines(io.TextIOBase):
+    """A text stream that tells events from ordinary output."""
+
+    def __init__(self, heard: Callable[[Event], None], log: TextIO) -> None:
+        self._heard, self._log, self._rest = heard, log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if event := events.parse(line):
+                self._heard(event)
+            else:
+                self._log.write(line + "\n")
+        self._log.flush()
+        return len(text)
+
+
+@contextlib.contextmanager
+def _captured(stream: _Lines) -> Iterator[None]:
+    """Sends what engine and stages print, and the engine's log, to one stream."""
+    handler = logging.StreamHandler(stream)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    try:
+        with (
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+            warnings.catch_warnings(),
+        ):
+            yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

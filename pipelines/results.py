@@ -1,0 +1,86 @@
+"""What a run came to, read from the store: for `--output json` and for the last lines on the screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError
+from components.shared.runs import Run
+
+
+def result(run: Run) -> dict[str, Any]:
+    """Returns a run's outcome as plain values."""
+    evaluation = run.get("evaluation.json") or {}
+    plan = run.get("plan.json")
+    checkpoints = [row for row in list_checkpoints(run) if "digest" in row]
+    metrics = {
+        f"eval_{name}_{when}": evaluation[when][name]
+        for when in ("before", "after")
+        for name in ("loss", "perplexity")
+        if when in evaluation
+    }
+    done = plan is not None and any(row["step"] == plan["num_steps"] for row in checkpoints)
+    exported = run.get("export.json")
+    return {
+        "run": run.name,
+        "state": "succeeded" if done and exported else "failed",
+        "run_uri": run.uri,
+        "model_uri": exported and exported["model_uri"],
+        "report_uri": (run.get("report.json") or {}).get("report_uri"),
+        "steps": max((row["step"] for row in checkpoints), default=0),
+        "checkpoints": [{key: row[key] for key in ("step", "uri", "digest")} for row in checkpoints],
+        "metrics": {**metrics, **_train_metrics(run)},
+    }
+
+
+def list_checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
+    store = CheckpointStore(run)
+    rows: list[dict[str, Any]] = []
+    for step, found in store.committed():
+        if isinstance(found, DamagedError):
+            rows.append({"step": step, "problem": str(found)})
+            continue
+        meta = found.meta
+        rows.append(
+            {
+                "step": step,
+                "uri": store.uri(step, found),
+                "digest": meta["digest"],
+                "parent": meta["parent"]["step"] if meta["parent"] else None,
+                "chunk": meta["chunk"],
+                "level": meta["restored"]["level"],
+                "bytes": found.bytes,
+                "created": meta["created"],
+            }
+        )
+    return rows[::-1]
+
+
+def verify_checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
+    store = CheckpointStore(run)
+    rows: list[dict[str, Any]] = []
+    digests: dict[int, str] = {}
+    for step, found in reversed(list(store.committed())):
+        if isinstance(found, DamagedError):
+            rows.append({"step": step, "ok": False, "problems": [str(found)]})
+            continue
+        problems = store.verify(step, found)
+        parent = found.meta["parent"]
+        if parent and digests.get(parent["step"], parent["digest"]) != parent["digest"]:
+            problems.append(f"continues another state of step {parent['step']} than the one that is here")
+        digests[step] = found.meta["digest"]
+        rows.append({"step": step, "ok": not problems, "problems": problems, "digest": found.meta["digest"]})
+    return rows
+
+
+def _train_metrics(run: Run) -> dict[str, float]:
+    store = CheckpointStore(run)
+    for step, found in store.committed():
+        if isinstance(found, Manifest) and store.is_whole(step, found):
+            losses = [entry["loss"] for entry in store.history(step, found) if "loss" in entry]
+            return {"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {}
+    return {}

@@ -1,0 +1,266 @@
+"""A small Kubeflow Pipelines API: the part of `/apis/v2beta1` that `kfp` and `kfp.Client` use.
+
+A real HTTP server on a random port. It keeps what is posted and refuses what the backend would: a
+pipeline that does not conform, a parameter the pipeline does not declare or of another type. A
+run's state moves on each time it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+from pipelines.conformance import check_documents
+
+CREATED_AT = "2024-05-01T12:00:00Z"
+STATES = ("PENDING", "RUNNING", "SUCCEEDED")
+# google.rpc.Code, which the gateway puts beside the HTTP status
+RPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
+# What a JSON value must be for a parameter type. The backend takes 3.0 for an integer.
+TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "NUMBER_INTEGER": lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v == int(v),
+    "NUMBER_DOUBLE": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    "STRING": lambda v: isinstance(v, str),
+    "BOOLEAN": lambda v: isinstance(v, bool),
+    "LIST": lambda v: isinstance(v, list),
+    "STRUCT": lambda v: isinstance(v, dict),
+}
+
+
+class ApiError(Exception):
+    """An answer with an error status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class RawAnswer:
+    """An answer in place of the API's own: a proxy's page, a redirect, an outage."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class KfpApi:
+    """The server and what it was given. Use as a context manager.
+
+    Attributes:
+        experiments: Experiments by id, as the API shows them.
+        runs: Runs by id, as the API shows them.
+        pipelines: Uploaded pipelines by id; `spec` holds the documents.
+        requests: Method and path of each request, in order.
+        token: Bearer token that every request must carry, or None.
+        final_state: The state in which new runs end.
+        taken_names: Names whose creation is refused with 409.
+        interfere: Called with method and path of each request; an answer it returns is sent instead.
+    """
+
+    def __init__(self) -> None:
+        self.experiments: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.token: str | None = None
+        self.final_state = "SUCCEEDED"
+        self.taken_names: set[str] = set()
+        self.interfere: Callable[[str, str], RawAnswer | None] = lambda method, path: None
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> KfpApi:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_POST(self) -> None:
+                self._answer("POST")
+
+            def _answer(self, method: str) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                answer = api.answer(method, self.path, self.headers, body)
+                self.send_response(answer.status)
+                for name, value in {"content-type": "application/json", **answer.headers}.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Keep the test's output clean; `KfpApi.requests` has the log."""
+
+        return Handler
+
+    def answer(self, method: str, target: str, headers: Message, body: bytes) -> RawAnswer:
+        """Answer one request, errors included."""
+        path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+        with self._lock:
+            self.requests.append((method, path))
+            instead = self.interfere(method, path)
+            if instead is not None:
+                return instead
+            try:
+                if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
+                    raise ApiError(401, "Request header error: there is no valid user identity header.")
+                return RawAnswer(200, json.dumps(self._route(method, path, query, headers, body)).encode())
+            except ApiError as error:
+                status = {"code": RPC_CODES[error.status], "message": str(error), "details": []}
+                return RawAnswer(error.status, json.dumps(status).encode())
+
+    def _route(
+        self, method: str, path: str, query: dict[str, list[str]], headers: Message, body: bytes
+    ) -> dict[str, Any]:
+        match = re.fullmatch(r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload)(?:/([^/:]+))?", path)
+        if match is None:
+            raise ApiError(404, f"Not Found: {path}")
+        resource, identifier = match.groups()
+        if resource == "healthz":
+            return {"multi_user": False, "pipeline_store": "database"}
+        if resource == "pipelines/upload":
+            return self._upload(query, headers, body)
+        stored = self.experiments if resource == "experiments" else self.runs
+        if method == "POST":
+            created = json.loads(body)
+            if not created.get("display_name"):
+                raise ApiError(400, "Invalid input error: the name is empty.")
+            if created["display_name"] in self.taken_names:
+                raise ApiError(409, f"Already exist error: {created['display_name']} already exists.")
+            return self._create_experiment(created) if resource == "experiments" else self._create_run(created)
+        if identifier is None:
+            found = [item for item in stored.values() if _matches(item, query)]
+            return {resource: found, "total_size": len(found)} if found else {}
+        if identifier not in stored:
+            raise ApiError(404, f"{resource.capitalize()[:-1]} {identifier} not found.")
+        return self._advance(identifier) if resource == "runs" else stored[identifier]
+
+    def _create_experiment(self, experiment: dict[str, Any]) -> dict[str, Any]:
+        name = experiment["display_name"]
+        if any(known["display_name"] == name for known in self.experiments.values()):
+            raise ApiError(409, f"Already exist error: experiment {name} already exists.")
+        return self.add_experiment(name)
+
+    def add_experiment(self, name: str) -> dict[str, Any]:
+        """Put an experiment there, whether or not one of that name exists."""
+        identifier = str(uuid.uuid4())
+        self.experiments[identifier] = {
+            "experiment_id": identifier,
+            "display_name": name,
+            "created_at": CREATED_AT,
+            "storage_state": "AVAILABLE",
+        }
+        return self.experiments[identifier]
+
+    def _create_run(self, run: dict[str, Any]) -> dict[str, Any]:
+        if run.get("experiment_id") not in self.experiments:
+            raise ApiError(404, f"Experiment {run.get('experiment_id')} not found.")
+        posted = run.get("pipeline_spec")
+        if not isinstance(posted, dict):
+            raise ApiError(400, "Invalid input error: the run has no pipeline_spec.")
+        wrapped = "pipeline_spec" in posted
+        documents = [posted["pipeline_spec"], posted["platform_spec"]] if wrapped else [posted]
+        _check_pipeline(documents)
+        _check_parameters(documents[0], run.get("runtime_config", {}).get("parameters") or {})
+        identifier = str(uuid.uuid4())
+        self.runs[identifier] = {
+            **run,
+            "run_id": identifier,
+            "created_at": CREATED_AT,
+            "storage_state": "AVAILABLE",
+            "state": STATES[0],
+            "_states": [*STATES[1:-1], self.final_state],
+        }
+        return _shown(self.runs[identifier])
+
+    def _advance(self, identifier: str) -> dict[str, Any]:
+        """Show a run as it is now, and let it move on."""
+        run = self.runs[identifier]
+        shown = _shown(run)
+        if run["_states"]:
+            run["state"] = run["_states"].pop(0)
+        return shown
+
+    def _upload(self, query: dict[str, list[str]], headers: Message, body: bytes) -> dict[str, Any]:
+        head = f"content-type: {headers['content-type']}\r\n\r\n".encode()
+        parts = list(BytesParser(policy=HTTP).parsebytes(head + body).iter_parts())
+        if not parts:
+            raise ApiError(400, "Invalid input error: expected a multipart upload.")
+        documents = list(yaml.safe_load_all(parts[0].get_payload(decode=True)))
+        _check_pipeline(documents)
+        name = query.get("display_name", query.get("name", [documents[0]["pipelineInfo"]["name"]]))[0]
+        if any(known["display_name"] == name for known in self.pipelines.values()):
+            raise ApiError(409, f"Already exist error: the pipeline {name} already exists.")
+        identifier = str(uuid.uuid4())
+        shown = {"pipeline_id": identifier, "display_name": name, "created_at": CREATED_AT}
+        self.pipelines[identifier] = {**shown, "spec": documents}
+        return shown
+
+
+def _shown(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if not key.startswith("_")}
+
+
+def _matches(item: dict[str, Any], query: dict[str, list[str]]) -> bool:
+    """Apply the API's filter: the EQUALS predicates that kfp sends, written as text or as number."""
+    if query.get("experiment_id", [""])[0] not in ("", item["experiment_id"]):
+        return False
+    text = query.get("filter", [""])[0]
+    predicates = json.loads(text).get("predicates", []) if text else []
+    for predicate in predicates:
+        if predicate["operation"] not in (1, "EQUALS"):
+            raise ApiError(400, f"Invalid input error: no such filter operation: {predicate['operation']}.")
+        value = predicate.get("stringValue", predicate.get("string_value"))
+        if item.get(predicate["key"]) != value:
+            return False
+    return True
+
+
+def _check_pipeline(documents: list[Any]) -> None:
+    problems = check_documents(documents)
+    if problems:
+        raise ApiError(400, f"Invalid input error: {problems[0]}")
+
+
+def _check_parameters(spec: dict[str, Any], given: dict[str, Any]) -> None:
+    declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
+    for name, value in given.items():
+        if name not in declared:
+            raise ApiError(400, f"Invalid input error: unknown parameter {name}; known: {sorted(declared)}.")
+        kind = declared[name]["parameterType"]
+        if not TYPE_CHECKS[kind](value):
+            raise ApiError(400, f"Invalid input error: parameter {name} is {value!r}, expected {kind}.")
+    for name, definition in declared.items():
+        if name not in given and "defaultValue" not in definition and not definition.get("isOptional"):
+            raise ApiError(400, f"Invalid input error: parameter {name} is required.")
