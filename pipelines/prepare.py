@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ def load(path: str, overrides: Sequence[str] = (), *, store: str | None = None, 
     Raises:
         UserError: see `recipe_file.load`.
     """
-    extra = [f"store={store}"] if store else []
+    extra = [f"store={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
     return recipe_file.load(path, [*overrides, *extra])
 
@@ -90,7 +92,7 @@ def check_run_name(name: str) -> str:
     Raises:
         UserError: it is not lower-case letters, digits and dashes.
     """
-    if not name or len(name) > 100 or not all(c.isdigit() or c == "-" or ("a" <= c <= "z") for c in name):
+    if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from components.shared import events
+from components.shared import bundles, events
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
@@ -32,8 +32,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any]:
     manifest = store.manifest(target)
     if manifest is None:
         raise DamagedError(f"{store.storage.uri(store.prefix(target))}: chunk {index} left no checkpoint there.")
-    if problems := store.verify(target, manifest):
-        raise DamagedError(f"checkpoint of step {target} is damaged: {'; '.join(problems)}.")
+    bundles.require_whole(run.storage, store.prefix(target), manifest, store.verify(target, manifest))
     part = {**proof_part(store, target, manifest), "chunk": index, "verified": True, "verified_at": now()}
     run.put(f"proof/chunk-{index:03d}.json", part)
     _mark(run, store, target, manifest)

@@ -80,7 +80,7 @@ def _messages(messages: Any) -> dict[str, Any] | str:
     if not isinstance(messages, list) or not messages:
         return f"messages is a {type(messages).__name__}, expected a non-empty list"
     for position, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not _encodable(message["role"]):
             return f"message {position} has no role"
         if not isinstance(message.get("content"), str) or not _encodable(message["content"]):
             return f"message {position} has no text content"

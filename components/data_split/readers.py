@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import lzma
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +83,15 @@ def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
         file.storage.translated(),
         file.storage.fs.open(file.storage.key(file.path), "rb", compression="infer") as f,
     ):
-        for number, line in enumerate(io.BufferedReader(f), 1):
-            yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        try:
+            for number, line in enumerate(io.BufferedReader(f), 1):
+                yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            if not file.path.lower().endswith(sources.COMPRESSED) or getattr(error, "errno", None):
+                raise
+            raise UserError(
+                f"data.source: {file.uri} cannot be decompressed: {error}.", remedy="Write the file again."
+            ) from None
 
 
 def _decode(file: SourceFile, number: int, data: bytes) -> str | Rejected:
@@ -103,7 +112,7 @@ def _jsonl(file: SourceFile) -> Iterator[Row | Rejected]:
 def _object(file: SourceFile, number: int, text: str) -> Row | Rejected:
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         return Rejected(file.uri, number, f"broken JSON: {error}", text)
     if not isinstance(value, dict):
         return Rejected(file.uri, number, f"a JSON {type(value).__name__}, expected an object", text)
@@ -117,7 +126,7 @@ def _json(file: SourceFile) -> Iterator[Row | Rejected]:
         return
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         yield Rejected(file.uri, 1, f"broken JSON: {error}", text)
         return
     for number, item in enumerate(value if isinstance(value, list) else [value], 1):
@@ -128,16 +137,35 @@ def _json(file: SourceFile) -> Iterator[Row | Rejected]:
 
 
 def _csv(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Bytes that are not UTF-8 travel as surrogates through the parser, so that only their row is lost."""
-    text_lines = (line.decode("utf-8", "surrogateescape").replace("\0", "\ufffd") for _, line in _lines(file))
-    reader = csv.DictReader(text_lines, strict=True)
+    """Bytes that are not UTF-8 travel as surrogates through the parser, so that only their row is lost.
+
+    A quote that is never closed takes all lines behind it along: each of them counts as rejected.
+    """
+    taken: list[tuple[int, str]] = []
+
+    def text_lines() -> Iterator[str]:
+        for number, line in _lines(file):
+            taken.append((number, line.decode("utf-8", "surrogateescape")))
+            yield taken[-1][1]
+
+    lines = text_lines()
+    reader = csv.DictReader(lines, strict=True)
+    try:
+        _ = reader.fieldnames
+    except csv.Error as error:
+        for _ in lines:  # without a header no line can be read
+            pass
+        yield from (Rejected(file.uri, number, f"broken CSV header: {error}", line) for number, line in taken)
+        return
     while True:
+        taken.clear()
         try:
             values = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield Rejected(file.uri, reader.line_num, f"broken CSV: {error}", "")
+            for number, line in taken:
+                yield Rejected(file.uri, number, f"broken CSV: {error}", line)
             continue
         raw = json.dumps(values, ensure_ascii=True, default=str)
         if None in values:

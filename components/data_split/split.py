@@ -52,7 +52,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
             found["rejected_uri"] = run.storage.uri(run.path("rejected.jsonl"))
         _check(recipe, found, rejected)
         prefix = f"data/{found['digest']}/split"
-        if bundles.read_manifest(run.storage, prefix) is None:
+        if bundles.usable_manifest(run.storage, prefix) is None:
             bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
     run.set_once("data.json", {"digest": found["digest"], "rows": found["rows"]})
     run.put("split.json", found)
@@ -72,7 +72,7 @@ def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
     rows = readers.read(recipe.data.source, recipe.data.sample_by)
-    head = list(islice(rows, LOOKED_AT))
+    head = _head(rows)
     columns = sorted({column for row in head if isinstance(row, Row) for column in row.values})
     row_format = formats.detect(recipe.data, columns) if columns else "text"
     settings = recipe.data.model_dump(exclude={"source", "max_length", "packing", "max_rejected"})
@@ -96,6 +96,18 @@ def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
         "rejected_uri": None,
         "rejected_rows": rejected,
     }
+
+
+def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
+    """Takes the first usable rows and what is broken before and between them."""
+    head: list[Row | Rejected] = []
+    usable = 0
+    for row in rows:
+        head.append(row)
+        usable += isinstance(row, Row)
+        if usable == LOOKED_AT:
+            break
+    return head
 
 
 def is_eval(line: bytes, seed: int, eval_fraction: float) -> bool:

@@ -33,7 +33,7 @@ def export_run(run_uri: str) -> dict[str, Any]:
     run = Run.open(run_uri)
     recipe = run.recipe()
     prefix = run.path("export")
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = bundles.usable_manifest(run.storage, prefix)
     if manifest is None:
         with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
             target = f"{scratch}/model"

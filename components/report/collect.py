@@ -10,8 +10,6 @@ from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
 
-STAGE_NAMES = {"data-split": "data split", "train-chunk": "train chunk"}
-
 
 def collect(run: Run) -> dict[str, Any]:
     """Returns the report's content; parts that a run does not have yet are None or empty."""
@@ -31,7 +29,7 @@ def collect(run: Run) -> dict[str, Any]:
         "created": run.require("recipe.json")["created"],
         "run_uri": run.uri,
         "model_uri": export.get("model_uri"),
-        "headline": _headline(run, evaluation, newest),
+        "headline": _headline(run, evaluation, newest, committed.get(newest)),
         "history": [entry for entry in history if "loss" in entry],
         "evals": [entry for entry in history if "eval_loss" in entry],
         "chunks": _chunks(plan, records),
@@ -45,7 +43,7 @@ def collect(run: Run) -> dict[str, Any]:
     }
 
 
-def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int) -> dict[str, Any]:
+def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int, manifest: Manifest | None) -> dict[str, Any]:
     tokens, split = run.get("tokens.json") or {}, run.get("split.json") or {}
     plan = run.get("plan.json")
     epochs = steps / plan["steps_per_epoch"] if plan else 0
@@ -56,7 +54,7 @@ def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int) -> dict[s
         "eval_rows": split.get("eval"),
         "trained_tokens": round(tokens.get("tokens", 0) * epochs),
         "parameters": evaluation and evaluation["parameters"],
-        "trainable_parameters": None,
+        "trainable_parameters": manifest and manifest.meta["trainable_parameters"],
     }
     for when in ("before", "after"):
         found = evaluation[when] if evaluation else {}
@@ -88,7 +86,8 @@ def _chunks(plan: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[
 
 
 def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
-    steps, seconds = record["to_step"] - record["from_step"], record["seconds"]
+    steps, seconds = record["to_step"] - record["from_step"], dict(record["seconds"])
+    seconds["start"] = seconds.get("start", 0.0) + seconds.pop("import", 0.0)
     trained = seconds.get("train", 0.0)
     rate = steps / trained if trained > 0 and steps else None
     return {
@@ -102,16 +101,20 @@ def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
 
 
 def _stages(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns seconds per stage in the order of their first attempt, attempts added up."""
+    """Returns seconds per stage in the order of the pipeline, attempts added up."""
     seconds: dict[str, float] = {}
-    for record in sorted(records, key=lambda record: str(record["at"])):
-        name = record["stage"]
-        for known, shown in STAGE_NAMES.items():
-            name = name.replace(known, shown)
-        if "chunk" in record:
-            name = f"{name.rpartition('-')[0]} {record['chunk']}"
+    for record in sorted(records, key=_place):
+        kind = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
+        name = kind.replace("-", " ") + (f" {record['chunk']}" if "chunk" in record else "")
         seconds[name] = seconds.get(name, 0.0) + record.get("total_seconds", record.get("seconds", 0.0))
     return [{"name": name, "seconds": value} for name, value in seconds.items()]
+
+
+def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
+    """Orders stages as the pipeline has them: each chunk's checkpoint behind it."""
+    order = ("data-split", "tokenize", "train-chunk", "evaluate", "export")
+    name = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
+    return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
 
 
 def _proof(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:

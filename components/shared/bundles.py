@@ -2,9 +2,12 @@
 
     <prefix>/<attempt>/{files…}      what one writer uploaded
     <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
+    <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
+    <prefix>/manifest-2.json         what was committed in place of a damaged one: put-if-absent
 
 Every writer uploads below a name of its own, so that one who finishes late cannot touch the files
-of the one whose manifest was first. Readers see a prefix only once it has a manifest.
+of the one whose manifest was first. Readers see a prefix only once it has a manifest, and take the
+highest. Nothing is ever replaced, so there is no moment at which two processes can undo each other.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +26,8 @@ from typing import Any
 from components.shared.errors import DamagedError
 from components.shared.storage import Storage
 
-MANIFEST = "manifest.json"
+_GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
+_DAMAGED = "damaged-"
 VERSION = 1
 PARALLEL = 8
 """Files in flight at once."""
@@ -89,32 +94,73 @@ def publish(
         files = dict(zip(names, pool.map(send, names), strict=True))
     manifest = Manifest(kind=kind, folder=folder, files=files, meta=meta)
     before_commit()
-    if storage.create(f"{prefix}/{MANIFEST}", json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()):
-        return manifest, True
-    standing = read_manifest(storage, prefix)
+    standing, generation = _standing(storage, prefix)
     if standing is None:
-        raise DamagedError(f"{storage.uri(prefix)}: its manifest vanished while another writer committed it.")
-    return standing, False
+        data = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
+        if storage.create(f"{prefix}/{_manifest_name(generation + 1)}", data):
+            return manifest, True
+        standing, _ = _standing(storage, prefix)
+    if standing is None:
+        raise DamagedError(f"{storage.uri(prefix)}: another writer committed it at the same time, and it is damaged.")
+    return standing, standing.folder == folder  # our own where the answer to the first try was lost
 
 
 def read_manifest(storage: Storage, prefix: str) -> Manifest | None:
     """Returns what is committed under a prefix, or None where nothing is.
 
     Raises:
-        DamagedError: the manifest is not one, or names files outside its folder.
+        DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
     """
-    try:
-        data = storage.read(f"{prefix}/{MANIFEST}")
-    except FileNotFoundError:
+    names = storage.list(prefix)
+    generation = max(map(_generation, names), default=0)
+    if generation == 0:
         return None
-    where = storage.uri(f"{prefix}/{MANIFEST}")
+    path = f"{prefix}/{_manifest_name(generation)}"
+    manifest = _parsed(storage.read(path), storage.uri(path))
+    if _DAMAGED + manifest.folder in names:
+        raise DamagedError(f"{storage.uri(prefix)} was found damaged before.")
+    return manifest
+
+
+def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
+    """Returns what is committed under a prefix, or None where nothing is or it is damaged: then write it anew."""
+    return _standing(storage, prefix)[0]
+
+
+def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
+    """Notes that files differ from their manifest, so that the bundle can be committed again."""
+    storage.write(f"{prefix}/{_DAMAGED}{manifest.folder}", b"")
+
+
+def _standing(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
+    """Returns what is committed and whole as far as anyone knows, and the highest generation there is."""
     try:
-        manifest = Manifest(**json.loads(data))
+        manifest = read_manifest(storage, prefix)
+    except DamagedError:
+        manifest = None
+    return manifest, max(map(_generation, storage.list(prefix)), default=0)
+
+
+def _generation(name: str) -> int:
+    match = _GENERATION.match(name)
+    return int(match[1] or 1) if match else 0
+
+
+def _manifest_name(generation: int) -> str:
+    return "manifest.json" if generation == 1 else f"manifest-{generation}.json"
+
+
+def _parsed(data: bytes, where: str) -> Manifest:
+    try:
+        document = json.loads(data)
+        if document["version"] != VERSION:
+            raise ValueError(f"version {document['version']!r}")
+        manifest = Manifest(**document)
         for name, entry in manifest.files.items():
             if not (_is_safe(name) and isinstance(entry["size"], int) and len(entry["sha256"]) == 64):
                 raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
-        if manifest.version != VERSION or not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
-            raise ValueError(f"version {manifest.version!r}, folder {manifest.folder!r}")
+        if not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
+            raise ValueError(f"folder {manifest.folder!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{where} is not a manifest of version {VERSION}: {error}.") from None
     return manifest
@@ -133,14 +179,14 @@ def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str) -> 
         The folder with the files.
 
     Raises:
-        DamagedError: a file is missing or its SHA-256 differs.
+        DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
     """
     target = storage.key(manifest.path(prefix)) if storage.is_local else local_dir
 
     def receive(name: str) -> str | None:
         return _problem(storage, prefix, manifest, name, None if storage.is_local else os.path.join(target, name))
 
-    _raise_problems(storage, prefix, _each(receive, manifest.files))
+    require_whole(storage, prefix, manifest, [line for line in _each(receive, manifest.files) if line])
     return target
 
 
@@ -149,6 +195,19 @@ def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     return [
         line for line in _each(lambda name: _problem(storage, prefix, manifest, name, None), manifest.files) if line
     ]
+
+
+def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
+    """Marks a bundle in which problems were found.
+
+    Raises:
+        DamagedError: there are any.
+    """
+    if problems:
+        mark_damaged(storage, prefix, manifest)
+        raise DamagedError(
+            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
+        )
 
 
 def file_sha256(local_path: str) -> str:
@@ -171,12 +230,6 @@ def _problem(storage: Storage, prefix: str, manifest: Manifest, name: str, local
     return None if digest == expected["sha256"] else f"{name}: SHA-256 is {digest}, committed was {expected['sha256']}"
 
 
-def _raise_problems(storage: Storage, prefix: str, problems: list[str | None]) -> None:
-    found = [problem for problem in problems if problem]
-    if found:
-        raise DamagedError(f"{storage.uri(prefix)} is damaged: {'; '.join(found)}.")
-
-
 def _files_below(folder: str) -> list[str]:
     return [
         os.path.relpath(os.path.join(parent, name), folder).replace(os.sep, "/")
@@ -186,5 +239,7 @@ def _files_below(folder: str) -> list[str]:
 
 
 def _is_safe(name: Any) -> bool:
-    path = PurePosixPath(name) if isinstance(name, str) and name else None
-    return path is not None and not path.is_absolute() and ".." not in path.parts and "\\" not in str(name)
+    if not isinstance(name, str) or "\\" in name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts

@@ -39,7 +39,7 @@ class CheckpointStore:
         """Returns what is committed for a step, or None.
 
         Raises:
-            DamagedError: the manifest is unreadable or belongs to another run or step.
+            DamagedError: the manifest is unreadable, was marked, or belongs to another run or step.
         """
         manifest = bundles.read_manifest(self.storage, self.prefix(step))
         if manifest is None:

@@ -53,7 +53,7 @@ def _feed(digest: Any, value: Any, hashes: Any) -> None:
         digest.update(b"[%d:" % len(value))
         for item in value:
             _feed(digest, item, hashes)
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(f"A{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, float | np.floating):
         digest.update(f"f{float(value).hex()};".encode())
@@ -65,7 +65,7 @@ def _feed(digest: Any, value: Any, hashes: Any) -> None:
 
 
 def _key(key: Any) -> str:
-    return f"{type(key).__name__}:{key}"
+    return f"{type(key).__name__}:{key!r}"
 
 
 def _tensor_digest(tensor: torch.Tensor) -> bytes:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MAX_CHUNKS = 100
 """A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-Quantity = Annotated[str, Field(pattern=r"^\d+(\.\d+)?([EPTGMk]i?|m)?$")]
+Quantity = Annotated[
+    str,
+    BeforeValidator(
+        lambda value: str(value) if isinstance(value, int | float) else value, json_schema_input_type=str | int | float
+    ),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?$"),
+]
 """A Kubernetes quantity such as `500m`, `4` or `64Gi`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -22,7 +28,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 class Section(BaseModel):
     """A part of the recipe: unknown keys are errors, values do not change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class FromScratch(Section):
@@ -145,7 +151,7 @@ class Data(Section):
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of rows that may be unreadable before the run stops; they are kept with their reasons."""
 
-    @field_validator("source", mode="before")
+    @field_validator("source", mode="before", json_schema_input_type=str | list[str])
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
@@ -237,7 +243,7 @@ class Training(Section):
         return self.batch_size // self.micro
 
 
-_DURATION = re.compile(r"^(\d+)(s|m|h)$")
+_DURATION = re.compile(r"0*([1-9][0-9]*)(s|m|h)")
 
 
 class Chunks(Section):
@@ -251,12 +257,13 @@ class Chunks(Section):
     """`bitwise` refuses to go on where hardware or software differ from the checkpoint's;
     `consistent` goes on and says so in log and proof."""
 
-    @field_validator("checkpoint_every")
+    @field_validator("checkpoint_every", mode="before")
     @classmethod
-    def _duration(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, str) and not _DURATION.match(value):
-            raise ValueError(f"is {value!r}; expected a number of steps or a time such as 30s, 5m, 1h")
-        return value
+    def _steps_or_duration(cls, value: Any) -> Any:
+        steps = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if value is None or steps or (isinstance(value, str) and _DURATION.fullmatch(value)):
+            return value
+        raise ValueError(f"is {value!r}; expected a number of steps or a time such as 30s, 5m, 1h")
 
     @property
     def every_steps(self) -> int | None:
@@ -266,7 +273,7 @@ class Chunks(Section):
     @property
     def every_seconds(self) -> float | None:
         """Seconds between checkpoints inside a chunk, where given as a time."""
-        match = _DURATION.match(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
+        match = _DURATION.fullmatch(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
         return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 
 
@@ -293,7 +300,7 @@ class Export(Section):
 
 
 class Toleration(Section):
-    """A Kubernetes toleration of the train-chunk pods."""
+    """A Kubernetes toleration of the pods that run the model."""
 
     key: str | None = None
     """Taint key; every taint when left out."""
@@ -306,24 +313,25 @@ class Toleration(Section):
 
 
 class Resources(Section):
-    """What the pods ask for. GPU, node selector, tolerations, shared memory and retries go to chunks alone."""
+    """What the pods ask for. Accelerators, memory, nodes and tolerations are those of the pods that run the model
+    (train-chunk, evaluate); retries are the train-chunks'."""
 
     image: str = "baton-python:0.1.0"
     """Container image with Baton installed."""
     accelerator: str = "nvidia.com/gpu"
     """Resource name of the accelerator."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """Accelerators per train-chunk pod; 0 trains on the CPU."""
+    """Accelerators per pod that runs the model; 0 trains on the CPU."""
     cpu: Quantity | None = None
-    """CPU request and limit of a train-chunk pod."""
+    """CPU request and limit of a pod that runs the model."""
     memory: Quantity | None = None
-    """Memory request and limit of a train-chunk pod."""
+    """Memory request and limit of a pod that runs the model."""
     shm: Quantity | None = "2Gi"
-    """Size of `/dev/shm` in a train-chunk pod; counts as its memory."""
+    """Size of `/dev/shm` in a pod that runs the model; counts as its memory."""
     node_selector: dict[str, str] = {}
-    """Node labels a train-chunk pod needs."""
+    """Node labels such a pod needs."""
     tolerations: list[Toleration] = []
-    """Taints a train-chunk pod puts up with: spot nodes usually have one."""
+    """Taints such a pod puts up with: spot nodes usually have one."""
     labels: dict[str, str] = {}
     """Labels on every pod."""
     secret: str | None = None
@@ -339,7 +347,7 @@ class Resources(Section):
     @classmethod
     def _no_credentials(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if re.search(r"SECRET|PASSWORD|TOKEN|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
+            if re.search(r"SECRET|PASSWORD|TOKEN(?!IZER)|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
                 raise ValueError(f"holds {name}, which looks like a credential; name its Secret in resources.secret")
         return value
 

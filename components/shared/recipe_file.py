@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 import typing
 from pathlib import Path
@@ -14,6 +15,15 @@ from pydantic import BaseModel, ValidationError
 
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `1e-4` is a number, where YAML 1.1 asks for `1.0e-4`."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
@@ -30,7 +40,7 @@ def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
@@ -86,7 +96,7 @@ def _override(document: dict[str, Any], override: str) -> None:
     if not separator or not all(keys):
         raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
     node = document
@@ -101,7 +111,9 @@ def _override(document: dict[str, Any], override: str) -> None:
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    location = tuple(part for part in problem["loc"] if isinstance(part, int) or not part.startswith("constrained"))
+    location = problem["loc"]
+    if location and re.match(r"constrained|list\[|str$", str(location[-1])):
+        location = location[:-1]  # the member of a union that was tried
     path = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         keys = _keys_at(location[:-1])

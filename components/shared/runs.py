@@ -56,7 +56,7 @@ class Run:
         return self.storage.uri(self.path())
 
     def create(self, recipe: Recipe) -> None:
-        """Starts a run, or joins one started with the same recipe.
+        """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
 
         Raises:
             UserError: the run exists with a recipe that trains something else.
@@ -64,6 +64,7 @@ class Run:
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
         if not self.storage.create(self.path("recipe.json"), _json(document)):
             self.require_same(recipe)
+            self.put("recipe.json", {**document, "created": self.require("recipe.json")["created"]})
 
     def require_same(self, recipe: Recipe) -> None:
         """Compares a recipe with the one this run was started with, if it was.

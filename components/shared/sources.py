@@ -14,9 +14,9 @@ BUILTIN = "builtin:stdlib-docs"
 """Signatures and docstrings of Python's standard library, on every machine with Python."""
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt", ".md", ".text")
-"""File types a folder is searched for; a named file may also end in `.gz` or `.zst` behind these."""
+"""File types a folder is searched for; a named file may also end in `.gz`, `.bz2` or `.xz` behind these."""
 
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def files(sources: Sequence[str]) -> list[SourceFile]:
 
 
 def _expand(source: str) -> list[SourceFile]:
-    wild = any(sign in source for sign in "*?[")
+    wild = any(sign in source for sign in "*?[") and not os.path.exists(source)
     parent, _, name = (source.rstrip("/")).rpartition("/")
     if wild:
         fixed = source[: min(source.index(sign) for sign in "*?[" if sign in source)]

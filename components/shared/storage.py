@@ -13,7 +13,10 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from components.shared.errors import StoreError
+from components.shared.errors import BatonError, StoreError
+
+NO_BUCKET = "bucket does not exist"
+"""How the S3 client tells a bucket that is missing from an object that is."""
 
 BLOCK = 4 * 1024 * 1024
 """Bytes read at a time while a file is hashed on its way."""
@@ -33,7 +36,7 @@ class Storage:
     def __init__(self, uri: str) -> None:
         try:
             self.fs, root = fsspec.core.url_to_fs(uri, **_options(uri))
-        except (ValueError, ImportError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.", remedy="Use a folder or s3://bucket."
             ) from None
@@ -93,7 +96,10 @@ class Storage:
     def exists(self, path: str) -> bool:
         """Tells whether there is an object of this name."""
         with self.translated():
-            return bool(self.fs.isfile(self.key(path)))
+            try:
+                return bool(self.fs.info(self.key(path))["type"] == "file")
+            except FileNotFoundError:
+                return False
 
     def list(self, path: str) -> list[str]:
         """Returns the names directly below a path, sorted; none where there is nothing."""
@@ -109,7 +115,7 @@ class Storage:
         """Copies a local file into the store."""
         with self.translated():
             if self.is_local:
-                os.makedirs(os.path.dirname(self.key(path)), exist_ok=True)
+                _make_folder(os.path.dirname(self.key(path)))
                 shutil.copyfile(local_path, self.key(path))
             else:
                 self.fs.put_file(local_path, self.key(path))
@@ -147,19 +153,16 @@ class Storage:
         Raises:
             StoreError: the store cannot be written to, with the reason and the remedy.
         """
-        path = f".baton-check-{os.getpid()}"
-        try:
-            self.write(path, b"baton")
-            with self.translated():
-                self.fs.rm_file(self.key(path))
-        except FileNotFoundError:
-            raise StoreError(f"store {self.uri()!r}: the bucket does not exist.", remedy="Create it first.") from None
+        path = f".baton-check-{uuid.uuid4().hex}"
+        self.write(path, b"baton")
+        with self.translated():
+            self.fs.rm_file(self.key(path))
 
     @contextlib.contextmanager
     def _sibling(self, path: str) -> Iterator[str]:
         """Yields a temporary name beside a local object, so that a rename or link is atomic."""
         folder = os.path.dirname(self.key(path))
-        os.makedirs(folder, exist_ok=True)
+        _make_folder(folder)
         temporary = f"{folder}/.baton-{uuid.uuid4().hex}"
         try:
             yield temporary
@@ -172,9 +175,11 @@ class Storage:
         """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError."""
         try:
             yield
-        except (FileNotFoundError, FileExistsError, StoreError):
+        except BatonError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and NO_BUCKET not in str(error):
+                raise
             raise _explain(error, self.uri()) from error
 
 
@@ -193,6 +198,13 @@ def _options(uri: str) -> dict[str, Any]:
             "response_checksum_validation": "when_required",
         },
     }
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
 
 
 def _write_synced(path: str, data: bytes) -> None:
@@ -220,6 +232,10 @@ def _explain(error: Exception, uri: str) -> Exception:
         return StoreError(
             f"store {uri!r}: {endpoint} cannot be reached.", remedy="Check AWS_ENDPOINT_URL and the network."
         )
-    if "NoSuchBucket" in known or "bucket does not exist" in known:
+    if "NoSuchBucket" in known or NO_BUCKET in known:
         return StoreError(f"store {uri!r}: the bucket does not exist.", remedy="Create it first.")
-    return StoreError(f"store {uri!r}: {kind}: {text}")
+    if "Invalid endpoint" in known:
+        return StoreError(
+            f"store {uri!r}: AWS_ENDPOINT_URL is no address ({text}).", remedy="Write http://HOST:PORT or https://HOST."
+        )
+    return StoreError(f"store {uri!r}: {kind}: {text}.", remedy="Use a folder or s3://bucket that can be written to.")

@@ -139,7 +139,7 @@ def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
 def _monitor(run_id: str) -> Any:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    monitor = SystemMetricsMonitor(run_id, resume_logging=True)
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True)
     monitor.start()
     return monitor
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,12 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     base_digest = models.model_identity(base) if base else None
     run.set_once("model.json", {"base_sha256": base_digest})
     split = run.require("data.json")["digest"]
-    digest = tokens_digest(recipe, split, base_digest)
+    other = recipe.model.tokenizer and recipe.model.tokenizer.base
+    digest = tokens_digest(
+        recipe, split, base_digest, models.model_identity(models.local_model(other)) if other else None
+    )
     prefix = f"data/{digest}/tokens"
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
         with tempfile.TemporaryDirectory(prefix="baton-tokens-") as folder:
@@ -58,12 +62,20 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **manifest.meta}
 
 
-def tokens_digest(recipe: Recipe, split: str, base_digest: str | None) -> str:
-    """Returns the address of a tokenized split: what it was made from, and by which libraries."""
+def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None) -> str:
+    """Returns the address of a tokenized split: what it was made from, and by which libraries.
+
+    Args:
+        recipe: The recipe.
+        split: Digest of the split.
+        base_digest: Identity of the base model's files.
+        other_digest: Identity of the files of `model.tokenizer.base`.
+    """
     data = recipe.data
     made_from = {
         "split": split,
         "base": base_digest,
+        "other": other_digest,
         "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
         "settings": [data.max_length, data.packing, data.completion_only_loss, data.separator],
         "libraries": [version("tokenizers"), version("transformers")],
@@ -85,10 +97,7 @@ def _tokenize_into(run: Run, recipe: Recipe, split: str, base: str | None, folde
         tokenizer.save_pretrained(f"{folder}/tokenizer")
         counts: dict[str, Any] = {"tokens": 0, "truncated": 0, "dropped": 0}
         for side in SIDES:
-            rows = datasets.load_dataset(
-                "json", data_files=f"{source}/{side}.jsonl", split="train", cache_dir=f"{scratch}/cache"
-            )
-            tokens = _encode(rows, tokenizer, recipe, counts)
+            tokens = _encode(_load(f"{source}/{side}.jsonl", f"{scratch}/cache"), tokenizer, recipe, counts)
             counts[side] = len(tokens)
             if side == "train":
                 counts["tokens"] = sum(len(ids) for ids in tokens["input_ids"])
@@ -100,6 +109,23 @@ def _tokenize_into(run: Run, recipe: Recipe, split: str, base: str | None, folde
                 remedy="Raise max_length so that completions are reached, or give more text.",
             )
     return counts
+
+
+def _load(path: str, cache_dir: str) -> Dataset:
+    """Loads rows with every value as text: left to guess, the JSON reader turns dates into timestamps."""
+    import datasets
+
+    text = datasets.Value("string")
+    conversation = datasets.List({"role": text, "content": text})
+    names = next(_lines(path), {})
+    features = datasets.Features({name: conversation if name == "messages" else text for name in names})
+    return datasets.Dataset.from_generator(_lines, gen_kwargs={"path": path}, features=features, cache_dir=cache_dir)
+
+
+def _lines(path: str) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
 
 
 def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:

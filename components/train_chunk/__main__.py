@@ -8,7 +8,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Bring a run to the target of one of its chunks.")
     parser.add_argument("run_uri")
     parser.add_argument("index", type=int)
-    parser.add_argument("--leave-out", action="append", default=[], help="part of the state not to restore (a test)")
+    parser.add_argument(
+        "--leave-out", action="append", default=[], choices=["rng"], help="what not to restore (a test)"
+    )
     given = parser.parse_args()
     with events.stage(f"train chunk {given.index}"):
         from components.train_chunk.chunk import Chunk

@@ -220,6 +220,7 @@ class Chunk:
             },
             "identity": self.identity,
             "fingerprint": fingerprint.fingerprint(),
+            "trainable_parameters": self.handover.num_trainable(),
             "chunk": self.index,
             "created": now(),
             "seconds": self.clock.split(),

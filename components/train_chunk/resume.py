@@ -87,6 +87,10 @@ class Handover(TrainerCallback):
         """Remembers the random state as restored."""
         self._rng_digest = state.tree_digest(state.rng.capture())
 
+    def num_trainable(self) -> int:
+        """Returns how many parameters training changes."""
+        return sum(value.numel() for value in self.trainer.model.parameters() if value.requires_grad)
+
     def on_train_begin(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Puts back what `Trainer` does not restore."""
         if self.resume_from is None:

@@ -1,0 +1,67 @@
+"""`baton checkpoints`: look at the checkpoints of a run, and check every byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import UserError
+from components.shared.runs import Run
+from pipelines import results
+from pipelines.options import Output, OutputOption, RunUri, print_json, reported
+
+app = typer.Typer(help="Look at the checkpoints of a run, and check every byte.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
+    """List the committed checkpoints of a run."""
+    with reported(output):
+        rows = results.list_checkpoints(_existing(run_uri))
+        _answer(output, rows, lambda row: f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}")
+
+
+@app.command("show")
+def show_checkpoint(
+    run_uri: RunUri,
+    step: Annotated[int | None, typer.Option(help="Step; the newest when left out.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show all that a checkpoint's manifest says."""
+    with reported(output):
+        store = CheckpointStore(_existing(run_uri))
+        wanted = step if step is not None else max(store.steps(), default=0)
+        manifest = store.manifest(wanted)
+        if manifest is None:
+            raise UserError(f"run {run_uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
+        document = {"step": wanted, "uri": store.uri(wanted, manifest), **asdict(manifest)}
+        print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
+
+
+@app.command("verify")
+def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
+    """Read every checkpoint back, compare all hashes, and check that they continue each other."""
+    with reported(output):
+        rows = results.verify_checkpoints(_existing(run_uri))
+        _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
+        if not all(row["ok"] for row in rows):
+            raise typer.Exit(1)
+
+
+def _existing(run_uri: str) -> Run:
+    found = Run.open(run_uri)
+    found.require("recipe.json")
+    return found
+
+
+def _answer(output: Output, rows: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
+    if output is Output.json:
+        print_json({"checkpoints": rows})
+        return
+    for row in rows:
+        typer.echo(f"step {row['step']:>8}  {row['problem'] if 'problem' in row else line(row)}")

@@ -1,0 +1,129 @@
+"""What tests of several folders share: stores of both kinds, and a real S3 server."""
+
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("baton", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("baton")
+
+
+class S3Server:
+    """A moto server in a process of its own.
+
+    Attributes:
+        endpoint: Its address.
+    """
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
+                self.endpoint = found[1]
+                break
+        else:
+            raise RuntimeError("the S3 server ended before it listened")
+        # An unread pipe that is full would stop the server.
+        self._drain = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)
+
+    def require_rights(self, required: bool) -> None:
+        """Make the server check access keys, of which it knows none, or take any."""
+        count = b"0" if required else b"inf"
+        request = urllib.request.Request(
+            f"{self.endpoint}/moto-api/reset-auth", data=count, method="POST", headers={"Content-Type": "text/plain"}
+        )
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def stop(self) -> None:
+        """End both processes."""
+        self.process.terminate()
+        self.process.wait(10)
+        self._drain.wait(10)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The session's S3 server."""
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+def set_aws_env(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    """Set the `AWS_*` environment to exactly what is given, and look nowhere else for it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    elsewhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    for name, value in {**elsewhere, "AWS_EC2_METADATA_DISABLED": "true", **values}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def aws_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sets the `AWS_*` environment to exactly what is given; clients made before or after forget theirs."""
+    import s3fs
+
+    def set_exactly(**values: str) -> None:
+        set_aws_env(monkeypatch, values)
+        s3fs.S3FileSystem.clear_instance_cache()
+
+    yield set_exactly
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def s3_credentials(s3_server: S3Server) -> dict[str, str]:
+    """The environment that reaches the session's S3 server."""
+    return {
+        "AWS_ENDPOINT_URL": s3_server.endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+@pytest.fixture
+def s3_store(s3_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """URI of a fresh, empty bucket, with the environment that reaches it."""
+    import s3fs
+
+    set_aws_env(monkeypatch, s3_credentials)
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    return f"s3://{bucket}"
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URI of an empty store: a folder, then a bucket."""
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    bucket: str = request.getfixturevalue("s3_store")
+    return bucket
+
+
+@pytest.fixture
+def scratch_recipe() -> dict[str, Any]:
+    """A recipe for a small model from scratch, as plain values to change before they are checked."""
+    return {
+        "name": "tiny",
+        "seed": 7,
+        "model": {"from_scratch": {"hidden_size": 16}, "tokenizer": {"train": {"vocab_size": 300}}},
+        "data": {"source": "rows.jsonl"},
+        "tracking": {"mlflow": None},
+    }

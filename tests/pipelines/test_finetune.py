@@ -1,0 +1,143 @@
+"""The compiled pipeline: golden files, what a cluster reads in it, and what stays out of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines import conformance
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+GOLDEN = {
+    "quickstart": ROOT / "pipelines/recipes/quickstart.yaml",
+    "gsm8k-lora": ROOT / "docs/examples/gsm8k-lora.yaml",
+}
+BATON = str(Path(sys.executable).parent / "baton")
+
+
+def _compile(recipe: Path, target: Path, *more: str) -> list[dict[str, Any]]:
+    command = [BATON, "compile", str(recipe), "-o", str(target), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert conformance.check(str(target)) == []
+    return list(yaml.safe_load_all(target.read_text()))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str, tmp_path: Path) -> None:
+    documents = _compile(GOLDEN[name], tmp_path / "pipeline.yaml")
+    documents[0].pop("sdkVersion")
+    golden = HERE / "golden" / f"{name}.yaml"
+    if os.environ.get("BATON_GOLDEN"):
+        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True))
+    assert documents == list(yaml.safe_load_all(golden.read_text())), "run `make golden` and read the diff"
+
+
+@pytest.fixture(scope="module")
+def on_spot_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The compiled file of a recipe that asks for everything a pod can ask for."""
+    settings = {
+        "resources.gpus": "2",
+        "resources.cpu": "8",
+        "resources.memory": "64Gi",
+        "resources.shm": "16Gi",
+        "resources.secret": "s3-keys",
+        "resources.image": "registry.example/baton-python:abc123",
+        "resources.node_selector": "{pool: spot}",
+        "resources.tolerations": "[{key: spot, operator: Equal, value: 'true', effect: NoSchedule}]",
+        "resources.labels": "{team: nlp}",
+        "resources.env": "{AWS_ENDPOINT_URL: 'http://s3:9000'}",
+        "resources.retries": "5",
+        "chunks.count": "3",
+    }
+    target = tmp_path_factory.mktemp("spot") / "pipeline.yaml"
+    return _compile(GOLDEN["quickstart"], target, *(w for k, v in settings.items() for w in ("--set", f"{k}={v}")))
+
+
+def _executors(documents: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns task name → (container, Kubernetes settings)."""
+    pipeline, platform = documents
+    containers = pipeline["deploymentSpec"]["executors"]
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = {
+        name: pipeline["components"][task["componentRef"]["name"]]["executorLabel"]
+        for name, task in pipeline["root"]["dag"]["tasks"].items()
+    }
+    return {name: (containers[label]["container"], settings.get(label, {})) for name, label in labels.items()}
+
+
+COMPUTE = {"train-chunk", "train-chunk-2", "train-chunk-3", "evaluate"}
+
+
+def test_accelerators_are_asked_for_by_the_pods_that_run_the_model_alone(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, (container, settings) in _executors(on_spot_gpus).items():
+        accelerator = container.get("resources", {}).get("accelerator")
+        assert (accelerator is not None) == (name in COMPUTE), name
+        assert ("nodeSelector" in settings) == (name in COMPUTE), name
+        assert ("tolerations" in settings) == (name in COMPUTE), name
+        if name in COMPUTE:
+            assert accelerator == {
+                "count": "2", "resourceCount": "2", "resourceType": "nvidia.com/gpu", "type": "nvidia.com/gpu",
+            }  # fmt: skip
+            assert container["resources"]["resourceMemoryLimit"] == "64Gi"
+            assert settings["nodeSelector"]["labels"] == {"pool": "spot"}
+            assert settings["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+
+
+def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for container, settings in _executors(on_spot_gpus).values():
+        assert container["image"] == "registry.example/baton-python:abc123"
+        assert settings["podMetadata"]["labels"]["team"] == "nlp"
+        (secret,) = settings["secretAsEnv"]
+        assert secret["secretName"] == "s3-keys"
+        assert {"name": "AWS_ENDPOINT_URL", "value": "http://s3:9000"} in container["env"]
+
+
+def test_chunks_are_retried_for_a_day_and_stages_are_never_cached(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
+        assert task.get("cachingOptions", {}).get("enableCache") in (None, False), name
+        if name.startswith("train-chunk"):
+            assert task["retryPolicy"]["maxRetryCount"] == 5
+            assert task["retryPolicy"]["backoffMaxDuration"] == "86400s"
+        else:
+            assert "retryPolicy" not in task
+
+
+def test_chunks_wait_for_each_other_and_checkpoints_are_not_in_their_way(on_spot_gpus: list[dict[str, Any]]) -> None:
+    tasks = on_spot_gpus[0]["root"]["dag"]["tasks"]
+    assert set(tasks["train-chunk"]["dependentTasks"]) == {"data-split", "tokenize"}
+    assert set(tasks["train-chunk-2"]["dependentTasks"]) == {"data-split", "train-chunk"}
+    assert set(tasks["train-chunk-3"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
+    assert set(tasks["checkpoint-2"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
+
+
+def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]]) -> None:
+    parameters = on_spot_gpus[0]["root"]["inputDefinitions"]["parameters"]
+    assert set(parameters) == {"run_name", "store", "source", "learning_rate", "epochs", "max_steps"}
+    assert all(parameter["description"] for parameter in parameters.values())
+    assert all("defaultValue" in parameter for parameter in parameters.values())
+
+
+def test_a_hundred_chunks_compile_and_one_more_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "hundred.yaml"
+    documents = _compile(GOLDEN["quickstart"], target, "--chunks", "100")
+    chunks = [name for name in documents[0]["root"]["dag"]["tasks"] if name.startswith("train-chunk")]
+    assert len(chunks) == 100
+    command = [BATON, "compile", str(GOLDEN["quickstart"]), "-o", str(target), "--chunks", "101"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "chunks.count" in done.stderr
+    assert "100" in done.stderr
+
+
+def test_the_pipeline_does_not_import_the_training_stack() -> None:
+    code = "import sys, pipelines.finetune; print([m for m in ('torch', 'transformers', 'mlflow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

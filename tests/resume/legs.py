@@ -1,0 +1,191 @@
+"""Stages as processes: forked from a server that has imported torch and TRL, and has done nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from components.shared import events, recipe_file
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["components.train_chunk.methods.sft", "components.tokenize.bpe", "datasets"])
+
+
+def leg(function: Callable[..., None], *arguments: Any) -> tuple[int, str]:
+    """Runs a function in a process of its own and returns its exit code and what it printed."""
+    reader, writer = os.pipe()
+    process = _context.Process(target=_redirected, args=(_DupFd(writer), _credentials(), function, arguments))
+    process.start()
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as output:
+        printed = output.read()
+    process.join()
+    return int(process.exitcode or 0), printed
+
+
+def _DupFd(descriptor: int) -> Any:  # noqa: N802
+    from multiprocessing.reduction import DupFd
+
+    return DupFd(descriptor)
+
+
+def _credentials() -> dict[str, str]:
+    """The forked processes have the environment of the server they are forked from, which is older."""
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+
+def _redirected(
+    output: Any, environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment)
+    descriptor = output.detach()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    try:
+        with events.stage(function.__name__):
+            function(*arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def split_and_tokenize(recipe_json: str, name: str) -> None:
+    from components.data_split.split import split_data
+    from components.tokenize.tokenization import tokenize_run
+
+    tokenize_run(split_data(recipe_json, name, {})["run_uri"])
+
+
+def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
+    from components.train_chunk.chunk import Chunk
+
+    if kill_at:
+        _kill_at(kill_at)
+    Chunk(run_uri, index, leave_out).bring()
+
+
+def verify_chunk(run_uri: str, index: int) -> None:
+    from components.checkpoint.promote import promote
+
+    promote(run_uri, index)
+
+
+def _kill_at(moment: str) -> None:
+    """Kills this process, as a node's end would.
+
+    Args:
+        moment: `writing:2` and `sending:2` stand for the second file that is written to staging or sent
+            to the store, with half of it there; `phase:save` or `step:3` for what the chunk tells.
+    """
+    kind, _, value = moment.partition(":")
+    if kind == "writing":
+        torch = importlib.import_module("torch")
+        torch.save = _dying(torch.save, int(value))
+    elif kind == "sending":
+        Storage.upload = _dying(Storage.upload, int(value))
+    told = events.emit
+
+    def emit(event: str, **fields: Any) -> None:
+        told(event, **fields)
+        if event == kind and value in (str(fields.get("phase")), str(fields.get("step"))):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    events.emit = emit
+
+
+def _dying(function: Callable[..., Any], nth: int) -> Callable[..., Any]:
+    calls = itertools.count(1)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        result = function(*arguments, **options)
+        if next(calls) == nth:
+            target = next(x for x in arguments[::-1] if isinstance(x, str))
+            target = arguments[0].key(target) if isinstance(arguments[0], Storage) else target
+            os.truncate(target, os.path.getsize(target) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return wrapped
+
+
+def make_base(folder: str) -> None:
+    """Saves a tiny Llama with random weights and a tokenizer, as a base model to adapt."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from components.shared.recipe import TrainTokenizer
+    from components.tokenize import bpe
+
+    text = Path(folder) / "text.jsonl"
+    text.parent.mkdir(parents=True)
+    text.write_text('{"text": "the quick brown fox jumps over the lazy dog and returns the value of the file"}\n' * 3)
+    tokenizer = bpe.train(str(text), TrainTokenizer(vocab_size=320), 64)
+    text.unlink()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def prepare(recipe: Recipe, name: str) -> Run:
+    """Runs split and tokenize of a run."""
+    code, printed = leg(split_and_tokenize, recipe_file.dumps(recipe), name)
+    assert code == 0, printed
+    return Run(Storage(recipe.store), name)
+
+
+def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:
+    """Runs all chunks of a run, each in a process of its own."""
+    for index in range(1, len(run.plan().targets) + 1):
+        code, printed = leg(chunk, run.uri, index, leave_out)
+        assert code == 0, printed
+
+
+def final(run: Run) -> Manifest:
+    """Returns the manifest of the run's last step."""
+    manifest = CheckpointStore(run).manifest(run.plan().num_steps)
+    assert manifest is not None
+    return manifest
+
+
+def losses(run: Run) -> list[tuple[int, float]]:
+    """Returns the logged losses of a run, by step."""
+    step = run.plan().num_steps
+    history = CheckpointStore(run).history(step, final(run))
+    return [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+
+
+def changed(recipe: Recipe, **values: Any) -> Recipe:
+    """Returns a recipe with values changed by dotted path, `__` for the dot."""
+    document = recipe.model_dump(mode="json")
+    for path, value in values.items():
+        *sections, key = path.split("__")
+        node = document
+        for section in sections:
+            node = node[section]
+        node[key] = value
+    return recipe_file.validate(document, origin="test")

@@ -1,0 +1,51 @@
+"""N chunks in N processes give the same bits as one uninterrupted run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+
+@pytest.mark.parametrize("count", [2, 5, 7])
+@pytest.mark.parametrize("name", ["scratch", "lora"])
+def test_chunks_end_on_the_bits_of_one_run(
+    name: str, count: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes[name], chunks__count=count), f"{name}-{count}")
+    legs.train(run)
+    assert run.plan().num_steps == 15
+    assert run.plan().steps_per_epoch == 5
+    assert legs.losses(run) == legs.losses(undisturbed[name])
+    assert legs.final(run).meta["state"] == legs.final(undisturbed[name]).meta["state"]
+    assert legs.final(run).meta["restored"]["step"] == run.plan().targets[-2] or name == "lora"
+    assert set(legs.final(run).meta["restored"]["checked"].values()) == {"match", "absent"}
+
+
+@pytest.mark.parametrize("name", ["scratch", "lora"])
+def test_without_the_random_state_the_bits_differ(
+    name: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes[name], chunks__count=3), f"{name}-no-rng")
+    legs.train(run, leave_out=("rng",))
+    assert legs.final(run).meta["restored"]["checked"]["rng"] == "left out"
+    assert legs.losses(run) != legs.losses(undisturbed[name])
+    assert legs.final(run).meta["state"]["weights"] != legs.final(undisturbed[name]).meta["state"]["weights"]
+
+
+def test_saving_inside_a_chunk_changes_nothing(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=1), "scratch-every-step")
+    legs.train(run)
+    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+
+
+def test_threads_of_the_first_chunk_hold_for_the_run(recipes: dict[str, Recipe], legs: Any) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, training__threads=2), "scratch-threads")
+    legs.train(run)
+    assert legs.final(run).meta["fingerprint"]["threads"] == 2
+    assert legs.final(run).meta["restored"]["level"] == "bitwise"

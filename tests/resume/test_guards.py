@@ -1,0 +1,150 @@
+"""What must not be continued is not: damage, another run's state, another model, a late writer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+
+@pytest.fixture
+def halfway(recipes: dict[str, Recipe], legs: Any, request: pytest.FixtureRequest) -> Run:
+    """A run of three chunks of which two are done: checkpoints at 4, 5, 8 and 10."""
+    name = "halfway-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+    run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), name)
+    for index in (1, 2):
+        assert legs.leg(legs.chunk, run.uri, index)[0] == 0
+    assert CheckpointStore(run).steps() == [4, 5, 8, 10]
+    return run
+
+
+def _folder(run: Run, step: int) -> Path:
+    store = CheckpointStore(run)
+    manifest = store.manifest(step)
+    assert manifest
+    return Path(store.uri(step, manifest))
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped-bit-in-weights": lambda folder: _flip(folder / "adapter_model.safetensors"),
+    "truncated-optimizer": lambda folder: os.truncate(folder / "optimizer.pt", 100),
+    "missing-random-state": lambda folder: (folder / "rng_state.pth").unlink(),
+    "swapped-scheduler": lambda folder: (folder / "scheduler.pt").write_bytes((folder / "rng_state.pth").read_bytes()),
+    "manifest-not-json": lambda folder: (folder.parent / "manifest.json").write_text("{"),
+    "manifest-leaves-its-folder": lambda folder: _replace_in_manifest(folder, "optimizer.pt", "../../../x"),
+    "manifest-of-another-run": lambda folder: _replace_in_manifest(folder, '"run": "', '"run": "another-'),
+}
+
+
+def _replace_in_manifest(folder: Path, old: str, new: str) -> None:
+    path = folder.parent / "manifest.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(
+    damage: Any, halfway: Run, undisturbed: dict[str, Run], legs: Any
+) -> None:
+    damage(_folder(halfway, 10))
+    code, printed = legs.leg(legs.chunk, halfway.uri, 3)
+    assert code == 0, printed
+    restored = legs.final(halfway).meta["restored"]
+    assert restored["step"] == 8
+    assert len(restored["skipped"]) == 1
+    assert "step-00000010" in restored["skipped"][0]
+    assert legs.final(halfway).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+
+
+def test_state_that_differs_from_what_was_saved_stops_the_chunk(halfway: Run, legs: Any) -> None:
+    """The bytes are as committed, yet not what the digest of the state in memory says."""
+    path = _folder(halfway, 10).parent / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["meta"]["state"]["optimizer"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    code, printed = legs.leg(legs.chunk, halfway.uri, 3)
+    assert code == 1
+    assert "optimizer in memory differ from what was saved" in printed
+    assert CheckpointStore(halfway).steps()[-1] == 10
+
+
+def test_a_chunk_already_committed_returns_without_training(halfway: Run, legs: Any) -> None:
+    code, printed = legs.leg(legs.chunk, halfway.uri, 1)
+    assert code == 0
+    assert "already_done" in printed
+    assert "phase=import" not in printed
+
+
+def test_a_chunk_whose_predecessor_never_ran_trains_to_its_own_target(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), "out-of-order")
+    code, printed = legs.leg(legs.chunk, run.uri, 3)
+    assert code == 0, printed
+    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+
+
+def test_another_base_model_under_the_same_path_is_refused(halfway: Run, base_model: str, legs: Any) -> None:
+    weights = Path(base_model) / "model.safetensors"
+    before = weights.read_bytes()
+    _flip(weights)
+    try:
+        code, printed = legs.leg(legs.chunk, halfway.uri, 3)
+    finally:
+        weights.write_bytes(before)
+    assert code == 1
+    assert "is not the model that this run began with" in printed
+
+
+def test_other_hardware_is_refused_where_the_recipe_says_bitwise(legs: Any, halfway: Run) -> None:
+    recipe_path = Path(halfway.uri) / "recipe.json"
+    _replace_in_manifest(_folder(halfway, 10), '"torch": "2', '"torch": "1')
+    for exactness, expected in (("bitwise", 1), ("consistent", 0)):
+        document = json.loads(recipe_path.read_text())
+        document["recipe"]["chunks"]["exactness"] = exactness
+        recipe_path.write_text(json.dumps(document))
+        code, printed = legs.leg(legs.chunk, halfway.uri, 3)
+        assert code == expected, printed
+        assert "torch: 1" in printed
+    assert legs.final(halfway).meta["restored"]["level"] == "consistent"
+
+
+def test_one_more_row_is_another_run(halfway: Run, legs: Any) -> None:
+    recipe = legs.changed(halfway.recipe(), data__max_samples=46)
+    code, printed = legs.leg(legs.split_and_tokenize, legs.recipe_file.dumps(recipe), halfway.name)
+    assert code == 2
+    assert "data.max_samples: 45 → 46" in printed
+
+
+@pytest.mark.parametrize(
+    "damage", [DAMAGE["flipped-bit-in-weights"], DAMAGE["manifest-not-json"]], ids=["file", "json"]
+)
+def test_a_damaged_last_checkpoint_is_made_anew(
+    damage: Any, halfway: Run, undisturbed: dict[str, Run], legs: Any
+) -> None:
+    damage(_folder(halfway, 10))
+    code, printed = legs.leg(legs.verify_chunk, halfway.uri, 2)
+    assert code == 1
+    assert "is damaged" in printed or "is not a manifest" in printed
+    code, printed = legs.leg(legs.chunk, halfway.uri, 2)
+    assert code == 0, printed
+    assert "already_done" not in printed
+    assert legs.leg(legs.verify_chunk, halfway.uri, 2)[0] == 0
+    assert legs.leg(legs.chunk, halfway.uri, 3)[0] == 0
+    assert legs.final(halfway).meta["restored"]["step"] == 10
+    assert legs.final(halfway).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]

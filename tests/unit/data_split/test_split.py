@@ -1,0 +1,206 @@
+"""The split: each row on one side for good, none lost, what is broken kept."""
+
+import json
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.data_split.split import split_data
+from components.shared import bundles, recipe_file
+from components.shared.errors import UserError
+from components.shared.storage import Storage
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    """Write rows as JSON lines; bytes as they are."""
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return str(path)
+
+
+def split(store: str, source: str, name: str = "run-1", *, seed: int = 7, **data: Any) -> dict[str, Any]:
+    """Split a source into a store."""
+    recipe = {
+        "name": "tiny",
+        "seed": seed,
+        "store": store,
+        "model": {"base": "org/model"},
+        "data": {"source": source, **data},
+        "tracking": {"mlflow": None},
+    }
+    return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
+
+
+def sides(store: str, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Read both sides of a split back."""
+    storage, prefix = Storage(store), f"data/{found['digest']}/split"
+    manifest = bundles.read_manifest(storage, prefix)
+    assert manifest is not None
+    assert bundles.verify(storage, prefix, manifest) == []
+    return {
+        side: [json.loads(line) for line in storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines()]
+        for side in ("train", "eval")
+    }
+
+
+def rejected(store: str, name: str = "run-1") -> list[dict[str, Any]]:
+    """Read the rows that were kept as rejected."""
+    return [json.loads(line) for line in Storage(store).read(f"runs/{name}/rejected.jsonl").splitlines()]
+
+
+ROWS = [{"text": f"row {number}"} for number in range(300)]
+BROKEN = [b'{"text": ', b'{"text": "\xff"}', {"body": "x"}]
+
+
+def test_broken_rows_below_the_limit(store: str, tmp_path: Path):
+    source = write(tmp_path / "rows.jsonl", [*ROWS[:150], *BROKEN, *ROWS[150:]])
+
+    found = split(store, source, max_rejected=0.01)
+
+    assert {key: found[key] for key in ("format", "rows", "rejected")} == {"format": "text", "rows": 300, "rejected": 3}
+    assert found["train"] + found["eval"] == 300
+    assert [(row["line"], row["reason"], row["raw"]) for row in rejected(store)] == [
+        (151, "broken JSON: Expecting value: line 1 column 10 (char 9)", '{"text": '),
+        (152, "not UTF-8 at byte 10", '{"text": "\\xff"}'),
+        (153, "column 'text' is missing", '{"body": "x"}'),
+    ]
+    assert {row["file"] for row in rejected(store)} == {source}
+    assert found["rejected_uri"] == f"{store}/runs/run-1/rejected.jsonl"
+
+
+def test_broken_rows_above_the_limit(store: str, tmp_path: Path):
+    source = write(tmp_path / "rows.jsonl", [*BROKEN, *ROWS])
+
+    with pytest.raises(UserError) as caught:
+        split(store, source, max_rejected=0.009)
+
+    assert str(caught.value) == (
+        "3 of 303 rows are unusable, above data.max_rejected 0.009; the first is rows.jsonl line 1: "
+        "broken JSON: Expecting value: line 1 column 10 (char 9). "
+        f"They are kept with their reasons in {store}/runs/run-1/rejected.jsonl. "
+        "Mend the data or raise data.max_rejected."
+    )
+    assert [row["line"] for row in rejected(store)] == [1, 2, 3]
+    assert not Storage(store).exists("runs/run-1/data.json")
+
+
+def test_a_file_that_begins_with_broken_rows(tmp_path: Path):
+    rows = [{"prompt": f"p{number}", "completion": "c"} for number in range(200)]
+    source = write(tmp_path / "rows.jsonl", [*([b"{"] * 25), *rows])
+
+    found = split(str(tmp_path / "store"), source, max_rejected=0.2)
+
+    assert (found["format"], found["rows"], found["rejected"]) == ("prompt-completion", 200, 25)
+
+
+def test_rows_nested_as_deep_as_the_parser_goes(tmp_path: Path):
+    deep = [b'{"text": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(880, 1010)]
+    source = write(tmp_path / "rows.jsonl", [*deep, *ROWS])
+
+    found = split(str(tmp_path / "store"), source, max_rejected=0.5)
+
+    assert (found["rows"], found["rejected"]) == (300, 130)
+    assert len(rejected(str(tmp_path / "store"))) == 130
+
+
+EMPTY = {
+    "no byte": (b"", "holds no rows."),
+    "blank lines": (b"\n \n", "holds no rows."),
+    "nothing usable": (b"[]\n{}\n", "2 of 2 rows are unusable"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), EMPTY.values(), ids=EMPTY)
+def test_no_rows(content: bytes, message: str, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+
+    with pytest.raises(UserError) as caught:
+        split(str(tmp_path / "store"), str(tmp_path / "rows.jsonl"))
+
+    assert message in str(caught.value)
+
+
+def test_one_row_cannot_be_on_both_sides(tmp_path: Path):
+    with pytest.raises(UserError) as caught:
+        split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", ROWS[:1]))
+
+    assert "data.eval_fraction 0.1 leaves no eval rows of 1." in str(caught.value)
+
+
+def test_max_samples(tmp_path: Path):
+    store = str(tmp_path / "store")
+
+    found = split(store, write(tmp_path / "rows.jsonl", ROWS), max_samples=100, eval_fraction=0.5)
+
+    texts = {row["text"] for side in sides(store, found).values() for row in side}
+    assert texts == {f"row {number}" for number in range(100)}
+
+
+def test_the_same_data_elsewhere_is_the_same_split(store: str, tmp_path: Path):
+    first = split(store, write(tmp_path / "a.jsonl", ROWS))
+    second = split(store, write(tmp_path / "b.jsonl", ROWS), "run-2")
+    other = split(store, write(tmp_path / "b.jsonl", ROWS), "run-3", eval_fraction=0.2)
+
+    assert first["digest"] == second["digest"] != other["digest"]
+
+
+def test_the_share_held_out(tmp_path: Path):
+    rows = [{"text": f"row {number}"} for number in range(5000)]
+
+    found = split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", rows), eval_fraction=0.1)
+
+    assert 400 <= found["eval"] <= 600
+
+
+GOOD = st.builds(lambda text: {"text": f"t{text}"}, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+BAD = st.sampled_from([b"{", b"[]", b"\xff", b'{"text": 1}', b'{"text": " "}', b'{"text": "\\ud800"}', b'{"b": "x"}'])
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(st.one_of(GOOD, BAD), max_size=30))
+def test_no_row_is_lost_or_doubled(rows: list[Any]):
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(Path(folder, "rows.jsonl"), [{"text": "anchor"}, *ROWS, *rows])
+        found = split(f"{folder}/store", source, max_rejected=1)
+        by_side = sides(f"{folder}/store", found)
+        refused = rejected(f"{folder}/store") if found["rejected"] else []
+
+    good = [row["text"] for row in rows if isinstance(row, dict)]
+    came_out = [row["text"] for side in by_side.values() for row in side]
+    assert Counter(came_out) == Counter(["anchor", *(row["text"] for row in ROWS), *good])
+    assert [row["line"] for row in refused] == [
+        number for number, row in enumerate(rows, 302) if isinstance(row, bytes)
+    ]
+    assert (found["train"], found["eval"]) == (len(by_side["train"]), len(by_side["eval"]))
+    assert found["train"] + found["eval"] + found["rejected"] == 301 + len(rows)
+
+
+@settings(max_examples=20)
+@given(more=st.lists(GOOD, max_size=30), order=st.randoms(use_true_random=False), seed=st.integers(0, 2**32 - 1))
+def test_growing_and_shuffling_move_no_row(more: list[dict[str, str]], order: random.Random, seed: int):
+    shuffled = [*ROWS, *more]
+    order.shuffle(shuffled)
+    with tempfile.TemporaryDirectory() as folder:
+        before = split(f"{folder}/a", write(Path(folder, "a.jsonl"), ROWS), seed=seed)
+        after = split(f"{folder}/b", write(Path(folder, "b.jsonl"), shuffled), seed=seed)
+        was, now = sides(f"{folder}/a", before), sides(f"{folder}/b", after)
+
+    for side in ("train", "eval"):
+        assert {row["text"] for row in was[side]} <= {row["text"] for row in now[side]}
+    assert not {row["text"] for row in now["train"]} & {row["text"] for row in now["eval"]}
+
+
+def test_another_seed_moves_rows(tmp_path: Path):
+    source, store = write(tmp_path / "rows.jsonl", ROWS), str(tmp_path / "store")
+
+    held_out = [
+        {row["text"] for row in sides(store, split(store, source, f"run-{seed}", seed=seed))["eval"]} for seed in (1, 2)
+    ]
+
+    assert held_out[0] != held_out[1]

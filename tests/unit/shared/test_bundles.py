@@ -1,0 +1,226 @@
+"""Bundles: what is committed stands, what is not is not seen, and damage has a name."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.shared import bundles
+from components.shared.bundles import Manifest
+from components.shared.errors import DamagedError
+from components.shared.storage import Storage
+
+FILES = {"weights.bin": b"\x00\x01" * 500, "a/b/deep.json": b"{}", "empty": b"", "a/ünï code.txt": b"x"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A local folder with files at several depths."""
+    for name, content in FILES.items():
+        path = tmp_path / "bundle" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(tmp_path / "bundle")
+
+
+def publish(storage: Storage, folder: str, **options: Any) -> tuple[Manifest, bool]:
+    """Publish a folder under `p/q`."""
+    return bundles.publish(storage, "p/q", folder, kind="test", **{"meta": {"step": 3}, **options})
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """Read all files below a folder."""
+    root = Path(folder)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_round_trip(store: str, folder: str, tmp_path: Path):
+    storage = Storage(store)
+    published, ours = publish(storage, folder)
+    manifest = bundles.read_manifest(storage, "p/q")
+
+    assert ours
+    assert manifest == published
+    assert (manifest.kind, manifest.meta, manifest.bytes) == ("test", {"step": 3}, 1003)
+    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
+    assert bundles.verify(storage, "p/q", manifest) == []
+
+
+def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
+    storage, seen = Storage(store), []
+
+    publish(storage, folder, before_commit=lambda: seen.append(bundles.read_manifest(storage, "p/q")))
+
+    assert seen == [None]
+    assert bundles.read_manifest(storage, "p/q") is not None
+
+
+def test_a_writer_that_dies_before_the_manifest_leaves_the_place_free(store: str, folder: str, tmp_path: Path):
+    storage = Storage(store)
+
+    def die() -> None:
+        raise SystemExit(137)
+
+    with pytest.raises(SystemExit):
+        publish(storage, folder, before_commit=die)
+    assert bundles.read_manifest(storage, "p/q") is None
+    manifest, ours = publish(storage, folder)
+
+    assert ours
+    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
+
+
+def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path: Path):
+    storage, other = Storage(store), tmp_path / "other"
+    other.mkdir()
+    (other / "weights.bin").write_bytes(b"other")
+    first: list[tuple[Manifest, bool]] = []
+
+    def be_overtaken() -> None:
+        first.append(publish(storage, folder))
+
+    standing, ours = publish(storage, str(other), meta={"step": 4}, before_commit=be_overtaken)
+
+    assert first[0][1]
+    assert not ours
+    assert standing == first[0][0] == bundles.read_manifest(storage, "p/q")
+    assert bundles.verify(storage, "p/q", standing) == []
+    assert contents(bundles.fetch(storage, "p/q", standing, str(tmp_path / "back"))) == FILES
+
+
+class LostAnswer(Storage):
+    """A store whose first answer to a put-if-absent is lost, so that the client tries again."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create twice, as a client does that got no answer."""
+        super().create(path, data)
+        return super().create(path, data)
+
+
+def test_a_writer_whose_answer_was_lost_still_won(store: str, folder: str):
+    manifest, ours = publish(LostAnswer(store), folder)
+
+    assert ours
+    assert bundles.read_manifest(Storage(store), "p/q") == manifest
+
+
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
+    "truncated": (lambda content: content[:-1], "weights.bin: SHA-256 is "),
+    "grown": (lambda content: content + b"\0", "weights.bin: SHA-256 is "),
+    "one bit": (lambda content: bytes([content[0] ^ 1]) + content[1:], "weights.bin: SHA-256 is "),
+    "missing": (lambda content: None, "weights.bin: missing"),
+}
+
+
+@pytest.mark.parametrize(("damage", "expected"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_found(damage: Any, expected: str, store: str, folder: str, tmp_path: Path):
+    storage = Storage(store)
+    manifest, _ = publish(storage, folder)
+    path = manifest.path("p/q", "weights.bin")
+    if (content := damage(FILES["weights.bin"])) is None:
+        storage.fs.rm_file(storage.key(path))
+    else:
+        storage.write(path, content)
+
+    with pytest.raises(DamagedError) as caught:
+        bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))
+    problems = bundles.verify(storage, "p/q", manifest)
+
+    assert f"{store}/p/q is damaged: {expected}" in str(caught.value)
+    assert len(problems) == 1
+    assert problems[0].startswith(expected)
+
+
+def test_all_damage_is_named(store: str, folder: str):
+    storage = Storage(store)
+    manifest, _ = publish(storage, folder)
+    for name in ("weights.bin", "a/b/deep.json"):
+        storage.write(manifest.path("p/q", name), b"other")
+
+    assert [line.split(":")[0] for line in bundles.verify(storage, "p/q", manifest)] == ["a/b/deep.json", "weights.bin"]
+
+
+GOOD = {
+    "version": 1,
+    "kind": "test",
+    "folder": "0123456789ab",
+    "files": {"a": {"size": 1, "sha256": "0" * 64}},
+    "meta": {},
+}
+ENTRY = {"size": 1, "sha256": "0" * 64}
+BAD: dict[str, bytes] = {
+    "not JSON": b"{",
+    "empty": b"",
+    "not UTF-8": b"\xff\xfe\xff",
+    "a list": b"[]",
+    "a number": b"7",
+    **{f"no {key}": json.dumps({k: v for k, v in GOOD.items() if k != key}).encode() for key in GOOD if key != "meta"},
+    **{
+        name: json.dumps({**GOOD, **changes}).encode()
+        for name, changes in {
+            "another version": {"version": 2},
+            "unknown key": {"extra": 1},
+            "parent": {"files": {"../../x": ENTRY}},
+            "parent inside": {"files": {"a/../../x": ENTRY}},
+            "absolute": {"files": {"/etc/passwd": ENTRY}},
+            "backslash": {"files": {"a\\..\\x": ENTRY}},
+            "NUL": {"files": {"a\0": ENTRY}},
+            "no name": {"files": {"": ENTRY}},
+            "a dot": {"files": {".": ENTRY}},
+            "folder above": {"folder": ".."},
+            "absolute folder": {"folder": "/etc"},
+            "folder of no name": {"folder": ""},
+            "folder is a number": {"folder": 3},
+            "files are a list": {"files": ["a"]},
+            "entry is a number": {"files": {"a": 1}},
+            "no size": {"files": {"a": {"sha256": "0" * 64}}},
+            "size in words": {"files": {"a": {"size": "1", "sha256": "0" * 64}}},
+            "short hash": {"files": {"a": {"size": 1, "sha256": "0"}}},
+            "meta is a list": {"meta": []},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_a_manifest_that_is_none(content: bytes, store: str):
+    storage = Storage(store)
+    storage.write("p/q/manifest.json", content)
+
+    with pytest.raises(DamagedError) as caught:
+        bundles.read_manifest(storage, "p/q")
+
+    assert str(caught.value).startswith(f"{store}/p/q/manifest.json is not a manifest of version 1: ")
+    assert caught.value.exit_code == 1
+
+
+def test_the_manifest_the_bad_ones_derive_from_is_good(store: str):
+    storage = Storage(store)
+    storage.write("p/q/manifest.json", json.dumps(GOOD).encode())
+
+    manifest = bundles.read_manifest(storage, "p/q")
+
+    assert manifest is not None
+    assert manifest.path("p/q", "a") == "p/q/0123456789ab/a"
+
+
+@given(name=st.lists(st.sampled_from(["..", ".", "/", "a", "\\", "b.c", " ", "~", "\0"]), max_size=6).map("".join))
+def test_a_name_that_is_read_stays_in_its_folder(name: str, tmp_path_factory: pytest.TempPathFactory):
+    root = tmp_path_factory.getbasetemp() / "names"
+    storage = Storage(str(root))
+    storage.write("p/manifest.json", json.dumps({**GOOD, "files": {name: ENTRY}}).encode())
+    folder = f"{root}/p/{GOOD['folder']}"
+    escapes = name.startswith("/") or "\\" in name or "\0" in name or ".." in PurePosixPath(name).parts
+    try:
+        manifest = bundles.read_manifest(storage, "p")
+    except DamagedError:
+        assert escapes or PurePosixPath(name).parts == ()
+        return
+    assert manifest is not None
+    assert not escapes
+    assert os.path.normpath(storage.key(manifest.path("p", name))).startswith(f"{folder}/")

@@ -1,0 +1,193 @@
+"""Recipe files: YAML in, overrides by dotted path, and the JSON that pods are given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from pipelines import prepare
+
+EXAMPLE = """
+name: gsm8k-lora
+seed: 7
+store: s3://baton
+model: {base: Qwen/Qwen3-0.6B}
+data:
+  source: gsm8k_train.jsonl
+  columns: {prompt: question, completion: answer}
+  eval_fraction: 0.1
+  max_length: 512
+adapter: {type: lora, r: 16, alpha: 32, dropout: 0.05}
+training:
+  method: sft
+  batch_size: 16
+  micro_batch_size: 4
+  epochs: 2
+  learning_rate: 2.0e-4
+  lr_scheduler: cosine
+chunks: {count: 8, checkpoint_every: 5m}
+evaluation: {samples: 8}
+export: {format: safetensors, merge_adapter: true}
+resources: {accelerator: nvidia.com/gpu, gpus: 1, memory: 64Gi}
+tracking: {mlflow: "sqlite:///mlflow.db"}
+"""
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> str:
+    """Path of the example recipe."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(EXAMPLE, encoding="utf-8")
+    return str(path)
+
+
+def test_the_example_loads(example: str):
+    recipe = recipe_file.load(example)
+
+    assert (recipe.name, recipe.seed, recipe.store) == ("gsm8k-lora", 7, "s3://baton")
+    assert (recipe.model.base, recipe.model.from_scratch) == ("Qwen/Qwen3-0.6B", None)
+    assert recipe.data.source == ["gsm8k_train.jsonl"]
+    assert recipe.data.columns == {"prompt": "question", "completion": "answer"}
+    assert recipe.adapter is not None
+    assert (recipe.adapter.r, recipe.adapter.alpha, recipe.adapter.dropout) == (16, 32, 0.05)
+    assert (recipe.training.accumulation, recipe.training.epochs) == (4, 2)
+    assert (recipe.training.learning_rate, recipe.training.lr_scheduler) == (0.0002, "cosine")
+    assert (recipe.chunks.count, recipe.chunks.every_seconds) == (8, 300)
+    assert (recipe.resources.gpus, recipe.resources.memory) == (1, "64Gi")
+
+
+SET = {
+    "float": ("training.learning_rate=1e-4", "training.learning_rate", 0.0001),
+    "integer": ("chunks.count=4", "chunks.count", 4),
+    "boolean": ("export.merge_adapter=false", "export.merge_adapter", False),
+    "null": ("tracking.mlflow=null", "tracking.mlflow", None),
+    "nothing": ("adapter=", "adapter", None),
+    "list": ("data.source=[a.csv, b.csv]", "data.source", ["a.csv", "b.csv"]),
+    "mapping": ("data.columns={prompt: q}", "data.columns", {"prompt": "q"}),
+    "quoted": ("name='1'", "name", "1"),
+    "equals sign": ("tracking.mlflow=http://h/?a=b", "tracking.mlflow", "http://h/?a=b"),
+    "new section": ("evaluation.every=10", "evaluation.every", 10),
+    "new mapping": ("resources.node_selector.zone=a", "resources.node_selector", {"zone": "a"}),
+}
+
+
+@pytest.mark.parametrize(("override", "path", "expected"), SET.values(), ids=SET)
+def test_set(override: str, path: str, expected: Any, example: str):
+    value: Any = recipe_file.load(example, [override]).model_dump()
+    for key in path.split("."):
+        value = value[key]
+
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "+1e-4", "1.e-4", "1.0e-4", "0.0001"])
+def test_a_number_is_one_where_any_type_goes(text: str, scratch_recipe: dict[str, Any], tmp_path: Path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(scratch_recipe), encoding="utf-8")
+
+    recipe = recipe_file.load(str(path), [f"model.from_scratch.config.rms_norm_eps={text}"])
+
+    assert recipe.model.from_scratch is not None
+    assert recipe.model.from_scratch.config == {"rms_norm_eps": 0.0001}
+
+
+def test_overrides_apply_in_order(example: str):
+    assert recipe_file.load(example, ["chunks.count=2", "chunks={count: 3}", "seed=1", "seed=2"]).chunks.count == 3
+
+
+MALFORMED = {
+    "no value": ("training.epochs", "is not dotted.path=value"),
+    "no path": ("=3", "is not dotted.path=value"),
+    "hole in the path": ("training..epochs=3", "is not dotted.path=value"),
+    "not YAML": ("data.source=[a", "the value is not YAML; quote it."),
+    "below a value": ("name.first=x", "'name' is a value, it has no keys below it."),
+    "unknown key": ("training.epoch=1", "training.epoch: unknown key; did you mean 'epochs'?"),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_override(override: str, message: str, example: str):
+    with pytest.raises(UserError) as caught:
+        recipe_file.load(example, [override])
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("store", ["with: colon", "2024", "a #b", "[x]", "null", "ü"], ids=repr)
+def test_a_store_from_the_command_line_is_taken_as_it_is(store: str, example: str):
+    assert prepare.load(example, store=store).store == store
+
+
+BROKEN = {
+    "empty": (b"", "holds a NoneType, expected keys and values"),
+    "list": (b"- a\n", "holds a list, expected keys and values"),
+    "not YAML": (b"a: [", "is not YAML: while parsing"),
+    "tabs": (b"a:\n\tb: 1", "is not YAML: while scanning"),
+    "not UTF-8": (b"name: \xff", "is not YAML: 'utf-8' codec can't decode"),
+    "object": (b"!!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
+    "number as key": (b"1: 2", "1:"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file(content: bytes, message: str, tmp_path: Path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+
+    with pytest.raises(UserError) as caught:
+        recipe_file.load(str(path))
+
+    assert f"recipe {str(path)!r}" in str(caught.value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", "."], ids=["absent", "folder"])
+def test_no_file(name: str, tmp_path: Path):
+    with pytest.raises(UserError, match=r"is not a file\. Give the path of a YAML recipe"):
+        recipe_file.load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "source", ["/usr/lib/python3.11/x.jsonl", "python3python3", "ü \\u0033 \"'\n", "a.csv"], ids=repr
+)
+def test_dumps_and_loads(source: str, example: str):
+    recipe = recipe_file.load(example)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": [source]})})
+
+    text = recipe_file.dumps(recipe)
+
+    assert "python3" not in text
+    assert recipe_file.loads(text) == recipe
+
+
+def test_to_yaml_loads_again(example: str, tmp_path: Path):
+    recipe = recipe_file.load(example)
+    path = tmp_path / "resolved.yaml"
+    path.write_text(recipe_file.to_yaml(recipe), encoding="utf-8")
+
+    assert recipe_file.load(str(path)) == recipe
+
+
+def test_changed_paths():
+    a = {"seed": 1, "training": {"epochs": 1, "method": "sft"}}
+    b = {"seed": 2, "training": {"epochs": 1, "method": "sft", "threads": 2}}
+
+    assert recipe_file.changed_paths(a, b) == ["seed: 1 → 2", "training.threads: None → 2"]
+
+
+def test_the_schema_describes_every_property():
+    schema = Recipe.model_json_schema()
+    sections = {"Recipe": schema, **schema["$defs"]}
+    described = {
+        f"{section}.{name}": entry.get("description") or sections[entry["$ref"].rpartition("/")[2]]["description"]
+        for section, definition in sections.items()
+        for name, entry in definition["properties"].items()
+    }
+
+    assert len(described) > 80
+    assert [path for path, description in described.items() if len(description) < 10] == []

@@ -1,0 +1,68 @@
+"""Tracking: one MLflow run, metrics from another process, and a server that is away holds nothing up."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from components.shared import recipe_file, tracking
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+RECIPE = {
+    "name": "tracked",
+    "model": {"from_scratch": {}, "tokenizer": {"train": {}}},
+    "data": {"source": "builtin:stdlib-docs"},
+}
+
+
+def _run(tmp_path: Path, uri: str) -> Run:
+    recipe = recipe_file.validate({**RECIPE, "tracking": {"mlflow": uri}}, origin="test")
+    run = Run(Storage(str(tmp_path / "store")), "r")
+    run.create(recipe)
+    tracking.start(run, recipe)
+    return run
+
+
+def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    database = sqlite3.connect(path)
+    for first in (1, 3):
+        with tracking.Tracker(run, system_metrics=first == 1) as tracker:
+            tracker.log({"loss": 9.0 - first}, first)
+            tracker.log({"loss": 8.0 - first}, first + 1)
+            if first == 1:
+                _wait_for(database, "select count(*) from metrics where key like 'system/%'")
+    tracking.finish(run, None)
+    rows = database.execute("select step, value from metrics where key = 'loss' order by step").fetchall()
+    assert rows == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
+    assert database.execute("select name, status from runs").fetchall() == [("r", "FINISHED")]
+    parameters = dict(database.execute("select key, value from params").fetchall())
+    assert parameters["training.method"] == "sft"
+
+
+def _wait_for(database: sqlite3.Connection, query: str) -> None:
+    end = time.monotonic() + 60
+    while not database.execute(query).fetchone()[0]:
+        assert time.monotonic() < end, "no system metrics in a minute"
+        time.sleep(0.5)
+
+
+def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
+    run = _run(tmp_path, "http://127.0.0.1:9")
+    assert run.get("tracking.json") is None
+    with tracking.Tracker(run, system_metrics=False) as tracker:
+        tracker.log({"loss": 1.0}, 1)
+
+
+def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
+    run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    run.put("tracking.json", {"mlflow": "http://127.0.0.1:9", "run_id": "0"})
+    started = time.monotonic()
+    with tracking.Tracker(run, system_metrics=False) as tracker:
+        for step in range(1000):
+            tracker.log({"loss": 1.0}, step)
+        assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
