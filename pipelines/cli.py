@@ -12,7 +12,7 @@ import typer
 
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from components.shared.runs import Run, check_name
 from pipelines import checkpoint_commands, prepare, results
 from pipelines.display import Display, console
 from pipelines.options import (
@@ -98,9 +98,7 @@ def run(
     """
     with reported(output):
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
-        training_run = Run(
-            prepare.check_store(loaded), prepare.check_run_name(run_name or prepare.new_run_name(loaded))
-        )
+        training_run = Run(prepare.check_store(loaded), check_name(run_name or prepare.new_run_name(loaded)))
         training_run.require_same(loaded)
         try:
             _run_pipeline(loaded, training_run)
@@ -163,7 +161,7 @@ def submit(
 
         loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks)
         _warn_about_cluster(loaded)
-        name = prepare.check_run_name(run_name or prepare.new_run_name(loaded))
+        name = check_name(run_name or prepare.new_run_name(loaded))
         token = os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
         with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
             package = os.path.join(folder, f"{loaded.name}.yaml")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,17 +83,6 @@ def for_cluster(recipe: Recipe) -> Recipe:
 def new_run_name(recipe: Recipe) -> str:
     """Returns a name for a new run: the recipe's and the time."""
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
-
-
-def check_run_name(name: str) -> str:
-    """Returns the name if it can be one.
-
-    Raises:
-        UserError: it is not lower-case letters, digits and dashes.
-    """
-    if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
-        raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
-    return name
 
 
 def _local_model(base: str, base_dir: str) -> str | None:

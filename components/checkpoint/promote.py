@@ -9,6 +9,7 @@ from components.shared import bundles, events
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
+from components.shared.proof import proof_part
 from components.shared.runs import Run, now
 
 
@@ -20,7 +21,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any]:
         index: Number of the chunk, from 1.
 
     Returns:
-        The chunk's part of the resume proof, see `proof_part`.
+        The chunk's part of the resume proof, see `components.shared.proof`.
 
     Raises:
         DamagedError: what is in the store is not what was committed.
@@ -39,26 +40,6 @@ def promote(run_uri: str, index: int) -> dict[str, Any]:
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
     events.emit("verified", step=target, bytes=manifest.bytes, digest=manifest.meta["digest"])
     return part
-
-
-def proof_part(store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:
-    """Returns what a checkpoint proves: whose state it continues, what was compared, and on what machine."""
-    meta = manifest.meta
-    return {
-        "step": step,
-        "digest": meta["digest"],
-        "parent_step": meta["parent"]["step"] if meta["parent"] else None,
-        "parent_digest": meta["parent"]["digest"] if meta["parent"] else None,
-        "chain": meta["chain"],
-        "level": meta["restored"]["level"],
-        "checked": meta["restored"]["checked"],
-        "restored_step": meta["restored"]["step"],
-        "skipped": meta["restored"]["skipped"],
-        "uri": store.uri(step, manifest),
-        "bytes": manifest.bytes,
-        "fingerprint": meta["fingerprint"],
-        "seconds": meta["seconds"],
-    }
 
 
 def as_markdown(part: dict[str, Any]) -> str:

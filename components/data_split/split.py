@@ -17,7 +17,7 @@ from components.data_split.readers import Rejected, Row
 from components.shared import bundles, events, recipe_file, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from components.shared.runs import Run, check_name
 from components.shared.storage import Storage
 
 LOOKED_AT = 20
@@ -40,7 +40,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     """
     started = time.time()
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
-    run = Run(Storage(recipe.store), run_name)
+    run = Run(Storage(recipe.store), check_name(run_name))
     run.create(recipe)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as folder:

@@ -104,7 +104,7 @@ def _prompts(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> li
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None or recipe.evaluation.samples == 0:
         return []
-    lines = run.storage.read(manifest.path(prefix, "eval.jsonl")).decode().splitlines()
+    lines = run.storage.read(manifest.path(prefix, "eval.jsonl")).decode().rstrip("\n").split("\n")
     rows = (json.loads(line) for line in itertools.islice(lines, recipe.evaluation.samples))
     return [_prompt(row, recipe, tokenizer) for row in rows]
 

@@ -8,6 +8,7 @@ from typing import Any
 from components.shared import recipe_file
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
+from components.shared.proof import proof_part
 from components.shared.runs import Run
 
 
@@ -118,21 +119,9 @@ def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
 
 
 def _proof(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:
-    meta = manifest.meta
-    verified = run.get(f"proof/chunk-{meta['chunk']:03d}.json")
-    return {
-        "step": step,
-        "digest": meta["digest"],
-        "parent_step": meta["parent"]["step"] if meta["parent"] else None,
-        "parent_digest": meta["parent"]["digest"] if meta["parent"] else None,
-        "chain": meta["chain"],
-        "level": meta["restored"]["level"],
-        "verified": bool(verified and verified["step"] == step and verified["digest"] == meta["digest"]),
-        "checked": meta["restored"]["checked"],
-        "uri": store.uri(step, manifest),
-        "bytes": manifest.bytes,
-        "fingerprint": meta["fingerprint"],
-    }
+    verified = run.get(f"proof/chunk-{manifest.meta['chunk']:03d}.json")
+    whole = bool(verified and (verified["step"], verified["digest"]) == (step, manifest.meta["digest"]))
+    return {**proof_part(store, step, manifest), "verified": whole}
 
 
 def _versions(manifest: Manifest | None) -> dict[str, str]:

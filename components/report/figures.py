@@ -1,75 +1,42 @@
 """The report's plots, as inline SVG that follows the page's light or dark theme.
 
 Every plot is drawn twice, for a wide page and for a phone, because scaled-down text cannot be read.
-Colours are drawn with their light value and then written as `var(--name, value)`, so that the page's
-CSS decides. Text stays text in the page's own font. The same report gives the same bytes.
+The same report gives the same bytes.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-INK, MUTED, RULE = "#1f2a37", "#5b6675", "#d5dae1"
-BLUE, ORANGE, GREEN, PURPLE = "#0b68b1", "#c2500a", "#0a7d5f", "#a0468a"
-AMBER, SKY, GREY = "#e0a100", "#62b3e4", "#98a2b0"
-COLORS = {"ink": INK, "muted": MUTED, "rule": RULE, "blue": BLUE, "orange": ORANGE, "green": GREEN}
-COLORS |= {"purple": PURPLE, "amber": AMBER, "sky": SKY, "grey": GREY}
+from components.report import svg
+
 PHASES = {
-    "start": ("start-up", GREY),
-    "fetch": ("fetch", SKY),
-    "build": ("build", PURPLE),
-    "restore": ("restore", ORANGE),
-    "train": ("train", BLUE),
-    "save": ("save", AMBER),
-}
-STYLE = {
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 11.5,
-    "text.parse_math": False,
-    "text.color": INK,
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 11.5),
-    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), RULE),
-    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
+    "start": ("start-up", svg.GREY),
+    "fetch": ("fetch", svg.SKY),
+    "build": ("build", svg.PURPLE),
+    "restore": ("restore", svg.ORANGE),
+    "train": ("train", svg.BLUE),
+    "save": ("save", svg.AMBER),
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """One of the two widths that a plot is drawn in."""
-
-    name: str
-    width: int
-    num_points: int
-
-
-WIDE = Canvas("wide", 1032, 2000)
-NARROW = Canvas("narrow", 400, 800)
-Points = tuple[np.ndarray, np.ndarray]
 Report = Mapping[str, Any]
 
 
 def draw(report: Report) -> dict[str, Markup]:
     """All plots by name; one that has nothing to show is missing."""
-    plots: dict[str, tuple[str, Callable[[Report, Canvas], Figure | None]]] = {
+    plots: dict[str, tuple[str, Callable[[Report, svg.Canvas], Figure | None]]] = {
         "loss": ("Training and eval loss by step", loss_plot),
         "optimization": ("Learning rate and gradient norm by step", optimization_plot),
         "throughput": ("Throughput of each chunk by step", throughput_plot),
@@ -79,72 +46,48 @@ def draw(report: Report) -> dict[str, Markup]:
     drawn: dict[str, Markup] = {}
     for name, (label, plot) in plots.items():
         parts: list[str] = []
-        for canvas in (WIDE, NARROW):
-            style: Any = {**STYLE, "svg.hashsalt": f"{name}-{canvas.name}"}
+        for canvas in (svg.WIDE, svg.NARROW):
+            style: Any = {**svg.STYLE, "svg.hashsalt": f"{name}-{canvas.name}"}
             with mpl.rc_context(style):
                 figure = plot(report, canvas)
                 if figure is not None:
-                    parts.append(_inline_svg(figure, name, label, canvas))
+                    parts.append(svg.inline_svg(figure, name, label, canvas))
         if parts:
             drawn[name] = Markup("".join(parts))
     return drawn
 
 
-def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:
-    """The finite values of `key` by step; of a step logged twice, the later entry counts."""
-    values = {
-        entry["step"]: float(entry[key])
-        for entry in entries
-        if entry.get(key) is not None and math.isfinite(entry[key])
-    }
-    steps = sorted(values)
-    return np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float)
-
-
-def thin(points: Points, limit: int) -> Points:
-    """At most `limit` points: the ends, and the lowest and highest of equal buckets, so no spike is lost."""
-    xs, ys = points
-    if len(xs) <= limit:
-        return points
-    edges = np.linspace(0, len(xs), (limit - 2) // 2 + 1).astype(int)
-    keep = {0, len(xs) - 1}
-    for start, end in pairwise(edges):
-        keep |= {start + int(np.argmin(ys[start:end])), start + int(np.argmax(ys[start:end]))}
-    index = np.array(sorted(keep))
-    return xs[index], ys[index]
-
-
-def loss_plot(report: Report, canvas: Canvas) -> Figure | None:
-    train, evals = series(report["history"], "loss"), series(report["evals"], "eval_loss")
+def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+    train, evals = svg.series(report["history"], "loss"), svg.series(report["evals"], "eval_loss")
     if not len(train[0]) and not len(evals[0]):
         return None
-    figure, (ax,) = _figure(canvas, 380 if canvas is WIDE else 320)
-    _curve(ax, train, canvas, "train")
+    figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
+    svg.curve(ax, train, canvas, "train")
     if len(evals[0]):
         style = "-o" if len(evals[0]) <= 60 else "-"
-        ax.plot(*thin(evals, canvas.num_points), style, color=ORANGE, lw=1.2, ms=5, label="eval")
+        ax.plot(*svg.thin(evals, canvas.num_points), style, color=svg.ORANGE, lw=1.2, ms=5, label="eval")
     if len(train[1]):
         _log_if_wide(ax, train[1], 200)
     _mark_levels(ax, report["headline"])
     _step_axis(ax, report, canvas)
     _mark_interruptions(ax, report)
     ax.set_ylabel("loss")
-    legend = figure.legend(loc="outside upper left", ncols=4 if canvas is WIDE else 2)
+    legend = figure.legend(loc="outside upper left", ncols=4 if canvas is svg.WIDE else 2)
     for handle in legend.get_lines():
         handle.set_linewidth(max(1.5, handle.get_linewidth()))
     return figure
 
 
-def optimization_plot(report: Report, canvas: Canvas) -> Figure | None:
+def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
-    curves = {name: series(report["history"], key) for key, name in names.items()}
+    curves = {name: svg.series(report["history"], key) for key, name in names.items()}
     curves = {name: points for name, points in curves.items() if len(points[0])}
     if not curves:
         return None
-    rows, columns = (1, len(curves)) if canvas is WIDE else (len(curves), 1)
-    figure, axes = _figure(canvas, 210 * rows, rows, columns)
+    rows, columns = (1, len(curves)) if canvas is svg.WIDE else (len(curves), 1)
+    figure, axes = svg.blank_figure(canvas, 210 * rows, rows, columns)
     for ax, (name, points) in zip(axes, curves.items(), strict=True):
-        _curve(ax, points, canvas, name, smooth=name == "gradient norm")
+        svg.curve(ax, points, canvas, name, smooth=name == "gradient norm")
         if name == "gradient norm":
             _log_if_wide(ax, points[1], 100)
         elif ax.get_ylim()[0] < points[1].max() / 10:
@@ -154,7 +97,7 @@ def optimization_plot(report: Report, canvas: Canvas) -> Figure | None:
     return figure
 
 
-def throughput_plot(report: Report, canvas: Canvas) -> Figure | None:
+def throughput_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     attempts = [attempt for chunk in report["chunks"] for attempt in chunk["attempts"]]
     unit = "tokens" if any(attempt.get("tokens_per_second") for attempt in attempts) else "steps"
     bars = [
@@ -164,19 +107,19 @@ def throughput_plot(report: Report, canvas: Canvas) -> Figure | None:
     ]
     if not bars:
         return None
-    figure, (ax,) = _figure(canvas, 190)
+    figure, (ax,) = svg.blank_figure(canvas, 190)
     starts, widths, rates = zip(*bars, strict=True)
-    ax.bar(starts, rates, widths, align="edge", color=BLUE, alpha=0.3, lw=0)
-    ax.hlines(rates, starts, np.add(starts, widths), color=BLUE, lw=2)
+    ax.bar(starts, rates, widths, align="edge", color=svg.BLUE, alpha=0.3, lw=0)
+    ax.hlines(rates, starts, np.add(starts, widths), color=svg.BLUE, lw=2)
     ax.set_ylim(0, max(rates) * 1.1)
     ax.set_ylabel(f"{unit} per second")
-    ax.yaxis.set_major_formatter(FuncFormatter(_compact))
+    ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
     _step_axis(ax, report, canvas)
     _mark_interruptions(ax, report)
     return figure
 
 
-def attempt_plot(report: Report, canvas: Canvas) -> Figure | None:
+def attempt_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     rows = _attempt_rows(report["chunks"], canvas)
     if not rows:
         return None
@@ -189,11 +132,11 @@ def attempt_plot(report: Report, canvas: Canvas) -> Figure | None:
     for (label, color), seconds in zip(PHASES.values(), values.values(), strict=True):
         ax.barh(range(len(rows)), seconds / scale, 0.76, left, color=color, label=label, lw=0)
         left += seconds / scale
-    figure.legend(loc="outside upper left", ncols=6 if canvas is WIDE else 3, handlelength=0.9)
+    figure.legend(loc="outside upper left", ncols=6 if canvas is svg.WIDE else 3, handlelength=0.9)
     return figure
 
 
-def stage_plot(report: Report, canvas: Canvas) -> Figure | None:
+def stage_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     stages: dict[str, float] = {}
     for stage in report["stages"]:
         name = _label(stage["name"])
@@ -204,7 +147,7 @@ def stage_plot(report: Report, canvas: Canvas) -> Figure | None:
         return None
     seconds = np.array(list(stages.values()))
     figure, ax, scale = _bar_figure(canvas, list(stages), seconds, [""] * len(stages))
-    ax.barh(range(len(stages)), seconds / scale, 0.7, color=BLUE, lw=0)
+    ax.barh(range(len(stages)), seconds / scale, 0.7, color=svg.BLUE, lw=0)
     return figure
 
 
@@ -220,56 +163,31 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 6000 else f"{round(minutes / 60):,} h"
 
 
-def _figure(canvas: Canvas, height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(canvas.width / 72, height / 72), layout="constrained")
-    figure.patch.set_visible(False)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes:
-        ax.patch.set_visible(False)
-        ax.grid(axis="y")
-        ax.tick_params(length=3)
-    return figure, axes
-
-
-def _curve(ax: Axes, points: Points, canvas: Canvas, label: str, *, smooth: bool = True) -> None:
-    xs, ys = points
-    window = len(xs) // 40
-    if not smooth or window < 10:
-        marker = "o" if len(xs) == 1 else None
-        ax.plot(*thin(points, canvas.num_points), color=BLUE, lw=1.4, marker=marker, label=label)
-        return
-    mean = np.convolve(ys, np.ones(window) / window, mode="valid")
-    centred = xs[window // 2 : window // 2 + len(mean)]
-    ax.plot(*thin(points, canvas.num_points), color=BLUE, lw=0.7, alpha=0.4, label=label)
-    name = f"{label}, mean of {window:,}"
-    ax.plot(*thin((centred, mean), canvas.num_points // 2), color=BLUE, lw=1.8, label=name)
-
-
 def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
     if values.min() > 0 and values.max() / np.median(values) > ratio:
         ax.set_yscale("log")
 
 
-def _step_axis(ax: Axes, report: Report, canvas: Canvas, *, labels: bool = True) -> None:
+def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = True) -> None:
     """The step axis over the whole plan, with a thin line at each hand-over."""
     ends = [chunk["target_step"] for chunk in report["chunks"]]
     last = max([*ends, *(entry["step"] for entry in report["history"][-1:]), ax.get_xlim()[1] if not ends else 1])
     ax.set_xlim(0, last)
     ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is WIDE else 4, steps=[1, 2, 5, 10], integer=True))
-    ax.xaxis.set_major_formatter(FuncFormatter(_compact))
+    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4, steps=[1, 2, 5, 10], integer=True))
+    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
     line_width = 0.9 if len(ends) <= 30 else 0.4
     room = (canvas.width - 120) / max(len(ends), 1)
     apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))
     inner = ends[apart - 1 : -1 : apart]
-    ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=GREY, lw=line_width)
+    ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
     if not labels:
         return
     for chunk, (start, end) in zip(report["chunks"], pairwise([0, *ends]), strict=True):
         if every == 1 or chunk["index"] % every == 0:
             ax.annotate(
                 f"chunk {chunk['index']}", ((start + end) / 2, 1), (0, 3), ax.get_xaxis_transform(),
-                "offset points", ha="center", va="bottom", fontsize=10.5, color=MUTED,
+                "offset points", ha="center", va="bottom", fontsize=10.5, color=svg.MUTED,
             )  # fmt: skip
 
 
@@ -282,7 +200,7 @@ def _mark_interruptions(ax: Axes, report: Report) -> None:
     ]
     if steps:
         ax.plot(
-            steps, [0] * len(steps), "X", ms=8, color=PURPLE, mec="none", clip_on=False,
+            steps, [0] * len(steps), "X", ms=8, color=svg.PURPLE, mec="none", clip_on=False,
             transform=ax.get_xaxis_transform(), label="attempt interrupted", zorder=5,
         )  # fmt: skip
 
@@ -291,7 +209,7 @@ def _mark_levels(ax: Axes, headline: Mapping[str, Any]) -> None:
     measured = {name: headline.get(f"eval_loss_{name}") for name in ("before", "after")}
     levels = {name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)}
     for value in levels.values():
-        ax.axhline(value, color=GREEN, lw=1.1, ls=(0, (5, 4)))
+        ax.axhline(value, color=svg.GREEN, lw=1.1, ls=(0, (5, 4)))
     low, high = sorted(ax.get_ylim())
     crowded = len(levels) == 2 and abs(levels["before"] - levels["after"]) < 0.13 * (high - low)
     upper = max(levels, key=lambda name: levels[name], default="")
@@ -299,11 +217,11 @@ def _mark_levels(ax: Axes, headline: Mapping[str, Any]) -> None:
         offset = (15 if name == upper else -15) if crowded else 0
         ax.annotate(
             f"{name}\n{value:.2f}", (1, value), (6, offset), ax.get_yaxis_transform(), "offset points",
-            va="center", fontsize=10.5, color=GREEN, annotation_clip=False,
+            va="center", fontsize=10.5, color=svg.GREEN, annotation_clip=False,
         )  # fmt: skip
 
 
-def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: Canvas) -> list[tuple[str, dict[str, float], str]]:
+def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> list[tuple[str, dict[str, float], str]]:
     """Label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
     by_chunk = sum(len(chunk["attempts"]) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
@@ -318,7 +236,7 @@ def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: Canvas) -> list[t
             rows.append((f"chunk {chunk['index']}", total, f"{count} attempts" if count > 1 else ""))
             continue
         for number, (attempt, part) in enumerate(zip(chunk["attempts"], seconds, strict=True), 1):
-            suffix = f", attempt {number}" if canvas is WIDE else f" ({number})"
+            suffix = f", attempt {number}" if canvas is svg.WIDE else f" ({number})"
             note = "" if attempt["outcome"] == "done" else attempt["outcome"].replace("_", " ")
             rows.append((f"chunk {chunk['index']}{suffix if count > 1 else ''}", part, note))
     return rows
@@ -335,29 +253,29 @@ def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bar_figure(
-    canvas: Canvas, labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]
+    canvas: svg.Canvas, labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]
 ) -> tuple[Figure, Axes, float]:
     """An empty bar plot with row labels, times at the bars' ends, and the seconds in its unit of time."""
     row_height = 25 if len(labels) <= 16 else 17 if len(labels) <= 40 else 10
-    figure, (ax,) = _figure(canvas, row_height * len(labels) + 84)
+    figure, (ax,) = svg.blank_figure(canvas, row_height * len(labels) + 84)
     unit, scale = next((u for u in (("hours", 3600), ("minutes", 60)) if seconds.max() > 3 * u[1]), ("seconds", 1))
     every = 1 if row_height > 10 else 5
     ticks = [row for row in range(len(labels)) if every == 1 or row % every == 0]
     ax.set_yticks(ticks, [labels[row] for row in ticks])
     ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(0, max(float(seconds.max()) / scale, 1e-9) * (1.16 if canvas is WIDE else 1.45))
+    ax.set_xlim(0, max(float(seconds.max()) / scale, 1e-9) * (1.16 if canvas is svg.WIDE else 1.45))
     ax.grid(visible=False)
     ax.grid(axis="x")
-    ax.tick_params(axis="y", length=0, labelcolor=INK)
+    ax.tick_params(axis="y", length=0, labelcolor=svg.INK)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel(unit)
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is WIDE else 4))
+    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4))
     for row, (value, note) in enumerate(zip(seconds, notes, strict=True)):
         if every == 1 or note:
             text = duration(float(value)) + (f", {note}" if note else "")
             ax.annotate(
                 text, (float(value) / scale, row), (5, 0), "data", "offset points", va="center",
-                fontsize=min(10.5, row_height - 1), color=PURPLE if note else MUTED,
+                fontsize=min(10.5, row_height - 1), color=svg.PURPLE if note else svg.MUTED,
             )  # fmt: skip
     return figure, ax, float(scale)
 
@@ -366,28 +284,3 @@ def _label(name: str) -> str:
     """The name in at most 24 printable characters."""
     printable = "".join(character for character in name if character.isprintable())
     return printable if len(printable) <= 24 else f"{printable[:23]}…"
-
-
-def _compact(value: float, _position: int | None = None) -> str:
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if suffix == 'k' else size):g}{suffix}"
-    return f"{value:,.0f}" if value == round(value) else f"{value:g}"
-
-
-def _inline_svg(figure: Figure, name: str, label: str, canvas: Canvas) -> str:
-    """The figure as an `<svg>` for the page: own ids, themed colours, the page's font, short numbers."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = buffer.getvalue()
-    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    box = re.search(r'viewBox="[^"]+"', svg)
-    assert box is not None
-    opening = f'<svg class="{canvas.name}" role="img" aria-label="{escape(label)}" {box[0]}>'
-    svg = re.sub(r"<svg[^>]*>", opening, svg, count=1)
-    svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-{canvas.name}-", svg).replace("xlink:href", "href")
-    svg = re.sub(r" font-family: [^;\"]+;?", "", svg)
-    svg = re.sub(r' d="[^"]+"', lambda path: re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.1f}", path[0]), svg)
-    for color, value in COLORS.items():
-        svg = svg.replace(value, f"var(--{color}, {value})")
-    return re.sub(r"\n\s*", "\n", svg)

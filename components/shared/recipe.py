@@ -14,10 +14,8 @@ Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Quantity = Annotated[
     str,
-    BeforeValidator(
-        lambda value: str(value) if isinstance(value, int | float) else value, json_schema_input_type=str | int | float
-    ),
     Field(pattern=r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?$"),
+    BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value),
 ]
 """A Kubernetes quantity such as `500m`, `4` or `64Gi`."""
 
@@ -399,6 +397,8 @@ class Recipe(Section):
         steps = self.training.max_steps
         if steps is not None and self.chunks.count > steps:
             raise ValueError(f"chunks.count: {self.chunks.count} chunks for {steps} steps; at most one per step")
+        if self.training.precision == "fp16" and self.resources.gpus == 0:
+            raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
         if self.data.format == "messages" and self.data.packing:
             raise ValueError("data.packing: conversations are not packed; set it to false")
         return self

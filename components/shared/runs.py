@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import time
 import uuid
 from typing import Any
@@ -154,6 +155,17 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     document["chunks"] = {"count": recipe.chunks.count}
     del document["data"]["source"]
     return document
+
+
+def check_name(name: str) -> str:
+    """Returns a run's name if it can be one.
+
+    Raises:
+        UserError: it is not lower-case letters, digits and dashes.
+    """
+    if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
+        raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
+    return name
 
 
 def now() -> str:

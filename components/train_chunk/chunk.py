@@ -22,6 +22,9 @@ from components.shared.runs import Run, identity, now
 
 logger = logging.getLogger("baton")
 
+ENOUGH_MEMORY = 8 * 1024**3
+"""Bytes free in `/dev/shm` below which a chunk stages its checkpoints on disk."""
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -264,6 +267,7 @@ class Chunk:
 
 
 def _staging() -> str:
-    """Returns a new folder in memory where there is some, else on disk."""
+    """Returns a new folder in memory where there is plenty, else on disk."""
     memory = "/dev/shm"
-    return tempfile.mkdtemp(prefix="baton-", dir=memory if os.access(memory, os.W_OK) else None)
+    plenty = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ENOUGH_MEMORY
+    return tempfile.mkdtemp(prefix="baton-", dir=memory if plenty else None)

