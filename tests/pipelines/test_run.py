@@ -114,17 +114,25 @@ def test_checkpoints_are_listed_shown_and_verified(finished: tuple[Path, dict[st
     assert "model.safetensors" in rows[0]["problems"][0]
 
 
-def test_prove_is_exact_and_without_the_random_state_it_is_not(tmp_path: Path) -> None:
-    settings = ["--store", str(tmp_path / "store"), "--chunks", "1,2", "--output", "json"]
+def _prove(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    settings = ["--store", str(folder / "store"), "--chunks", "1,2", "--output", "json"]
     settings += ["--set", "training.max_steps=4", "--set", "training.epochs=null", "--set", f"data.source={BUILTIN}"]
-    done = _baton("prove", str(RECIPES / "scratch.yaml"), *settings, cwd=tmp_path)
+    return _baton("prove", str(RECIPES / "scratch.yaml"), *settings, *more, cwd=folder)
+
+
+def test_prove_is_exact(tmp_path: Path) -> None:
+    done = _prove(tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["exact"] is True
     assert found["first_difference"] is None
     assert [variant["chunks"] for variant in found["variants"]] == [1, 2]
     assert [len(variant["losses"]) for variant in found["variants"]] == [4, 4]
-    done = _baton("prove", str(RECIPES / "scratch.yaml"), *settings, "--leave-out", "rng", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_prove_without_the_random_state_is_not_exact(tmp_path: Path) -> None:
+    done = _prove(tmp_path, "--leave-out", "rng")
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert found["exact"] is False

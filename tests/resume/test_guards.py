@@ -57,7 +57,13 @@ def _replace_in_manifest(folder: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+SLOW = {"truncated-optimizer", "swapped-scheduler", "manifest-of-another-run"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(damage, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, damage in DAMAGE.items()],
+)
 def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(
     damage: Any, halfway: Run, undisturbed: dict[str, Run], legs: Any
 ) -> None:

@@ -12,6 +12,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
+SLOW = {"start-up", "restore", "first-step", "digest"}
 MOMENTS = {
     "start-up": ("phase:import", [5]),
     "restore": ("phase:restore", [5]),
@@ -26,7 +27,10 @@ MOMENTS = {
 """Where the second of three chunks dies, and the steps that are committed then."""
 
 
-@pytest.mark.parametrize(("moment", "survives"), MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "survives"),
+    [pytest.param(*of, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, of in MOMENTS.items()],
+)
 def test_a_killed_chunk_is_made_good(
     moment: str, survives: list[int], recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:
