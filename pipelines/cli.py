@@ -112,7 +112,7 @@ def run(
         if output is Output.json:
             print_json(found)
         else:
-            _print_end(found)
+            _print_end(found, (training_run.get("evaluation.json") or {}).get("samples", []))
 
 
 def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
@@ -131,11 +131,19 @@ def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
         local.run(package, {"run_name": training_run.name}, on_event=display.heard, log_path=log_path)
 
 
-def _print_end(found: dict[str, Any]) -> None:
-    prompt = shlex.quote("def count(text, word):\n")
+def _print_end(found: dict[str, Any], samples: list[dict[str, str]]) -> None:
+    prompt = samples[0]["prompt"] if samples else "The"
     typer.echo(f"report: {found['report_uri']}")
     typer.echo(f"model:  {found['model_uri']}")
-    typer.echo(f"next:   baton generate {found['model_uri']} --prompt {prompt}")
+    typer.echo(f"next:   baton generate {found['model_uri']} --prompt {_quoted(prompt[-80:])}")
+
+
+def _quoted(text: str) -> str:
+    """Quotes text for bash and zsh, on one line."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    return f"$'{''.join(escapes.get(character, character) for character in text)}'"
 
 
 @app.command()
