@@ -62,6 +62,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
         run_uri = placed(split, "data split").outputs["Output"]
         tokens = placed(tokenize(run_uri=run_uri), "tokenize")
         previous = tokens.outputs["Output"]
+        verified = []
         for index in range(1, recipe.chunks.count + 1):
             chunk = placed(
                 train_chunk(run_uri=run_uri, index=index, previous=previous),
@@ -70,10 +71,11 @@ def finetune(recipe: Recipe) -> BaseComponent:
             )
             resources.on_chunk(chunk, pods)
             previous = chunk.outputs["Output"]
-            placed(checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous), f"checkpoint {index}")
+            kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
+            verified.append(placed(kept, f"checkpoint {index}"))
         judged = placed(evaluate(run_uri=run_uri, checkpoint_uri=previous), "evaluate", compute=True)
         exported = placed(export(run_uri=run_uri, loss=judged.outputs["Output"]), "export")
-        placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report")
+        placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report").after(*verified)
         return exported.outputs["Output"]  # type: ignore[no-any-return]
 
     return pipeline

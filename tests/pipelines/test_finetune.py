@@ -116,6 +116,8 @@ def test_chunks_wait_for_each_other_and_checkpoints_are_not_in_their_way(on_spot
     assert set(tasks["train-chunk-2"]["dependentTasks"]) == {"data-split", "train-chunk"}
     assert set(tasks["train-chunk-3"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
     assert set(tasks["checkpoint-2"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
+    assert "checkpoint" not in str(tasks["evaluate"]["dependentTasks"])
+    assert {"checkpoint", "checkpoint-2", "checkpoint-3", "export"} < set(tasks["report"]["dependentTasks"])
 
 
 def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]]) -> None:
