@@ -11,7 +11,7 @@ def train_chunk(run_uri: str, index: int, previous: str, metrics: dsl.Output[dsl
         run_uri: Address of the run.
         index: Number of the chunk, from 1.
         previous: What this chunk waits for; not read.
-        metrics: Step and loss at the end.
+        metrics: Step reached, and the first digits of the digest of the state.
 
     Returns:
         Address of the checkpoint.
