@@ -111,8 +111,12 @@ def read_manifest(storage: Storage, prefix: str) -> Manifest | None:
     Raises:
         DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
     """
-    names = storage.list(prefix)
-    generation = max(map(_generation, names), default=0)
+    return _read_newest(storage, prefix, storage.list(prefix))
+
+
+def _read_newest(storage: Storage, prefix: str, names: list[str]) -> Manifest | None:
+    """Reads the manifest of the highest generation among the names below a prefix."""
+    generation = _highest(names)
     if generation == 0:
         return None
     path = f"{prefix}/{_manifest_name(generation)}"
@@ -134,16 +138,18 @@ def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
 
 def _standing(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
     """Returns what is committed and whole as far as anyone knows, and the highest generation there is."""
+    names = storage.list(prefix)
     try:
-        manifest = read_manifest(storage, prefix)
+        manifest = _read_newest(storage, prefix, names)
     except DamagedError:
         manifest = None
-    return manifest, max(map(_generation, storage.list(prefix)), default=0)
+    return manifest, _highest(names)
 
 
-def _generation(name: str) -> int:
-    match = _GENERATION.match(name)
-    return int(match[1] or 1) if match else 0
+def _highest(names: list[str]) -> int:
+    """Returns the highest generation of a manifest among names, 0 where there is none."""
+    matches = (_GENERATION.match(name) for name in names)
+    return max((int(match[1] or 1) for match in matches if match), default=0)
 
 
 def _manifest_name(generation: int) -> str:
