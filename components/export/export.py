@@ -57,7 +57,7 @@ def _write(run: Run, recipe: Recipe, checkpoint: str, target: str) -> None:
         tokenizer.save_pretrained(target)
     else:
         for name in sorted(os.listdir(checkpoint)):
-            if name not in (*NOT_MODEL, "README.md", "manifest.json") and os.path.isfile(f"{checkpoint}/{name}"):
+            if name not in (*NOT_MODEL, "README.md") and os.path.isfile(f"{checkpoint}/{name}"):
                 shutil.copyfile(f"{checkpoint}/{name}", f"{target}/{name}")
     with open(f"{target}/README.md", "w", encoding="utf-8") as file:
         file.write(_card(run, recipe))
