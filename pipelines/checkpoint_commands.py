@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from components.shared import retention
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import UserError
 from components.shared.runs import Run
@@ -51,6 +52,27 @@ def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> N
         _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
         if not all(row["ok"] for row in rows):
             raise typer.Exit(1)
+
+
+@app.command("prune")
+def prune_checkpoints(
+    run_uri: RunUri,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and take nothing.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Take away the checkpoints that the recipe's chunks.keep does not hold."""
+    with reported(output):
+        run = _existing(run_uri)
+        store, keep, targets = CheckpointStore(run), run.recipe().chunks.keep, run.plan().targets
+        take = retention.removals if dry_run else retention.prune
+        rows = retention.summary(take(store, keep, targets=targets))
+        if output is Output.json:
+            print_json({"dry_run": dry_run, "removed": rows})
+            return
+        for row in rows:
+            typer.echo(f"step {row['step']:>8}  {row['bytes'] / 1e6:8.1f} MB  {row['reason']}")
+        freed = sum(row["bytes"] for row in rows) / 1e6
+        typer.echo(f"{'would free' if dry_run else 'freed'} {freed:.1f} MB in {len(rows)} removal(s)")
 
 
 def _existing(run_uri: str) -> Run:

@@ -13,7 +13,7 @@ import typer
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
-from pipelines import checkpoint_commands, prepare, results
+from pipelines import checkpoint_commands, drill_command, prepare, results
 from pipelines.display import Display, console
 from pipelines.options import (
     ChunkCount,
@@ -59,6 +59,28 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
 def schema() -> None:
     """Print the recipe's JSON Schema, for editors that complete and check YAML."""
     typer.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    store: Store = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Look for what would be in a run's way: on this machine, in the store, and in what the recipe names.
+
+    What it writes it removes. The exit code is 1 where there is a problem.
+    """
+    with reported(output):
+        from pipelines import doctor as examining
+
+        found = examining.examine(recipe, overrides or (), store=store)
+        print_json(found) if output is Output.json else examining.print_table(found)
+        if not found["ok"]:
+            raise typer.Exit(1)
 
 
 @app.command("compile")
@@ -223,23 +245,36 @@ def prove(
     leave_out: Annotated[
         list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
     ] = None,
+    report: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
+    ] = None,
     overrides: Overrides = None,
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Run a recipe once per number of chunks, in fresh processes, and compare losses and state byte for byte."""
+    """Run a recipe once per number of chunks, in fresh processes, and compare losses and state byte for byte.
+
+    The page that it writes shows the curves over each other and what differs, if anything does.
+    """
     with reported(output):
         from pipelines import prove as proving
+        from pipelines import prove_page
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
+        page = prove_page.check_path(report or f"prove-{loaded.name}.html")
         prepare.check_store(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"
             found = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
+        found["report"] = page
+        prove_page.write(found, page)
         print_json(found) if output is Output.json else proving.print_table(found)
         if not found["exact"]:
             raise typer.Exit(1)
+
+
+app.command()(drill_command.drill)
 
 
 def main() -> None:

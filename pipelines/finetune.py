@@ -27,13 +27,13 @@ def finetune(recipe: Recipe) -> BaseComponent:
         task.set_display_name(name)
         resources.on_every_pod(task, pods, recipe.name)
         if compute:
-            resources.on_compute_pod(task, pods)
+            resources.on_compute_pod(task, recipe)
         return task
 
     @dsl.pipeline(name=recipe.name, description=f"Trains {recipe.name} in {recipe.chunks.count} chunks, bit for bit.")
     def pipeline(
         run_name: str = "",
-        store: str = recipe.store,
+        store: str = recipe.store.uri,
         source: str = ",".join(recipe.data.source),
         learning_rate: float = training.learning_rate,
         epochs: float = 0.0 if training.max_steps else training.epochs or 1.0,
@@ -63,13 +63,10 @@ def finetune(recipe: Recipe) -> BaseComponent:
         tokens = placed(tokenize(run_uri=run_uri), "tokenize")
         previous = tokens.outputs["Output"]
         verified = []
-        for index in range(1, recipe.chunks.count + 1):
-            chunk = placed(
-                train_chunk(run_uri=run_uri, index=index, previous=previous),
-                f"train chunk {index}",
-                compute=True,
-            )
-            resources.on_chunk(chunk, pods)
+        for index in range(1, recipe.chunks.count + recipe.chunks.spare + 1):
+            name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
+            chunk = placed(train_chunk(run_uri=run_uri, index=index, previous=previous), name, compute=True)
+            resources.on_chunk(chunk, recipe)
             previous = chunk.outputs["Output"]
             kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
             verified.append(placed(kept, f"checkpoint {index}"))

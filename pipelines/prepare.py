@@ -20,7 +20,7 @@ def load(path: str, overrides: Sequence[str] = (), *, store: str | None = None, 
     Raises:
         UserError: see `recipe_file.load`.
     """
-    extra = [f"store={json.dumps(store)}"] if store else []
+    extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
     return recipe_file.load(path, [*overrides, *extra])
 
@@ -34,8 +34,8 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
     base_dir = os.path.dirname(os.path.abspath(recipe_path))
     document: dict[str, Any] = recipe.model_dump(mode="json")
     document["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in recipe.data.source]
-    if "://" not in recipe.store:
-        document["store"] = os.path.abspath(os.path.expanduser(recipe.store))
+    if "://" not in recipe.store.uri:
+        document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
     if recipe.model.base and (found := _local_model(recipe.model.base, base_dir)):
         document["model"]["base"] = found
     prefix = "sqlite:///"
@@ -52,7 +52,7 @@ def check_store(recipe: Recipe) -> Storage:
     Raises:
         StoreError: it cannot be reached or written.
     """
-    storage = Storage(recipe.store)
+    storage = Storage(recipe.store.uri)
     storage.check()
     return storage
 
@@ -60,9 +60,9 @@ def check_store(recipe: Recipe) -> Storage:
 def cluster_warnings(recipe: Recipe) -> list[str]:
     """Returns what will not work in pods, for a recipe that is compiled or submitted."""
     found = []
-    if "://" not in recipe.store:
-        found.append(f"store {recipe.store!r} is a folder, which pods do not share; use --store s3://bucket")
-    if recipe.store.startswith("s3://") and not recipe.resources.secret:
+    if "://" not in recipe.store.uri:
+        found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
+    if recipe.store.uri.startswith("s3://") and not recipe.resources.secret:
         found.append("resources.secret is not set: pods must get S3 credentials from their service account")
     for source in recipe.data.source:
         if "://" not in source and not source.startswith("builtin:"):

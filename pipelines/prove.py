@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.shared import events, recipe_file
+from components.shared import recipe_file
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.runs import Run, now
+from pipelines import processes
+
+_WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
+_UNSHOWN = ("parts", "fingerprint")
 
 
 def prove(
@@ -35,18 +38,26 @@ def prove(
         on_event: Called with each event of the processes.
 
     Returns:
-        `exact`, `variants` and `first_difference`.
+        `recipe` (its name), `created`, `leave_out`, `exact`, `variants`, `first_difference` (the earliest of all
+        variants'), and the `fingerprint` of the machine. Each variant has its own `difference` from the first
+        variant. A difference is None where there is none.
 
     Raises:
         BatonError: a process failed, with its message.
     """
+    created = now()
     variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, on_event) for count in counts]
-    differences = [found for other in variants[1:] if (found := _difference(variants[0], other))]
-    shown = [{key: value for key, value in variant.items() if key != "parts"} for variant in variants]
+    differences = [difference(variants[0], variant) for variant in variants]
+    found = [difference for difference in differences if difference]
+    shown = [{key: value for key, value in variant.items() if key not in _UNSHOWN} for variant in variants]
     return {
-        "exact": not differences,
-        "variants": shown,
-        "first_difference": differences[0] if differences else None,
+        "recipe": recipe.name,
+        "created": created,
+        "leave_out": [str(part) for part in leave_out],
+        "exact": not found,
+        "variants": [{**row, "difference": each} for row, each in zip(shown, differences, strict=True)],
+        "first_difference": min(found, key=_place, default=None),
+        "fingerprint": variants[0]["fingerprint"],
     }
 
 
@@ -61,95 +72,87 @@ def _variant(
     document["chunks"]["count"] = count
     document["tracking"]["mlflow"] = None
     chunked = recipe_file.validate(document, origin=recipe.name)
-    run = Run(Storage(recipe.store), name)
     left_out = [word for part in leave_out for word in ("--leave-out", part)]
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        file.write(recipe_file.dumps(chunked))
-        file.flush()
-        _process("components.data_split", [file.name, name], on_event)
-    _process("components.tokenize", [run.uri], on_event)
+    run = processes.prepare(chunked, name, on_event)
     for index in range(1, count + 1):
-        _process("components.train_chunk", [run.uri, str(index), *left_out], on_event)
-    store, last = CheckpointStore(run), run.plan().num_steps
-    manifest = store.manifest(last)
+        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event)
+    return outcome(run, count)
+
+
+def outcome(run: Run, count: int) -> dict[str, Any]:
+    """Returns what a finished run logged, and the state and files of its last checkpoint."""
+    store, plan = CheckpointStore(run), run.plan()
+    manifest = store.manifest(plan.num_steps)
     assert manifest is not None
-    losses = {entry["step"]: entry["loss"] for entry in store.history(last, manifest) if "loss" in entry}
+    losses = {entry["step"]: entry["loss"] for entry in store.history(plan.num_steps, manifest) if "loss" in entry}
     return {
         "chunks": count,
-        "run": name,
+        "run": run.name,
+        "uri": run.uri,
+        "targets": list(plan.targets),
+        "steps": sorted(losses),
         "losses": [losses[step] for step in sorted(losses)],
-        "weights_sha256": manifest.meta["state"]["weights"],
+        "weights_sha256": weights_sha256(manifest.files),
         "state_digest": manifest.meta["digest"],
         "parts": manifest.meta["state"],
+        "fingerprint": manifest.meta["fingerprint"],
     }
 
 
-def _difference(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+def weights_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the SHA-256 of a checkpoint's weights file.
+
+    Args:
+        files: The files of its manifest.
+
+    Returns:
+        The file's own; of weights in several files, the SHA-256 of what `sha256sum` prints for them in order.
+
+    Raises:
+        BatonError: none of the files holds weights.
+    """
+    names = sorted(name for name in files if _WEIGHTS.fullmatch(name))
+    if not names:
+        raise BatonError(f"the last checkpoint holds no weights file, only {', '.join(sorted(files)) or 'nothing'}.")
+    digests = [str(files[name]["sha256"]) for name in names]
+    lines = "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))
+    return digests[0] if len(names) == 1 else hashlib.sha256(lines.encode()).hexdigest()
+
+
+def difference(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the earliest thing in which a variant differs from the first, None if nothing does."""
     compared = {"chunks": other["chunks"], "against": first["chunks"]}
     for number, (expected, found) in enumerate(zip(first["losses"], other["losses"], strict=False), 1):
-        if expected != found:
-            return {**compared, "what": "loss", "logged_value": number, "expected": expected, "found": found}
+        if repr(expected) != repr(found):  # a loss that is not a number equals itself by its digits only
+            where = {"logged_value": number, "step": other["steps"][number - 1]}
+            return {**compared, "what": "loss", **where, "expected": expected, "found": found}
     if len(first["losses"]) != len(other["losses"]):
-        return {
-            **compared,
-            "what": "number of losses",
-            "expected": len(first["losses"]),
-            "found": len(other["losses"]),
-        }
+        numbers = {"expected": len(first["losses"]), "found": len(other["losses"])}
+        return {**compared, "what": "number of losses", **numbers}
     for part, expected in first["parts"].items():
         if other["parts"][part] != expected:
             return {**compared, "what": part, "expected": expected, "found": other["parts"][part]}
-    return None
+    expected, found = first["weights_sha256"], other["weights_sha256"]
+    return {**compared, "what": "weights file", "expected": expected, "found": found} if expected != found else None
 
 
-def _process(module: str, arguments: Sequence[str], on_event: Callable[[dict[str, Any]], None]) -> None:
-    """Runs one stage in a fresh interpreter.
-
-    Raises:
-        BatonError: it failed, with the message that it gave.
-    """
-    import os
-
-    environment = {**os.environ, "BATON_EVENTS": "stdout", "PYTHONUNBUFFERED": "1"}
-    failure: dict[str, Any] | None = None
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        ) as process,
-    ):
-        assert process.stdout
-        for line in process.stdout:
-            if event := events.parse(line):
-                failure = event if event["event"] == "error" else failure
-                on_event(event)
-        if process.wait() == 0:
-            return
-        if failure:
-            kind = UserError if failure["exit_code"] == UserError.exit_code else BatonError
-            raise kind(f"{failure['stage']}: {failure['message']}")
-        errors.seek(0)
-        tail = errors.read()[-2000:]
-    raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {process.returncode}: {tail}")
+def _place(difference: dict[str, Any]) -> float:
+    """Returns where in a run a difference shows; what is compared at the end comes last."""
+    return float(difference.get("logged_value", math.inf))
 
 
 def parse_counts(text: str) -> list[int]:
     """Returns the numbers in `1,2,5`.
 
     Raises:
-        UserError: they are not at least two positive numbers.
+        UserError: they are not at least two positive numbers, each once.
     """
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = []
-    if len(counts) < 2 or min(counts) < 1:
-        raise UserError(f"--chunks {text!r} is not a list of at least two numbers above 0, such as 1,2,5.")
+    if len(counts) < 2 or len(set(counts)) < len(counts) or min(counts) < 1:
+        raise UserError(f"--chunks {text!r} is not a list of at least two different numbers above 0, such as 1,2,5.")
     return counts
 
 
@@ -157,10 +160,16 @@ def print_table(found: dict[str, Any]) -> None:
     """Prints a proof for people."""
     for variant in found["variants"]:
         print(
-            f"{variant['chunks']:>3} chunk(s)  last loss {variant['losses'][-1]!r}  "
+            f"{variant['chunks']:>3} chunk(s)  last loss {last_loss(variant)}  "
             f"weights {variant['weights_sha256'][:16]}  state {variant['state_digest'][:16]}"
         )
     if found["exact"]:
         print(f"exact: all {len(found['variants'])} runs are the same, byte for byte")
     else:
         print(f"NOT exact: first difference {json.dumps(found['first_difference'])}")
+    print(f"report: {found['report']}")
+
+
+def last_loss(variant: dict[str, Any]) -> str:
+    """Returns every digit of the last loss that a variant logged."""
+    return repr(variant["losses"][-1]) if variant["losses"] else "none logged"

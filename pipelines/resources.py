@@ -5,7 +5,7 @@ from __future__ import annotations
 from kfp import kubernetes
 from kfp.dsl import PipelineTask
 
-from components.shared.recipe import Resources
+from components.shared.recipe import Recipe, Resources
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY"}
 """Keys of the Secret → environment variables."""
@@ -32,8 +32,9 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str) -> 
         kubernetes.add_pod_label(task, key, value)
 
 
-def on_compute_pod(task: PipelineTask, resources: Resources) -> None:
-    """Accelerators, memory and the nodes that have them, for stages that run the model."""
+def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
+    """Accelerators, memory, the nodes that have them and the cache, for stages that run the model."""
+    resources = recipe.resources
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
     if resources.cpu:
@@ -48,14 +49,18 @@ def on_compute_pod(task: PipelineTask, resources: Resources) -> None:
         kubernetes.empty_dir_mount(
             task, volume_name="shm", mount_path="/dev/shm", medium="Memory", size_limit=resources.shm
         )
+    if resources.cache_claim and recipe.store.cache_dir:
+        kubernetes.mount_pvc(task, pvc_name=resources.cache_claim, mount_path=recipe.store.cache_dir)
 
 
-def on_chunk(task: PipelineTask, resources: Resources) -> None:
-    """Retries of a train-chunk: a second attempt goes on from the newest checkpoint."""
-    if resources.retries:
+def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
+    """Retries of a train-chunk, which go on from the newest checkpoint, and the name of the node that it watches."""
+    if recipe.resources.retries:
         task.set_retry(
-            num_retries=resources.retries,
+            num_retries=recipe.resources.retries,
             backoff_duration="10s",
             backoff_factor=2.0,
             backoff_max_duration=BACKOFF_LIMIT,
         )
+    if recipe.chunks.preemption.node_taints:
+        kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")

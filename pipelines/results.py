@@ -68,7 +68,7 @@ def verify_checkpoints(run: Run) -> list[dict[str, Any]]:
         if isinstance(found, DamagedError):
             rows.append({"step": step, "ok": False, "problems": [str(found)]})
             continue
-        problems = store.verify(step, found)
+        problems = store.verify(step, found) or store.code(step, found)
         parent = found.meta["parent"]
         if parent and digests.get(parent["step"], parent["digest"]) != parent["digest"]:
             problems.append(f"continues another state of step {parent['step']} than the one that is here")

@@ -1,5 +1,7 @@
 """What tests of several folders share: stores of both kinds, and a real S3 server."""
 
+import contextlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -7,7 +9,9 @@ import sys
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -106,6 +110,57 @@ def s3_store(s3_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}"
+
+
+@pytest.fixture(scope="session")
+def faults_module() -> ModuleType:
+    """Load `faults.py`, which importlib mode leaves off the path."""
+    spec = importlib.util.spec_from_file_location("faults", Path(__file__).with_name("faults.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def faulty_proxy(faults_module: ModuleType) -> Iterator[Callable[[str], Any]]:
+    """Starts a `faults.FaultyProxy` in front of the endpoint it is given; all of them end with the test."""
+    with contextlib.ExitStack() as proxies:
+
+        def start(upstream_endpoint: str) -> Any:
+            proxy = faults_module.FaultyProxy(upstream_endpoint)
+            proxies.callback(proxy.stop)
+            return proxy
+
+        yield start
+
+
+@dataclass
+class FaultyS3:
+    """A bucket behind a proxy that can fail.
+
+    Attributes:
+        proxy: The `faults.FaultyProxy`, still without rules.
+        store: URI of the bucket, which is fresh and empty.
+    """
+
+    proxy: Any
+    store: str
+
+
+@pytest.fixture
+def faulty_s3(
+    s3_server: S3Server, s3_store: str, faulty_proxy: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyS3]:
+    """A fresh bucket and the proxy in front of it, with the environment that reaches it through the proxy."""
+    import s3fs
+
+    proxy = faulty_proxy(s3_server.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield FaultyS3(proxy, s3_store)
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.s3)])

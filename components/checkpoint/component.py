@@ -21,15 +21,17 @@ def checkpoint(
         proof: The chunk's part of the resume proof.
 
     Returns:
-        Digest of the state.
+        Digest of the state; empty where the chunk left no checkpoint.
     """
-    from components.checkpoint.promote import as_markdown, promote
+    from components.checkpoint.page import as_markdown
+    from components.checkpoint.promote import promote
     from components.shared import events
 
     with events.stage(f"checkpoint {index}"):
         part = promote(run_uri, index)
-        metrics.log_metric("step", part["step"])
-        metrics.log_metric("bytes", part["bytes"])
+        if part:
+            metrics.log_metric("step", part["step"])
+            metrics.log_metric("bytes", part["bytes"])
         with open(proof.path, "w", encoding="utf-8") as file:
             file.write(as_markdown(part))
-    return part["digest"]
+    return part["digest"] if part else ""

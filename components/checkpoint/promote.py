@@ -1,11 +1,11 @@
-"""Checkpoint stage: reads back what a chunk committed, marks newest and best, and writes its part of the proof."""
+"""Checkpoint stage: reads back what a chunk committed, marks newest and best, applies retention, writes the proof."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from components.shared import bundles, events
+from components.shared import bundles, events, retention
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
@@ -13,55 +13,71 @@ from components.shared.proof import proof_part
 from components.shared.runs import Run, now
 
 
-def promote(run_uri: str, index: int) -> dict[str, Any]:
-    """Verifies the checkpoint of a chunk's target, or the newest before it.
+def promote(run_uri: str, index: int) -> dict[str, Any] | None:
+    """Verifies the checkpoint that a chunk left: at its target, or before it where its machine was taken away.
 
     Args:
         run_uri: Address of the run.
-        index: Number of the chunk, from 1.
+        index: Number of the chunk, from 1, spare ones included.
 
     Returns:
-        The chunk's part of the resume proof, see `components.shared.proof`.
+        The chunk's part of the resume proof, see `components.shared.proof`; None where it left no checkpoint
+        because it was taken away before it had one.
 
     Raises:
         DamagedError: what is in the store is not what was committed.
     """
     started = time.time()
     run = Run.open(run_uri)
-    store = CheckpointStore(run)
-    target = run.plan().targets[index - 1]
-    manifest = store.manifest(target)
-    if manifest is None:
-        raise DamagedError(f"{store.storage.uri(store.prefix(target))}: chunk {index} left no checkpoint there.")
-    bundles.require_whole(run.storage, store.prefix(target), manifest, store.verify(target, manifest))
-    part = {**proof_part(store, target, manifest), "chunk": index, "verified": True, "verified_at": now()}
+    store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
+    attempts = [record for record in run.records() if record.get("chunk") == index and "outcome" in record]
+    found = _left_by(store, plan.target(index), attempts[-1] if attempts else None)
+    if found is None:
+        run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
+        return None
+    step, manifest = found
+    bundles.require_whole(run.storage, store.prefix(step), manifest, store.verify(step, manifest))
+    part = {
+        **proof_part(store, step, manifest),
+        "chunk": index,
+        "attempts": [_figures(attempt) for attempt in attempts],
+        "verified": True,
+        "verified_at": now(),
+        "verify_seconds": time.time() - started,
+    }
+    _mark(run, store, step, manifest)
+    part["removed"] = retention.summary(retention.prune(store, recipe.chunks.keep, targets=plan.targets))
     run.put(f"proof/chunk-{index:03d}.json", part)
-    _mark(run, store, target, manifest)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
-    events.emit("verified", step=target, bytes=manifest.bytes, digest=manifest.meta["digest"])
+    events.emit("verified", step=step, bytes=manifest.bytes, digest=manifest.meta["digest"])
     return part
 
 
-def as_markdown(part: dict[str, Any]) -> str:
-    """Returns a chunk's part of the proof for the Kubeflow page."""
-    checked = part["checked"] or {}
-    rows = "\n".join(f"| {name} | {verdict} |" for name, verdict in checked.items())
-    parent = f"step {part['parent_step']}, `{part['parent_digest']}`" if part["parent_digest"] else "the start model"
-    return (
-        f"# Resume proof, chunk {part['chunk']}: step {part['step']}\n\n"
-        f"- own digest: `{part['digest']}`\n- continues: {parent}\n- chain: `{part['chain']}`\n"
-        f"- level: **{part['level']}**\n- read back and verified: {part['bytes']:,} bytes\n- at: `{part['uri']}`\n\n"
-        + (f"| restored in this chunk | compared before the first step |\n|---|---|\n{rows}\n" if rows else "")
-    )
+def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> tuple[int, Manifest] | None:
+    """Returns the checkpoint a chunk left, None for one that was taken away before its first."""
+    partial = attempt is not None and attempt["outcome"] == "partial"
+    step = attempt["to_step"] if attempt and partial else target
+    manifest = store.manifest(step)
+    if manifest is not None:
+        return step, manifest
+    if not partial:
+        raise DamagedError(f"{store.storage.uri(store.prefix(step))}: the chunk left no checkpoint there.")
+    # The chunk after it may have come further and let retention take this one.
+    return next(((at, found) for at, found in store.committed() if isinstance(found, Manifest)), None)
+
+
+def _figures(attempt: dict[str, Any]) -> dict[str, Any]:
+    names = ("outcome", "from_step", "to_step", "seconds", "total_seconds", "bytes_sent", "bytes_received")
+    more = ("lost_steps", "lost_seconds", "save_stalls", "peak_bytes")
+    return {name: attempt[name] for name in (*names, *more) if name in attempt}
 
 
 def _mark(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> None:
     """Writes which checkpoint is newest and which has the lowest evaluation loss so far."""
-    losses = {
-        entry["step"]: entry["eval_loss"]
-        for entry in store.history(step, manifest)
-        if entry.get("eval_loss") is not None
-    }
+    before = run.get("promoted.json")
+    if before and before["newest"]["step"] > step:
+        return
+    losses = store.evaluation_losses(step, manifest)
     committed = {at: found for at, found in store.committed() if isinstance(found, Manifest)}
     best = min((at for at in committed if at in losses), key=losses.__getitem__, default=None)
     document: dict[str, Any] = {"newest": {"step": step, "uri": store.uri(step, manifest)}}

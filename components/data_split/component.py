@@ -36,7 +36,7 @@ def data_split(
 
     with events.stage("data split"):
         changes = {
-            "store": store,
+            "store.uri": store,
             "data.source": [part.strip() for part in source.split(",")],
             "training.learning_rate": learning_rate,
             "training.epochs": epochs or None,

@@ -40,7 +40,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     """
     started = time.time()
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
-    run = Run(Storage(recipe.store), check_name(run_name))
+    run = Run(Storage(recipe.store.uri), check_name(run_name))
     run.create(recipe)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as folder:

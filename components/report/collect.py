@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
 from components.shared import recipe_file
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError
 from components.shared.proof import proof_part
 from components.shared.runs import Run
 
@@ -17,7 +19,8 @@ def collect(run: Run) -> dict[str, Any]:
     recipe, records = run.recipe(), run.records()
     evaluation = run.get("evaluation.json")
     store = CheckpointStore(run)
-    committed = {step: found for step, found in store.committed() if isinstance(found, Manifest)}
+    found = dict(store.committed())
+    committed = {step: manifest for step, manifest in found.items() if isinstance(manifest, Manifest)}
     newest = max(committed, default=0)
     history = store.history(newest, committed[newest]) if committed else []
     tracking = run.get("tracking.json") or {}
@@ -34,8 +37,9 @@ def collect(run: Run) -> dict[str, Any]:
         "history": [entry for entry in history if "loss" in entry],
         "evals": [entry for entry in history if "eval_loss" in entry],
         "chunks": _chunks(plan, records),
+        "cost": _cost(records, committed.get(newest)),
         "stages": _stages(records),
-        "proof": [_proof(run, store, step, committed[step]) for step in sorted(committed)],
+        "proof": _proof(store, found),
         "samples": evaluation["samples"] if evaluation else [],
         "data": {**(run.get("split.json") or {}), **_tokens(run)},
         "recipe_yaml": recipe_file.to_yaml(recipe),
@@ -71,33 +75,48 @@ def _tokens(run: Run) -> dict[str, Any]:
 def _chunks(plan: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if plan is None:
         return []
-    per_epoch = plan["steps_per_epoch"]
+    per_epoch, targets = plan["steps_per_epoch"], plan["targets"]
+    attempts = _attempts(records)
+    worked = {record["chunk"] for record in attempts if record["outcome"] != "already_done"}
+    spare = sorted(chunk for chunk in worked if chunk > len(targets))
     return [
         {
             "index": index,
-            "target_step": target,
-            "attempts": [
-                _attempt(record, per_epoch)
-                for record in records
-                if record.get("chunk") == index and "outcome" in record
-            ],
+            "target_step": targets[min(index, len(targets)) - 1],
+            "spare": index > len(targets),
+            "attempts": [_attempt(record, per_epoch) for record in attempts if record["chunk"] == index],
         }
-        for index, target in enumerate(plan["targets"], 1)
+        for index in (*range(1, len(targets) + 1), *spare)
     ]
 
 
+def _attempts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record for record in records if "chunk" in record and "outcome" in record]
+
+
 def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
-    steps, seconds = record["to_step"] - record["from_step"], dict(record["seconds"])
-    seconds["start"] = seconds.get("start", 0.0) + seconds.pop("import", 0.0)
-    trained = seconds.get("train", 0.0)
+    steps, trained = record["to_step"] - record["from_step"], record["seconds"].get("train", 0.0)
     rate = steps / trained if trained > 0 and steps else None
     return {
         "from_step": record["from_step"],
         "to_step": record["to_step"],
         "outcome": record["outcome"],
-        "seconds": seconds,
+        "seconds": record["seconds"],
         "steps_per_second": rate,
         "tokens_per_second": rate and rate * record["tokens"] / steps_per_epoch,
+    }
+
+
+def _cost(records: list[dict[str, Any]], newest: Manifest | None) -> dict[str, Any]:
+    """Returns what training in chunks cost: time, steps trained in vain, bytes, and how long saving held it up."""
+    attempts, work = _attempts(records), newest.meta["work"] if newest else {}
+    stalls = [seconds for attempt in attempts for seconds in attempt.get("save_stalls", ())]
+    return {
+        "goodput": work.get("goodput"),
+        "lost_steps": work.get("lost_steps"),
+        "bytes_sent": sum(attempt.get("bytes_sent", 0) for attempt in attempts),
+        "bytes_received": sum(attempt.get("bytes_received", 0) for attempt in attempts),
+        "save_stall": statistics.median(stalls) if stalls else None,
     }
 
 
@@ -118,10 +137,16 @@ def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
     return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
 
 
-def _proof(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:
-    verified = run.get(f"proof/chunk-{manifest.meta['chunk']:03d}.json")
-    whole = bool(verified and (verified["step"], verified["digest"]) == (step, manifest.meta["digest"]))
-    return {**proof_part(store, step, manifest), "verified": whole}
+def _proof(store: CheckpointStore, found: dict[int, Manifest | DamagedError]) -> list[dict[str, Any]]:
+    """Returns a row for each checkpoint that is there, and for each that was read back before it went."""
+    parts = [store.run.require(f"proof/chunk-{chunk:03d}.json") for chunk in sorted(store.proven_chunks())]
+    read_back = {(part["step"], part["digest"]) for part in parts}
+    rows = {part["step"]: {**part, "gone": "damaged" if part["step"] in found else "removed"} for part in parts}
+    for step, manifest in found.items():
+        if isinstance(manifest, Manifest):
+            row = proof_part(store, step, manifest)
+            rows[step] = {**row, "verified": (step, row["digest"]) in read_back, "gone": None}
+    return [rows[step] for step in sorted(rows)]
 
 
 def _versions(manifest: Manifest | None) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The report's plots, as inline SVG that follows the page's light or dark theme.
 
-Every plot is drawn twice, for a wide page and for a phone, because scaled-down text cannot be read.
 The same report gives the same bytes.
 """
 
@@ -9,25 +8,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from components.report import svg
+from components.shared import svg
 
 PHASES = {
     "start": ("start-up", svg.GREY),
+    "import": ("import", svg.MUTED),
     "fetch": ("fetch", svg.SKY),
     "build": ("build", svg.PURPLE),
     "restore": ("restore", svg.ORANGE),
     "train": ("train", svg.BLUE),
     "save": ("save", svg.AMBER),
+    "upload": ("upload", svg.GREEN),
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
@@ -43,18 +44,8 @@ def draw(report: Report) -> dict[str, Markup]:
         "attempts": ("Time of each chunk attempt by phase", attempt_plot),
         "stages": ("Time of each pipeline stage", stage_plot),
     }
-    drawn: dict[str, Markup] = {}
-    for name, (label, plot) in plots.items():
-        parts: list[str] = []
-        for canvas in (svg.WIDE, svg.NARROW):
-            style: Any = {**svg.STYLE, "svg.hashsalt": f"{name}-{canvas.name}"}
-            with mpl.rc_context(style):
-                figure = plot(report, canvas)
-                if figure is not None:
-                    parts.append(svg.inline_svg(figure, name, label, canvas))
-        if parts:
-            drawn[name] = Markup("".join(parts))
-    return drawn
+    drawn = {name: svg.draw(name, label, partial(plot, report)) for name, (label, plot) in plots.items()}
+    return {name: plot for name, plot in drawn.items() if plot is not None}
 
 
 def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
@@ -132,7 +123,7 @@ def attempt_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     for (label, color), seconds in zip(PHASES.values(), values.values(), strict=True):
         ax.barh(range(len(rows)), seconds / scale, 0.76, left, color=color, label=label, lw=0)
         left += seconds / scale
-    figure.legend(loc="outside upper left", ncols=6 if canvas is svg.WIDE else 3, handlelength=0.9)
+    figure.legend(loc="outside upper left", ncols=8 if canvas is svg.WIDE else 4, handlelength=0.9)
     return figure
 
 
@@ -170,7 +161,8 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
 
 def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = True) -> None:
     """The step axis over the whole plan, with a thin line at each hand-over."""
-    ends = [chunk["target_step"] for chunk in report["chunks"]]
+    planned = [chunk for chunk in report["chunks"] if not chunk["spare"]]
+    ends = [chunk["target_step"] for chunk in planned]
     last = max([*ends, *(entry["step"] for entry in report["history"][-1:]), ax.get_xlim()[1] if not ends else 1])
     ax.set_xlim(0, last)
     ax.set_xlabel("step")
@@ -183,7 +175,7 @@ def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = T
     ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
     if not labels:
         return
-    for chunk, (start, end) in zip(report["chunks"], pairwise([0, *ends]), strict=True):
+    for chunk, (start, end) in zip(planned, pairwise([0, *ends]), strict=True):
         if every == 1 or chunk["index"] % every == 0:
             ax.annotate(
                 f"chunk {chunk['index']}", ((start + end) / 2, 1), (0, 3), ax.get_xaxis_transform(),
@@ -226,6 +218,7 @@ def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> li
     by_chunk = sum(len(chunk["attempts"]) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
     for chunk in chunks:
+        name = f"{'spare' if chunk['spare'] else 'chunk'} {chunk['index']}"
         seconds = [
             {phase: (attempt.get("seconds") or {}).get(phase) or 0.0 for phase in PHASES}
             for attempt in chunk["attempts"]
@@ -233,12 +226,12 @@ def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> li
         count = len(seconds)
         if by_chunk and count:
             total = {phase: sum(part[phase] for part in seconds) for phase in PHASES}
-            rows.append((f"chunk {chunk['index']}", total, f"{count} attempts" if count > 1 else ""))
+            rows.append((name, total, f"{count} attempts" if count > 1 else ""))
             continue
         for number, (attempt, part) in enumerate(zip(chunk["attempts"], seconds, strict=True), 1):
             suffix = f", attempt {number}" if canvas is svg.WIDE else f" ({number})"
             note = "" if attempt["outcome"] == "done" else attempt["outcome"].replace("_", " ")
-            rows.append((f"chunk {chunk['index']}{suffix if count > 1 else ''}", part, note))
+            rows.append((f"{name}{suffix if count > 1 else ''}", part, note))
     return rows
 
 

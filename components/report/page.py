@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from components.report import figures
+from components.shared import pages
+from components.shared.pages import count
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log")
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
@@ -58,21 +57,8 @@ class Proof:
 
 def render(report: dict[str, Any]) -> str:
     """The report as one HTML document; the same report gives the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "num": number,
-        "exact": "{:,}".format,
-        "size": size,
-        "duration": figures.duration,
-        "when": when,
-        "clip": clip,
-    }
+    environment = pages.environment(Path(__file__).parent)
+    environment.filters |= {"num": number, "size": size, "clip": clip}
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     samples = report["samples"][:MAX_SAMPLES]
@@ -84,6 +70,7 @@ def render(report: dict[str, Any]) -> str:
         plots=figures.draw(report),
         proof=proof,
         time_note=time_note(report["chunks"]),
+        cost_note=cost_note(report["cost"]),
         curve_note=curve_note(report["history"]),
         samples=samples[:NUM_OPEN_SAMPLES],
         more_samples=samples[NUM_OPEN_SAMPLES:],
@@ -166,21 +153,32 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
         return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
-    ends = [chunk["target_step"] for chunk in report["chunks"]]
-    crossed = [(start, end) for start, end in pairwise(ends) if end <= rows[-1].entry["step"]]
-    seen = sum(any(start < row.entry["step"] <= end for row in restored) for start, end in crossed)
+    ends = [chunk["target_step"] for chunk in report["chunks"] if not chunk["spare"]]
+    crossed = [
+        (start, end)
+        for start, end in pairwise(ends)
+        if end <= rows[-1].entry["step"] and not ran_through(report, start)
+    ]
+    points = {row.entry["restored_step"] for row in restored}
+    seen = sum(any(start <= point < end for point in points) for start, end in crossed)
     if seen < len(crossed):
         told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
         return "warn", "partly checked" if seen else "not checked", told
     if not restored:
         why = "nothing had to be handed over" if len(ends) < 2 else "no checkpoint follows a hand-over"
         return "good", "no hand-over", why
-    which = "the one hand-over" if len(restored) == 1 else "every hand-over"
+    which = "the one hand-over" if len(points) == 1 else "every hand-over"
     unread = sum(not row.entry["verified"] for row in rows if row.entry["step"] in ends)
     if unread:
         told = f"{which} was bit-exact, with {count(unread, 'chunk end')} not yet read back from the store"
         return "warn", "not read back", told
     return "good", "bit-exact", f"{which} was bit-exact"
+
+
+def ran_through(report: Report, step: int) -> bool:
+    """Whether an attempt trained on past the end of a chunk before its own that had left it undone."""
+    attempts = [attempt for chunk in report["chunks"] for attempt in chunk["attempts"]]
+    return any(attempt["from_step"] < step < (attempt["to_step"] or 0) for attempt in attempts)
 
 
 def progress(report: Report) -> tuple[int, int]:
@@ -234,6 +232,19 @@ def time_note(chunks: Sequence[Mapping[str, Any]]) -> str:
     return f"{note} {count(cut, 'attempt')} ended early." if cut else note
 
 
+def cost_note(cost: Mapping[str, Any]) -> str:
+    """What chunks cost beside training, in one line; parts that are not known are left out."""
+    sent, received, stall = cost["bytes_sent"], cost["bytes_received"], cost["save_stall"]
+    told = [
+        "" if cost["goodput"] is None else f"goodput {cost['goodput']:.0%} since the run began",
+        "" if cost["lost_steps"] is None else f"{count(cost['lost_steps'], 'step')} lost to interruptions",
+        f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
+        "" if stall is None else f"a save holds training up for {figures.duration(stall)} (median)",
+    ]
+    line = ", ".join(part for part in told if part)
+    return f"{line[:1].upper()}{line[1:]}." if line else ""
+
+
 def curve_note(history: Sequence[Mapping[str, Any]]) -> str:
     lost = sum(entry.get("loss") is not None and not math.isfinite(entry["loss"]) for entry in history)
     return f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve." if lost else ""
@@ -253,10 +264,6 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
-def count(amount: int | None, singular: str, plural: str | None = None) -> str:
-    return f"{amount or 0:,} {singular if amount == 1 else plural or singular + 's'}"
-
-
 def size(num_bytes: float | None) -> str:
     """`13.0 MB`, in powers of ten as object stores bill it."""
     if num_bytes is None:
@@ -265,15 +272,6 @@ def size(num_bytes: float | None) -> str:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {suffix}"
     return f"{num_bytes:.0f} B"
-
-
-def when(timestamp: str | None) -> str:
-    if not timestamp:
-        return "—"
-    try:
-        return datetime.fromisoformat(timestamp).strftime("%Y-%m-%d %H:%M UTC")
-    except ValueError:
-        return timestamp
 
 
 def clip(text: str | None) -> str:

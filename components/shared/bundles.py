@@ -3,6 +3,7 @@
     <prefix>/<attempt>/{files…}      what one writer uploaded
     <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
     <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
+    <prefix>/removed-<attempt>       retention is taking this attempt away (see `retention`)
     <prefix>/manifest-2.json         what was committed in place of a damaged one: put-if-absent
 
 Every writer uploads below a name of its own, so that one who finishes late cannot touch the files
@@ -17,20 +18,26 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from components.shared.errors import DamagedError
+from components.shared.cache import NodeCache
+from components.shared.errors import DamagedError, UnavailableError
 from components.shared.storage import Storage
 
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
-_DAMAGED = "damaged-"
+DAMAGED = "damaged-"
+REMOVED = "removed-"
 VERSION = 1
+T = TypeVar("T")
 PARALLEL = 8
 """Files in flight at once."""
+ROUNDS = 5
+"""Times a commit looks again after another writer's manifest came in its way and was gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +67,55 @@ class Manifest:
         return f"{prefix}/{self.folder}/{name}".rstrip("/")
 
 
-def publish(
-    storage: Storage,
-    prefix: str,
-    local_dir: str,
-    *,
-    kind: str,
-    meta: dict[str, Any],
-    before_commit: Callable[[], None] = lambda: None,
-) -> tuple[Manifest, bool]:
+class Publication:
+    """One writer's attempt at a bundle: files first, then the manifest.
+
+    Args:
+        storage: Where to.
+        prefix: Path of the bundle in the store.
+        kind: What the files are.
+        check: Called every few megabytes; what it raises ends the attempt.
+    """
+
+    def __init__(self, storage: Storage, prefix: str, *, kind: str, check: Callable[[], None] = lambda: None) -> None:
+        self.storage = storage
+        self.prefix = prefix
+        self.kind = kind
+        self.folder = uuid.uuid4().hex[:12]
+        self.files: dict[str, dict[str, Any]] = {}
+        self._check = check
+
+    def send(self, local_dir: str) -> None:
+        """Uploads the files of a folder, at any depth; those sent before are not sent again."""
+
+        def upload(name: str) -> None:
+            local = os.path.join(local_dir, name)
+            digest = self.storage.upload(local, f"{self.prefix}/{self.folder}/{name}", self._check)
+            self.files[name] = {"size": os.path.getsize(local), "sha256": digest}
+
+        each(upload, set(_files_below(local_dir)) - self.files.keys())
+
+    def commit(self, meta: dict[str, Any]) -> tuple[Manifest, bool]:
+        """Writes the manifest, unless another writer was first.
+
+        Returns:
+            The manifest that stands, and whether it is this attempt's.
+
+        Raises:
+            UnavailableError: other writers come and go, and none of their manifests stays.
+        """
+        manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=meta)
+        data = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
+        for _ in range(ROUNDS):
+            standing, generation = _standing(self.storage, self.prefix)
+            if standing is None and self.storage.create(f"{self.prefix}/{_manifest_name(generation + 1)}", data):
+                return manifest, True
+            if standing is not None:  # ours where the answer to a put was lost
+                return standing, standing.folder == self.folder
+        raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
+
+
+def publish(storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: dict[str, Any]) -> tuple[Manifest, bool]:
     """Uploads a folder and commits it.
 
     Args:
@@ -77,32 +124,13 @@ def publish(
         local_dir: Folder whose files, at any depth, are the bundle.
         kind: What the files are.
         meta: Goes into the manifest; plain JSON values.
-        before_commit: Called between the last file and the manifest.
 
     Returns:
         The manifest that stands, and whether it is this call's: False when another writer was first.
     """
-    folder = uuid.uuid4().hex[:12]
-    names = sorted(_files_below(local_dir))
-
-    def send(name: str) -> dict[str, Any]:
-        local = os.path.join(local_dir, name)
-        storage.upload(local, f"{prefix}/{folder}/{name}")
-        return {"size": os.path.getsize(local), "sha256": file_sha256(local)}
-
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        files = dict(zip(names, pool.map(send, names), strict=True))
-    manifest = Manifest(kind=kind, folder=folder, files=files, meta=meta)
-    before_commit()
-    standing, generation = _standing(storage, prefix)
-    if standing is None:
-        data = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
-        if storage.create(f"{prefix}/{_manifest_name(generation + 1)}", data):
-            return manifest, True
-        standing, _ = _standing(storage, prefix)
-    if standing is None:
-        raise DamagedError(f"{storage.uri(prefix)}: another writer committed it at the same time, and it is damaged.")
-    return standing, standing.folder == folder  # our own where the answer to the first try was lost
+    publication = Publication(storage, prefix, kind=kind)
+    publication.send(local_dir)
+    return publication.commit(meta)
 
 
 def read_manifest(storage: Storage, prefix: str) -> Manifest | None:
@@ -121,7 +149,9 @@ def _read_newest(storage: Storage, prefix: str, names: list[str]) -> Manifest | 
         return None
     path = f"{prefix}/{_manifest_name(generation)}"
     manifest = _parsed(storage.read(path), storage.uri(path))
-    if _DAMAGED + manifest.folder in names:
+    if REMOVED + manifest.folder in names:
+        return None
+    if DAMAGED + manifest.folder in names:
         raise DamagedError(f"{storage.uri(prefix)} was found damaged before.")
     return manifest
 
@@ -133,7 +163,7 @@ def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
 
 def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
     """Notes that files differ from their manifest, so that the bundle can be committed again."""
-    storage.write(f"{prefix}/{_DAMAGED}{manifest.folder}", b"")
+    storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")
 
 
 def _standing(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
@@ -172,7 +202,7 @@ def _parsed(data: bytes, where: str) -> Manifest:
     return manifest
 
 
-def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str) -> str:
+def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str, cache: NodeCache | None = None) -> str:
     """Brings a bundle to this machine, checking every byte.
 
     Args:
@@ -180,6 +210,7 @@ def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str) -> 
         prefix: Path of the bundle in the store.
         manifest: What is committed there.
         local_dir: Folder for the files, unless the store is one itself: then they are read in place.
+        cache: Files this node has already, by their hashes.
 
     Returns:
         The folder with the files.
@@ -188,19 +219,28 @@ def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str) -> 
         DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
     """
     target = storage.key(manifest.path(prefix)) if storage.is_local else local_dir
+    present = storage.find(manifest.path(prefix))
 
     def receive(name: str) -> str | None:
-        return _problem(storage, prefix, manifest, name, None if storage.is_local else os.path.join(target, name))
+        if storage.is_local:
+            return _problem(storage, prefix, manifest, name, present, None)
+        local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
+        if cache and cache.take(digest, local_path):
+            return None
+        problem = _problem(storage, prefix, manifest, name, present, local_path)
+        if cache and problem is None:
+            cache.keep(digest, local_path)
+        return problem
 
-    require_whole(storage, prefix, manifest, [line for line in _each(receive, manifest.files) if line])
+    require_whole(storage, prefix, manifest, [line for line in each(receive, manifest.files) if line])
     return target
 
 
 def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     """Reads every file of a bundle back and returns a line for each that is not what was committed."""
-    return [
-        line for line in _each(lambda name: _problem(storage, prefix, manifest, name, None), manifest.files) if line
-    ]
+    present = storage.find(manifest.path(prefix))
+    lines = each(lambda name: _problem(storage, prefix, manifest, name, present, None), manifest.files)
+    return [line for line in lines if line]
 
 
 def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
@@ -210,6 +250,8 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
         DamagedError: there are any.
     """
     if problems:
+        if usable_manifest(storage, prefix) != manifest:
+            raise DamagedError(f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again.")
         mark_damaged(storage, prefix, manifest)
         raise DamagedError(
             f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
@@ -222,15 +264,30 @@ def file_sha256(local_path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _each(check: Callable[[str], str | None], files: dict[str, dict[str, Any]]) -> list[str | None]:
+def each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
+    """Does something with each name, several at a time, and returns the results in the names' order."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        return list(pool.map(check, sorted(files)))
+        return list(pool.map(work, sorted(names)))
 
 
-def _problem(storage: Storage, prefix: str, manifest: Manifest, name: str, local_path: str | None) -> str | None:
+def _problem(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    name: str,
+    present: dict[str, tuple[int, datetime]],
+    local_path: str | None,
+) -> str | None:
+    """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""
     expected, path = manifest.files[name], manifest.path(prefix, name)
+    size = present[name][0] if name in present else None
+    if size not in (None, expected["size"]):
+        return f"{name}: {size} bytes, committed were {expected['size']}"
     try:
-        digest = storage.download(path, local_path) if local_path else storage.sha256(path)[1]
+        if local_path:
+            digest = storage.download(path, local_path, expected["size"])
+        else:
+            digest = storage.sha256(path)[1]
     except FileNotFoundError:
         return f"{name}: missing"
     return None if digest == expected["sha256"] else f"{name}: SHA-256 is {digest}, committed was {expected['sha256']}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from components.shared import bundles
-from components.shared.bundles import Manifest
+from components.shared.bundles import Manifest, Publication
+from components.shared.cache import NodeCache
 from components.shared.errors import DamagedError
+from components.shared.pickles import SUFFIXES, code_in
 from components.shared.runs import Run
 
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -61,38 +66,52 @@ class CheckpointStore:
                 yield step, manifest
 
     def is_whole(self, step: int, manifest: Manifest) -> bool:
-        """Tells whether all files of a checkpoint are there; cheap, for whoever need not load it."""
-        present = set(self.storage.list(manifest.path(self.prefix(step))))
-        return {name.split("/", 1)[0] for name in manifest.files} <= present
+        """Tells whether all files of a checkpoint are there in full size; cheap, for whoever need not load it."""
+        present = self.storage.find(manifest.path(self.prefix(step)))
+        return all(name in present and present[name][0] == entry["size"] for name, entry in manifest.files.items())
 
-    def commit(
-        self,
-        step: int,
-        local_dir: str,
-        meta: dict[str, Any],
-        before_commit: Callable[[], None] = lambda: None,
-    ) -> tuple[Manifest, bool]:
-        """Uploads a checkpoint folder and commits it; see `bundles.publish`."""
-        meta = {"run": self.run.name, "step": step, **meta}
-        return bundles.publish(
-            self.storage,
-            self.prefix(step),
-            local_dir,
-            kind="checkpoint",
-            meta=meta,
-            before_commit=before_commit,
-        )
+    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> Publication:
+        """Begins an attempt at a checkpoint; see `bundles.Publication`."""
+        return Publication(self.storage, self.prefix(step), kind="checkpoint", check=check)
 
-    def fetch(self, step: int, manifest: Manifest, local_dir: str) -> str:
+    def commit(self, step: int, publication: Publication, meta: dict[str, Any]) -> tuple[Manifest, bool]:
+        """Commits what was sent; see `bundles.Publication.commit`."""
+        return publication.commit({"run": self.run.name, "step": step, **meta})
+
+    def fetch(self, step: int, manifest: Manifest, local_dir: str, cache: NodeCache | None = None) -> str:
         """Brings a checkpoint to this machine; see `bundles.fetch`."""
-        return bundles.fetch(self.storage, self.prefix(step), manifest, local_dir)
+        return bundles.fetch(self.storage, self.prefix(step), manifest, local_dir, cache)
 
     def verify(self, step: int, manifest: Manifest) -> list[str]:
         """Reads a checkpoint back; see `bundles.verify`."""
         return bundles.verify(self.storage, self.prefix(step), manifest)
+
+    def code(self, step: int, manifest: Manifest) -> list[str]:
+        """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
+        with tempfile.TemporaryDirectory(prefix="baton-pickles-") as folder:
+            for name in manifest.files:
+                if name.endswith(SUFFIXES):
+                    self.storage.download(manifest.path(self.prefix(step), name), os.path.join(folder, name))
+            return code_in(folder)
 
     def history(self, step: int, manifest: Manifest) -> list[dict[str, Any]]:
         """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`."""
         state = json.loads(self.storage.read(manifest.path(self.prefix(step), "trainer_state.json")))
         history: list[dict[str, Any]] = state["log_history"]
         return history
+
+    def evaluation_losses(self, step: int, manifest: Manifest) -> dict[int, float]:
+        """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
+        history = self.history(step, manifest)
+        found = {entry["step"]: entry["eval_loss"] for entry in history if entry.get("eval_loss") is not None}
+        return {step: loss for step, loss in found.items() if math.isfinite(loss)}
+
+    def proven_chunks(self) -> set[int]:
+        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
+        names = self.storage.list(self.run.path("proof"))
+        return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
+
+    def verified_steps(self) -> list[int]:
+        """Returns the step that the checkpoint stage has last read back and found whole, if it has any."""
+        promoted = self.run.get("promoted.json")
+        return [promoted["newest"]["step"]] if promoted else []

@@ -13,8 +13,8 @@ class Clock:
     """Splits time into phases; the first runs from the process's start to the first `enter`."""
 
     def __init__(self) -> None:
-        self._began = float(psutil.Process().create_time())
-        self._since = self._began
+        self.began = float(psutil.Process().create_time())
+        self._since = self.began
         self._phase = "start"
         self.seconds: dict[str, float] = {}
 
@@ -27,7 +27,7 @@ class Clock:
 
     def total(self) -> float:
         """Seconds since the process started."""
-        return time.time() - self._began
+        return time.time() - self.began
 
     def split(self) -> dict[str, float]:
         """Returns seconds per phase, the running one included."""

@@ -1,4 +1,9 @@
-"""SHA-256 of values in memory: the same values give the same digest in any process."""
+"""Digests of values in memory: the same values give the same digest in any process.
+
+Tensors are hashed with XXH3-128, everything around them with SHA-256. The digest tells whether two
+states differ, on the thread that trains, so it runs at the speed of memory: 16 GB/s on one core where
+SHA-256 does 1.6. Against tampering stand the SHA-256 of a checkpoint's files, taken while they are sent.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 
 def tree_digest(value: Any) -> str:
@@ -70,6 +76,7 @@ def _key(key: Any) -> str:
 
 def _tensor_digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{flat.dtype}{tuple(flat.shape)}".encode())
+    digest = xxhash.xxh3_128(f"{flat.dtype}{tuple(flat.shape)}".encode())
     digest.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.digest()
+    found: bytes = digest.digest()
+    return found

@@ -32,6 +32,10 @@ class StoreError(UserError):
     """The object store cannot be used as given: unreachable, refused, absent."""
 
 
+class UnavailableError(StoreError):
+    """The object store does not answer as it should just now; the same request may succeed later."""
+
+
 class DamagedError(BatonError):
     """Something in the store is not what was committed there."""
 

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +19,15 @@ MARK = "::baton "
 """Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
 
 logger = logging.getLogger("baton")
+_one_at_a_time = threading.Lock()
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Tells whoever watches: a JSON line for the local engine, a readable one for a pod's log."""
+    """Tells whoever watches: a JSON line with its time for the local engine, a readable one for a pod's log."""
     if os.environ.get("BATON_EVENTS") == "stdout":
-        print(MARK + json.dumps({"event": kind, **fields}), flush=True)
+        with _one_at_a_time:
+            sys.stdout.write(MARK + json.dumps({"event": kind, "at": time.time(), **fields}) + "\n")
+            sys.stdout.flush()
     else:
         logger.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in fields.items()))
 
@@ -32,7 +37,10 @@ def parse(line: str) -> dict[str, Any] | None:
     line = line.strip()  # the local engine indents what a stage prints
     if not line.startswith(MARK):
         return None
-    event: dict[str, Any] = json.loads(line[len(MARK) :])
+    try:
+        event: dict[str, Any] = json.loads(line[len(MARK) :])
+    except json.JSONDecodeError:  # a process that was killed as it wrote
+        return None
     return event
 
 
@@ -53,6 +61,7 @@ def setup_logging() -> None:
 def stage(name: str) -> Iterator[None]:
     """Runs a stage so that a known error ends the process with one message and no traceback."""
     setup_logging()
+    os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
     emit("stage", stage=name, state="started")
     try:
         yield

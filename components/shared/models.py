@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -74,22 +75,27 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTraine
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
-def start_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> PreTrainedModel:
+def start_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None, *, weights: bool = True
+) -> PreTrainedModel:
     """Builds what training starts from; the same call gives the same weights in any process.
 
     Args:
         recipe: The resolved recipe.
         tokenizer: Sizes the embeddings of a model from scratch.
         base_folder: Local files of `model.base`.
+        weights: Whether they are needed; left undefined for a checkpoint that is about to be loaded over them.
     """
     import torch
     from transformers import AutoModelForCausalLM, set_seed
+    from transformers.initialization import no_init_weights
 
     dtype = getattr(torch, recipe.model.dtype)
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with contextlib.nullcontext() if weights else no_init_weights():
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
     return load_model(base_folder or "", dtype=dtype, trust_remote_code=recipe.model.trust_remote_code)
 
 

@@ -26,6 +26,10 @@ class Plan:
     num_steps: int
     targets: tuple[int, ...]
 
+    def target(self, index: int) -> int:
+        """Returns the step to which a chunk trains; spare chunks, behind the last, have the last one's target."""
+        return self.targets[min(index, len(self.targets)) - 1]
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         return {**asdict(self), "targets": list(self.targets)}

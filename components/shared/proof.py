@@ -25,4 +25,6 @@ def proof_part(store: CheckpointStore, step: int, manifest: Manifest) -> dict[st
         "bytes": manifest.bytes,
         "fingerprint": meta["fingerprint"],
         "seconds": meta["seconds"],
+        "moved": meta["moved"],
+        "work": meta["work"],
     }

@@ -244,13 +244,66 @@ class Training(Section):
 _DURATION = re.compile(r"0*([1-9][0-9]*)(s|m|h)")
 
 
+def _duration(value: Any) -> Any:
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        return value
+    raise ValueError(f"is {value!r}; expected a time such as 30s, 5m, 1h")
+
+
+def _seconds(text: str) -> float:
+    match = _DURATION.fullmatch(text)
+    assert match, text
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+class Keep(Section):
+    """Which checkpoints stay in the store. The newest that is whole always does."""
+
+    last: Positive = 2
+    """The newest ones."""
+    best: Annotated[int, Field(ge=0)] = 1
+    """Those with the lowest evaluation loss, where `evaluation.every` measures it."""
+    every: Positive | None = None
+    """Those whose step is a multiple of this."""
+
+
+class Preemption(Section):
+    """Where a train-chunk learns that its machine will be taken away. SIGTERM always counts."""
+
+    notice_file: str | None = None
+    """A file whose appearance is the notice."""
+    notice_url: str | None = None
+    """`aws`, `gcp` or `azure` for the cloud's own metadata endpoint, or an address whose answer 200 is the notice."""
+    node_taints: list[str] = []
+    """Taint keys of the pod's node that are the notice, such as `cloud.google.com/impending-node-termination`; needs
+    the right to read nodes."""
+
+    @field_validator("notice_url")
+    @classmethod
+    def _known_place(cls, value: str | None) -> str | None:
+        if value is None or value in ("aws", "gcp", "azure") or value.startswith(("http://", "https://")):
+            return value
+        raise ValueError(f"is {value!r}; expected aws, gcp, azure or an http address")
+
+
 class Chunks(Section):
     """How the run is cut into processes that hand on to each other."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
     """Number of train-chunks, each a pod of its own."""
+    spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = 0
+    """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
     checkpoint_every: Positive | str | None = None
     """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`."""
+    wait_for_commit: bool = False
+    """Hold training until each checkpoint is in the store. Off, it goes on meanwhile, and a checkpoint that falls due
+    before the one on its way has arrived is taken when it has."""
+    keep: Keep = Keep()
+    """Which checkpoints stay."""
+    max_unsaved: Annotated[str, BeforeValidator(_duration)] = "30m"
+    """How long training goes on while the store takes no checkpoint; then the chunk fails."""
+    preemption: Preemption = Preemption()
+    """Where a chunk learns that it must go."""
     exactness: Literal["bitwise", "consistent"] = "consistent"
     """`bitwise` refuses to go on where hardware or software differ from the checkpoint's;
     `consistent` goes on and says so in log and proof."""
@@ -271,8 +324,33 @@ class Chunks(Section):
     @property
     def every_seconds(self) -> float | None:
         """Seconds between checkpoints inside a chunk, where given as a time."""
-        match = _DURATION.fullmatch(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
-        return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else None
+        return _seconds(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
+
+    @property
+    def max_unsaved_seconds(self) -> float:
+        """Seconds without a checkpoint after which a chunk gives up."""
+        return _seconds(self.max_unsaved)
+
+    @model_validator(mode="after")
+    def _fits_a_workflow(self) -> Chunks:
+        if self.count + self.spare > MAX_CHUNKS:
+            raise ValueError(f"{self.count} chunks and {self.spare} spare ones are more than {MAX_CHUNKS}; use fewer")
+        return self
+
+
+class Store(Section):
+    """Where runs and data live."""
+
+    uri: str = "baton-store"
+    """A folder or `s3://bucket[/prefix]`."""
+    cache_dir: str | None = None
+    """A folder on the node, in memory or on a fast disk, from which the next pod takes what it finds by its hash."""
+    cache_size: Quantity = "50Gi"
+    """Size of `cache_dir` at which the files used longest ago are removed."""
+
+
+def _short_store(value: Any) -> Any:
+    return {"uri": value} if isinstance(value, str) else value
 
 
 class Evaluation(Section):
@@ -336,6 +414,8 @@ class Resources(Section):
     """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, given to every pod as environment."""
     image_pull_secret: str | None = None
     """Name of the Secret for a private registry."""
+    cache_claim: str | None = None
+    """Name of a PersistentVolumeClaim mounted at `store.cache_dir` in pods that run the model."""
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
@@ -366,8 +446,10 @@ class Recipe(Section):
     """Name of the pipeline and prefix of its runs: lower-case letters, digits, dashes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Decides the split, the initial weights, the order of rows and every random draw."""
-    store: str = "baton-store"
-    """Where runs and data live: a folder or `s3://bucket[/prefix]`."""
+    store: Annotated[Store, BeforeValidator(lambda value: {"uri": value} if isinstance(value, str) else value)] = (
+        Store()
+    )
+    """Where runs and data live; `store: s3://bucket` is short for its `uri`."""
     model: Model
     """What training starts from."""
     data: Data
@@ -401,4 +483,9 @@ class Recipe(Section):
             raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
         if self.data.format == "messages" and self.data.packing:
             raise ValueError("data.packing: conversations are not packed; set it to false")
+        if self.resources.cache_claim and not self.store.cache_dir:
+            raise ValueError(
+                "resources.cache_claim: a claim is mounted at store.cache_dir, which is not set; "
+                "set it, for example to /cache, or remove the claim"
+            )
         return self

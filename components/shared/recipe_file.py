@@ -45,6 +45,8 @@ def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
         raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
         raise UserError(f"recipe {path!r} holds a {type(document).__name__}, expected keys and values.")
+    if isinstance(document.get("store"), str):
+        document["store"] = {"uri": document["store"]}
     for override in overrides:
         _override(document, override)
     return validate(document, origin=path)

@@ -1,25 +1,37 @@
-"""The object store: a folder and S3 behave alike, by way of fsspec."""
+"""The object store: a folder and S3 behave alike, and what passes by itself is tried again."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
-import shutil
+import random
+import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import cached_property
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from components.shared.errors import BatonError, StoreError
+from components.shared import lease
+from components.shared.errors import BatonError, StoreError, UnavailableError
+from components.shared.files import BLOCK, OWN, Files, Folder
+from components.shared.s3 import S3
+from components.shared.store_errors import explain, is_missing
 
-NO_BUCKET = "bucket does not exist"
-"""How the S3 client tells a bucket that is missing from an object that is."""
+__all__ = ["BLOCK", "Storage"]
 
-BLOCK = 4 * 1024 * 1024
-"""Bytes read at a time while a file is hashed on its way."""
+logger = logging.getLogger("baton")
+
+PATIENCE = "BATON_STORE_PATIENCE"
+"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+LONGEST_PAUSE = 10.0
+T = TypeVar("T")
 
 
 class Storage:
@@ -28,23 +40,48 @@ class Storage:
     Args:
         uri: A folder, `file://…`, `s3://bucket[/prefix]` or any other fsspec URI. The endpoint and
             credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+        patience: Seconds for which an operation is tried again while the store does not answer;
+            10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
+
+    Attributes:
+        sent: Bytes of files uploaded by this process.
+        received: Bytes of files downloaded by it.
 
     Raises:
         StoreError: the URI has an unknown protocol.
     """
 
-    def __init__(self, uri: str) -> None:
-        try:
-            self.fs, root = fsspec.core.url_to_fs(uri, **_options(uri))
-        except (ValueError, TypeError, ImportError) as error:
-            raise StoreError(
-                f"store {uri!r} cannot be opened: {error}.", remedy="Use a folder or s3://bucket."
-            ) from None
-        self.root = root.rstrip("/")
-        self.is_local = isinstance(self.fs, LocalFileSystem)
-        self.base_uri = self.root if self.is_local else self.fs.unstrip_protocol(self.root)
+    def __init__(self, uri: str, *, patience: float | None = None) -> None:
+        self.patience = float(os.environ.get(PATIENCE, 10)) if patience is None else patience
+        self._uri = uri
+        self.sent = self.received = 0
+        if uri.startswith(("s3://", "s3a://")):
+            self.is_local = False
+            self.root = uri.partition("://")[2].strip("/")
+            self.base_uri = f"s3://{self.root}"
+        else:
+            self.root = _root(uri, self.fs)
+            self.is_local = isinstance(self.fs, LocalFileSystem)
+            self.base_uri = self.root if self.is_local else self.fs.unstrip_protocol(self.root)
         if not self.is_local and not self.root:
             raise StoreError(f"store {uri!r} names no bucket.", remedy="Use s3://bucket or s3://bucket/prefix.")
+
+    @cached_property
+    def fs(self) -> Any:
+        """The fsspec file system, for those who read files that are not Baton's."""
+        try:
+            return fsspec.core.url_to_fs(self._uri, **_options(self._uri))[0]
+        except (ValueError, TypeError, ImportError) as error:
+            raise StoreError(
+                f"store {self._uri!r} cannot be opened: {error}.", remedy="Use a folder or s3://bucket."
+            ) from None
+
+    @cached_property
+    def client(self) -> S3 | Files:
+        """What moves the bytes."""
+        if self.base_uri.startswith("s3://"):
+            return S3(self.base_uri)
+        return Folder(self.fs) if self.is_local else Files(self.fs)
 
     def uri(self, path: str = "") -> str:
         """Returns the address of an object for people and for other processes."""
@@ -61,114 +98,174 @@ class Storage:
             FileNotFoundError: there is no such object.
             StoreError: the store refused or could not be reached.
         """
-        with self.translated():
-            data: bytes = self.fs.cat_file(self.key(path))
-            return data
+        return self._patiently(lambda: self.client.read(self._object(path)))
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a whole object, replacing what was there; readers see the old or the new one."""
-        with self.translated():
-            if self.is_local:
-                with self._sibling(path) as temporary:
-                    _write_synced(temporary, data)
-                    os.replace(temporary, self.key(path))
-            else:
-                self.fs.pipe_file(self.key(path), data)
+        self._patiently(lambda: self.client.write(self._object(path), data))
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes an object only if there is none: put-if-absent.
 
         Returns:
-            Whether this call created it. Among any number of writers exactly one is told yes.
+            Whether this call created it. Among any number of writers at most one is told yes; none is
+            where the answer to the put that won was lost on its way.
         """
-        with self.translated():
-            try:
-                if self.is_local:
-                    with self._sibling(path) as temporary:
-                        _write_synced(temporary, data)
-                        os.link(temporary, self.key(path))
-                else:
-                    self.fs.pipe_file(self.key(path), data, mode="create")
-            except FileExistsError:
-                return False
+        if self.has_conditional_put:
+            return self._patiently(lambda: self.client.create(self._object(path), data))
+        return self._patiently(lambda: lease.create(self.client, self._object(path), data))
+
+    @cached_property
+    def has_conditional_put(self) -> bool:
+        """Whether the store refuses a put where there is an object: tried once, with an object made for it."""
+        if self.is_local:
             return True
+        path = self._object(f"{OWN}probe-{uuid.uuid4().hex}")
+
+        def probe() -> bool:
+            try:
+                return self.client.create(path, b"1") and not self.client.create(path, b"2")
+            finally:
+                self.client.remove(path)
+
+        try:
+            return self._patiently(probe)
+        except StoreError as error:
+            if "501" in str(error) or "NotImplemented" in str(error):
+                return False
+            raise
 
     def exists(self, path: str) -> bool:
         """Tells whether there is an object of this name."""
-        with self.translated():
-            try:
-                return bool(self.fs.info(self.key(path))["type"] == "file")
-            except FileNotFoundError:
-                return False
+        return self.size(path) is not None
+
+    def size(self, path: str) -> int | None:
+        """Returns an object's size in bytes, None where there is none."""
+        return self._patiently(lambda: self.client.size(self._object(path)))
 
     def list(self, path: str) -> list[str]:
         """Returns the names directly below a path, sorted; none where there is nothing."""
-        with self.translated():
-            try:
-                found = self.fs.ls(self.key(path), detail=False, **({} if self.is_local else {"refresh": True}))
-            except FileNotFoundError:
-                return []
-            names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found}
-            return sorted(name for name in names if name and not name.startswith(".baton-"))
+        names = self._patiently(lambda: self.client.list(self._object(path)))
+        return sorted({name for name in names if name and not name.startswith(OWN)})
 
-    def upload(self, local_path: str, path: str) -> None:
-        """Copies a local file into the store."""
-        with self.translated():
-            if self.is_local:
-                _make_folder(os.path.dirname(self.key(path)))
-                shutil.copyfile(local_path, self.key(path))
-            else:
-                self.fs.put_file(local_path, self.key(path))
+    def find(self, path: str) -> dict[str, tuple[int, datetime]]:
+        """Returns size in bytes and time of writing of all objects below a path, by their paths relative to it."""
+        below = self._object(path)
+        found = self._patiently(lambda: self.client.find(below))
+        return {key.removeprefix(below).lstrip("/"): entry for key, entry in sorted(found.items())}
 
-    def download(self, path: str, local_path: str) -> str:
-        """Copies an object to a local file.
+    def remove(self, path: str) -> None:
+        """Removes an object, if it is there."""
+        self._patiently(lambda: self.client.remove(self._object(path)))
+
+    def tidy(self, path: str) -> None:
+        """Removes a folder, if it is empty and the store has such things."""
+        self.client.tidy(self._object(path))
+
+    def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
+        """Copies a local file into the store.
+
+        Args:
+            local_path: The file.
+            path: Where to.
+            check: Called every few megabytes; a `BatonError` it raises ends the upload.
 
         Returns:
             SHA-256 of the bytes as they passed.
         """
-        digest = hashlib.sha256()
-        os.makedirs(os.path.dirname(local_path), exist_ok=True)
-        with (
-            self.translated(),
-            self.fs.open(self.key(path), "rb") as source,
-            open(local_path, "wb") as target,
-        ):
-            while block := source.read(BLOCK):
+
+        def send() -> str:
+            check()
+            digest = hashlib.sha256()
+
+            def seen(block: Any) -> None:
+                check()
                 digest.update(block)
-                target.write(block)
-        return digest.hexdigest()
+
+            try:
+                self.client.upload(local_path, self._object(path), seen)
+            except Exception:
+                check()  # the client may have put another error in the place of the one raised
+                raise
+            self.sent += os.path.getsize(local_path)
+            return digest.hexdigest()
+
+        return self._patiently(send)
+
+    def download(self, path: str, local_path: str, size: int | None = None) -> str:
+        """Copies an object to a local file.
+
+        Args:
+            path: The object.
+            local_path: The file; its folder is made.
+            size: The object's bytes, where they are known.
+
+        Returns:
+            SHA-256 of the bytes as they passed.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        os.makedirs(os.path.dirname(local_path), exist_ok=True)
+
+        def receive() -> str:
+            known = self.client.size(self._object(path)) if size is None else size
+            if known is None:
+                raise FileNotFoundError(self.uri(path))
+            try:
+                digest = self.client.download(self._object(path), local_path, known)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise BatonError(
+                        f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
+                        remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
+                    ) from None
+                raise
+            self.received += known
+            return digest
+
+        return self._patiently(receive)
 
     def sha256(self, path: str) -> tuple[int, str]:
         """Returns size in bytes and SHA-256 of an object, read through."""
-        digest, size = hashlib.sha256(), 0
-        with self.translated(), self.fs.open(self.key(path), "rb") as source:
-            while block := source.read(BLOCK):
+
+        def read_through() -> tuple[int, str]:
+            digest, size = hashlib.sha256(), 0
+            for block in self.client.blocks(self._object(path)):
                 digest.update(block)
                 size += len(block)
-        return size, digest.hexdigest()
+            return size, digest.hexdigest()
+
+        return self._patiently(read_through)
 
     def check(self) -> None:
-        """Writes and removes a small object.
+        """Writes and removes a small object, without a second try.
 
         Raises:
             StoreError: the store cannot be written to, with the reason and the remedy.
         """
-        path = f".baton-check-{uuid.uuid4().hex}"
-        self.write(path, b"baton")
+        path = f"{OWN}check-{uuid.uuid4().hex}"
         with self.translated():
-            self.fs.rm_file(self.key(path))
+            self.client.write(self._object(path), b"baton")
+            self.client.remove(self._object(path))
 
-    @contextlib.contextmanager
-    def _sibling(self, path: str) -> Iterator[str]:
-        """Yields a temporary name beside a local object, so that a rename or link is atomic."""
-        folder = os.path.dirname(self.key(path))
-        _make_folder(folder)
-        temporary = f"{folder}/.baton-{uuid.uuid4().hex}"
-        try:
-            yield temporary
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+    def _object(self, path: str) -> str:
+        """Returns the client's own name of an object."""
+        return self.key(path).partition("/")[2] if isinstance(self.client, S3) else self.key(path)
+
+    def _patiently(self, operation: Callable[[], T]) -> T:
+        """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
+        began, pause = time.monotonic(), 0.2
+        while True:
+            try:
+                with self.translated():
+                    return operation()
+            except UnavailableError as error:
+                pause = min(2 * pause, LONGEST_PAUSE) * random.Random().uniform(0.75, 1.25)
+                if time.monotonic() - began + pause > self.patience:
+                    raise
+                logger.warning("%s Next try in %.1f s.", error.message, pause)
+            time.sleep(pause)
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -178,9 +275,14 @@ class Storage:
         except BatonError:
             raise
         except Exception as error:
-            if isinstance(error, FileNotFoundError) and NO_BUCKET not in str(error):
-                raise
-            raise _explain(error, self.uri()) from error
+            if is_missing(error):
+                raise FileNotFoundError(" ".join(str(error).partition("Debug source:")[0].split())) from None
+            raise explain(error, self.uri()) from error
+
+
+def _root(uri: str, fs: Any) -> str:
+    root: str = fs._strip_protocol(uri)
+    return root.rstrip("/")
 
 
 def _options(uri: str) -> dict[str, Any]:
@@ -198,44 +300,3 @@ def _options(uri: str) -> dict[str, Any]:
             "response_checksum_validation": "when_required",
         },
     }
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _explain(error: Exception, uri: str) -> Exception:
-    """Turns a client library's error into one a person can act on."""
-    kind, text = type(error).__name__, " ".join(str(error).split())
-    known = f"{kind} {text}"
-    if "NoCredentials" in known or "PartialCredentials" in known:
-        return StoreError(
-            f"store {uri!r}: no credentials found.",
-            remedy="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a Secret in resources.secret.",
-        )
-    if isinstance(error, PermissionError) or "403" in known or "InvalidAccessKeyId" in known:
-        return StoreError(f"store {uri!r}: access denied ({text}).", remedy="Check the credentials and their rights.")
-    if any(
-        word in known for word in ("EndpointConnection", "ConnectTimeout", "Could not connect", "ConnectionRefused")
-    ):
-        endpoint = os.environ.get("AWS_ENDPOINT_URL", "AWS's own endpoint")
-        return StoreError(
-            f"store {uri!r}: {endpoint} cannot be reached.", remedy="Check AWS_ENDPOINT_URL and the network."
-        )
-    if "NoSuchBucket" in known or NO_BUCKET in known:
-        return StoreError(f"store {uri!r}: the bucket does not exist.", remedy="Create it first.")
-    if "Invalid endpoint" in known:
-        return StoreError(
-            f"store {uri!r}: AWS_ENDPOINT_URL is no address ({text}).", remedy="Write http://HOST:PORT or https://HOST."
-        )
-    return StoreError(f"store {uri!r}: {kind}: {text}.", remedy="Use a folder or s3://bucket that can be written to.")

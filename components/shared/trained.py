@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from components.shared import bundles, models
 from components.shared.bundles import Manifest
+from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
@@ -24,9 +25,13 @@ def final_checkpoint(run: Run) -> tuple[int, Manifest]:
     last = run.plan().num_steps
     manifest = CheckpointStore(run).manifest(last)
     if manifest is None:
+        newest = max(
+            (step for step, found in CheckpointStore(run).committed() if isinstance(found, Manifest)), default=0
+        )
         raise BatonError(
-            f"run {run.name!r} has no checkpoint of its last step, {last}.",
-            remedy="Run its chunks to the end first.",
+            f"run {run.name!r} is at step {newest} of {last}: its chunks, spare ones included, did not reach the end.",
+            remedy=f"Go on with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
+            f"{run.name}; chunks.spare adds chunks for machines that are taken away.",
         )
     return last, manifest
 
@@ -37,7 +42,7 @@ def final_folder(run: Run, scratch: str) -> str:
     return CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint")
 
 
-def tokens_folder(run: Run, scratch: str) -> str:
+def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None) -> str:
     """Returns a local folder with the run's tokenized rows and tokenizer, every byte checked.
 
     Raises:
@@ -47,7 +52,7 @@ def tokens_folder(run: Run, scratch: str) -> str:
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")
-    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens")
+    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", cache)
 
 
 def base_folder(recipe: Recipe) -> str | None:

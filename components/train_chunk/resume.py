@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol
 
 import torch
 from transformers import Trainer, TrainerCallback
 
 from components.shared import events
 from components.shared.errors import ExactnessError
-from components.train_chunk import state
+from components.train_chunk import staging, state
 
 logger = logging.getLogger("baton")
 
 
 class Resumable:
-    """Mixin for a `Trainer`: sees when the random state has been put back.
+    """Mixin for a `Trainer`: stages its checkpoints, and sees when the random state has been put back.
 
-    Upstream restores it at one of two places, before or after the first batch is fetched, and draws
-    from it in between; the only moment at which it can be compared is right after.
+    Upstream restores the random state at one of two places, before or after the first batch is fetched,
+    and draws from it in between; the only moment at which it can be compared is right after.
     """
 
     handover: Handover | None = None
+    _send: Callable[[str], None] | None = None
+    _weights: Future[None] | None = None
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.handover and "rng" in self.handover.leave_out:
@@ -35,6 +39,64 @@ class Resumable:
         if self.handover:
             self.handover.check_rng()
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Writes a checkpoint where there is room, weights and optimizer at the same time."""
+        assert self.handover
+        trainer: Any = self
+        for folder, send in self.handover.places():
+            trainer.args.output_dir, self._send = folder, send
+            try:
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._join_weights()
+                return
+            except Exception as error:
+                self._join_weights(failed=True)
+                shutil.rmtree(self.handover.folder(), ignore_errors=True)
+                if send or not staging.is_full(error):
+                    raise
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the weights: in a checkpoint, in a thread beside the optimizer's state."""
+        save = super().save_model  # type: ignore[misc]
+        if not _internal_call:
+            save(output_dir, _internal_call)
+        elif self._send:
+            save(output_dir, _internal_call)
+            self._send(str(output_dir))
+        else:
+            pool = ThreadPoolExecutor(1)
+            self._weights = pool.submit(save, output_dir, _internal_call)
+            pool.shutdown(wait=False)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        os.makedirs(output_dir, exist_ok=True)
+        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        if self._send:
+            self._send(output_dir)
+
+    def _join_weights(self, *, failed: bool = False) -> None:
+        weights, self._weights = self._weights, None
+        if weights:
+            wait([weights])
+            if not failed:
+                weights.result()
+
+
+class Keeper(Protocol):
+    """What a handover asks of the chunk it serves."""
+
+    def places(self, num_bytes: int) -> Iterator[tuple[str, Callable[[str], None] | None]]:
+        """Yields folders to write a checkpoint to, with what sends a file off where not all fit."""
+
+    def is_free(self) -> bool:
+        """Tells whether a checkpoint taken now would be sent at once."""
+
+    def must_stop(self) -> bool:
+        """Tells, after each step, whether to save and leave; raises what went wrong in the background."""
+
+    def save(self, step: int, folder: str, digests: dict[str, str]) -> None:
+        """Takes a complete checkpoint folder."""
+
 
 class Handover(TrainerCallback):
     """Takes a run over from a checkpoint, brings it to a target step, and hands it on.
@@ -42,7 +104,7 @@ class Handover(TrainerCallback):
     Args:
         trainer: The trainer, its callbacks complete.
         target: Step at which to stop.
-        save: Called with the step, the folder that `Trainer` wrote, and the digests of the state.
+        keeper: Where checkpoints go, and who says when to leave.
         every_steps: Steps between checkpoints before the target.
         every_seconds: Seconds between checkpoints before the target.
         resume_from: Local folder of the checkpoint, None at the start of a run.
@@ -56,7 +118,7 @@ class Handover(TrainerCallback):
         self,
         trainer: Trainer,
         target: int,
-        save: Callable[[int, str, dict[str, str]], None],
+        keeper: Keeper,
         *,
         every_steps: int | None = None,
         every_seconds: float | None = None,
@@ -66,7 +128,7 @@ class Handover(TrainerCallback):
     ) -> None:
         self.trainer = trainer
         self.target = target
-        self.save = save
+        self.keeper = keeper
         self.every_steps = every_steps
         self.every_seconds = every_seconds
         self.resume_from = resume_from
@@ -77,11 +139,21 @@ class Handover(TrainerCallback):
         self._rng_digest: str | None = None
         self._saved_at = time.monotonic()
         self._first = True
+        self._leaving = False
+        self._overdue = False
         trainer.handover = self
         trainer.remove_callback(state.PrinterCallback)
         trainer.add_callback(self)
         for name in state.without_state(trainer):
             logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
+
+    def places(self) -> Iterator[tuple[str, Callable[[str], None] | None]]:
+        """Yields where to write a checkpoint, best first."""
+        return self.keeper.places(state.num_bytes(self.trainer))
+
+    def folder(self) -> str:
+        """Returns where `Trainer` writes the checkpoint of the step it is at."""
+        return os.path.join(self.trainer.args.output_dir, f"checkpoint-{self.trainer.state.global_step}")
 
     def check_rng(self) -> None:
         """Remembers the random state as restored."""
@@ -114,7 +186,8 @@ class Handover(TrainerCallback):
     def on_step_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
         step = trainer_state.global_step
-        if step >= self.target:
+        self._leaving = self.keeper.must_stop() or step >= self.target
+        if self._leaving:
             control.should_training_stop = True
         if not self._ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
@@ -128,17 +201,16 @@ class Handover(TrainerCallback):
 
     def on_save(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digest of the state."""
-        step = trainer_state.global_step
-        folder = os.path.join(args.output_dir, f"checkpoint-{step}")
+        folder = self.folder()
         extra = {
             "log_window": state.log_window(self.trainer),
             "callbacks": state.callback_states(self.trainer),
         }
         torch.save(extra, os.path.join(folder, state.EXTRA_FILE))
-        os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that nobody needs to resume
-        self.save(step, folder, state.digests(self.trainer))
-        shutil.rmtree(folder)
-        self._saved_at = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that nobody needs to resume
+        self.keeper.save(trainer_state.global_step, folder, state.digests(self.trainer))
+        self._saved_at, self._overdue = time.monotonic(), False
 
     def on_log(self, args: Any, trainer_state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Tells whoever watches."""
@@ -149,9 +221,12 @@ class Handover(TrainerCallback):
         return float(trainer_state.epoch).is_integer()
 
     def _is_due(self, step: int) -> bool:
-        if step >= self.target or (self.every_steps and step % self.every_steps == 0):
+        """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
+        if self._leaving:
             return True
-        return bool(self.every_seconds and time.monotonic() - self._saved_at >= self.every_seconds)
+        by_time = self.every_seconds and time.monotonic() - self._saved_at >= self.every_seconds
+        self._overdue = self._overdue or bool(by_time or (self.every_steps and step % self.every_steps == 0))
+        return self._overdue and self.keeper.is_free()
 
     def _prove_restored(self) -> None:
         found = state.digests(self.trainer)

@@ -50,6 +50,13 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return trained if frozen else {**trained, **dict(model.named_buffers())}
 
 
+def num_bytes(trainer: Trainer) -> int:
+    """Returns about how many bytes a checkpoint has: weights that are saved, and the optimizer's state."""
+    weights = trained_weights(trainer.model).values()
+    moments = (value for entry in trainer.optimizer.state.values() for value in entry.values())
+    return sum(x.numel() * x.element_size() for x in (*weights, *moments) if isinstance(x, torch.Tensor)) + 2**20
+
+
 def log_window(trainer: Trainer) -> dict[str, Any]:
     """Returns the running sums of values that will be logged at a later step."""
     return {

@@ -55,7 +55,10 @@ def on_spot_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
         "resources.labels": "{team: nlp}",
         "resources.env": "{AWS_ENDPOINT_URL: 'http://s3:9000'}",
         "resources.retries": "5",
+        "resources.cache_claim": "node-cache",
+        "store.cache_dir": "/cache",
         "chunks.count": "3",
+        "chunks.preemption.node_taints": "[cloud.google.com/impending-node-termination]",
     }
     target = tmp_path_factory.mktemp("spot") / "pipeline.yaml"
     return _compile(GOLDEN["quickstart"], target, *(w for k, v in settings.items() for w in ("--set", f"{k}={v}")))
@@ -89,6 +92,30 @@ def test_accelerators_are_asked_for_by_the_pods_that_run_the_model_alone(on_spot
             assert container["resources"]["resourceMemoryLimit"] == "64Gi"
             assert settings["nodeSelector"]["labels"] == {"pool": "spot"}
             assert settings["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+
+
+def test_the_cache_is_mounted_in_the_pods_that_run_the_model_alone(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, (_, settings) in _executors(on_spot_gpus).items():
+        mounts = settings.get("pvcMount", [])
+        assert len(mounts) == (name in COMPUTE), name
+        for mount in mounts:
+            assert mount["constant"] == "node-cache"
+            assert mount["mountPath"] == "/cache"
+
+
+def test_chunks_alone_know_their_node(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, (_, settings) in _executors(on_spot_gpus).items():
+        expected = [{"name": "NODE_NAME", "fieldPath": "spec.nodeName"}] if name.startswith("train-chunk") else []
+        assert settings.get("fieldPathAsEnv", []) == expected, name
+
+
+def test_a_claim_without_a_folder_to_mount_it_at_is_refused(tmp_path: Path) -> None:
+    settings = ["-o", str(tmp_path / "pipeline.yaml"), "--set", "resources.cache_claim=node-cache"]
+    command = [BATON, "compile", str(GOLDEN["quickstart"]), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "resources.cache_claim" in done.stderr
+    assert "store.cache_dir" in done.stderr
 
 
 def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -130,13 +131,22 @@ def test_prove_is_exact(tmp_path: Path) -> None:
     assert found["first_difference"] is None
     assert [variant["chunks"] for variant in found["variants"]] == [1, 2]
     assert [len(variant["losses"]) for variant in found["variants"]] == [4, 4]
+    assert [variant["targets"] for variant in found["variants"]] == [[4], [2, 4]]
+    weights = [next(Path(variant["uri"]).glob("**/step-00000004/*/model.safetensors")) for variant in found["variants"]]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights]
+    assert [variant["weights_sha256"] for variant in found["variants"]] == digests
+    assert found["report"] == str(tmp_path / "prove-scratch.html")
+    assert "exact: all 2 runs are the same, byte for byte" in Path(found["report"]).read_text()
 
 
 @pytest.mark.slow
 def test_prove_without_the_random_state_is_not_exact(tmp_path: Path) -> None:
-    done = _prove(tmp_path, "--leave-out", "rng")
+    done = _prove(tmp_path, "--leave-out", "rng", "--report", "control.html")
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert found["exact"] is False
     assert found["first_difference"]["what"] == "loss"
     assert found["first_difference"]["logged_value"] == 3
+    page = (tmp_path / "control.html").read_text()
+    assert "NOT exact: 1 of 2 runs differs" in page
+    assert repr(found["first_difference"]["found"]) in page

@@ -18,6 +18,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
+from pipelines import processes
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["components.train_chunk.methods.sft", "components.tokenize.bpe", "datasets"])
@@ -32,6 +33,7 @@ def leg(function: Callable[..., None], *arguments: Any) -> tuple[int, str]:
     with os.fdopen(reader, encoding="utf-8", errors="replace") as output:
         printed = output.read()
     process.join()
+    processes.clear_staging(process.pid)  # what a killed one left; the machine's memory outlives it here
     return int(process.exitcode or 0), printed
 
 
@@ -155,7 +157,7 @@ def prepare(recipe: Recipe, name: str) -> Run:
     """Runs split and tokenize of a run."""
     code, printed = leg(split_and_tokenize, recipe_file.dumps(recipe), name)
     assert code == 0, printed
-    return Run(Storage(recipe.store), name)
+    return Run(Storage(recipe.store.uri), name)
 
 
 def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from pipelines import results
 
 
 @pytest.fixture
@@ -39,11 +41,34 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (self.path,))
+
+
+def _plant_code(folder: Path) -> None:
+    """Replaces the random state by a pickle that would run, with a manifest that vouches for it."""
+    import torch
+
+    path, manifest_path = folder / "rng_state.pth", folder.parent / "manifest.json"
+    torch.save(Payload(str(folder.parent / "it-ran")), path)
+    manifest = json.loads(manifest_path.read_text())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["files"]["rng_state.pth"] = {"size": path.stat().st_size, "sha256": digest}
+    manifest_path.write_text(json.dumps(manifest))
+
+
 DAMAGE = {
     "flipped-bit-in-weights": lambda folder: _flip(folder / "adapter_model.safetensors"),
     "truncated-optimizer": lambda folder: os.truncate(folder / "optimizer.pt", 100),
     "missing-random-state": lambda folder: (folder / "rng_state.pth").unlink(),
     "swapped-scheduler": lambda folder: (folder / "scheduler.pt").write_bytes((folder / "rng_state.pth").read_bytes()),
+    "pickle-with-code": _plant_code,
     "manifest-not-json": lambda folder: (folder.parent / "manifest.json").write_text("{"),
     "manifest-leaves-its-folder": lambda folder: _replace_in_manifest(folder, "optimizer.pt", "../../../x"),
     "manifest-of-another-run": lambda folder: _replace_in_manifest(folder, '"run": "', '"run": "another-'),
@@ -72,9 +97,22 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(
     assert code == 0, printed
     restored = legs.final(halfway).meta["restored"]
     assert restored["step"] == 8
+    assert not (_folder(halfway, 8).parent.parent / "step-00000010" / "it-ran").exists()
     assert len(restored["skipped"]) == 1
     assert "step-00000010" in restored["skipped"][0]
     assert legs.final(halfway).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+
+
+def test_verify_finds_every_damage(halfway: Run, tmp_path: Path) -> None:
+    assert all(row["ok"] for row in results.verify_checkpoints(halfway))
+    shutil.copytree(halfway.uri, tmp_path / "whole")
+    for name, damage in DAMAGE.items():
+        damage(_folder(halfway, 10))
+        rows = {row["step"]: row for row in results.verify_checkpoints(halfway)}
+        assert [step for step, row in rows.items() if not row["ok"]] == [10], name
+        assert rows[10]["problems"], name
+        shutil.rmtree(halfway.uri)
+        shutil.copytree(tmp_path / "whole", halfway.uri)
 
 
 def test_state_that_differs_from_what_was_saved_stops_the_chunk(halfway: Run, legs: Any) -> None:

@@ -132,9 +132,12 @@ OTHERS = {
     "compile": (["compile", "recipe.yaml", "-o", "x.json"], "output 'x.json' has another ending than .yaml."),
     "prove": (["prove", "absent.yaml"], "recipe 'absent.yaml' is not a file."),
     "submit": (["submit", "absent.yaml", "--endpoint", "http://h"], "recipe 'absent.yaml' is not a file."),
+    "doctor": (["doctor", "absent.yaml"], "recipe 'absent.yaml' is not a file."),
+    "doctor of no recipe": (["doctor", "--set", "seed=1"], "--set changes a recipe, and none is given."),
     "list": (["checkpoints", "list", "store/runs/absent"], "store/runs/absent/recipe.json does not exist."),
     "show": (["checkpoints", "show", "nowhere"], "run URI 'nowhere' is not of the form STORE/runs/NAME."),
     "verify": (["checkpoints", "verify", "foo://x/runs/y"], "store 'foo://x' cannot be opened"),
+    "prune": (["checkpoints", "prune", "store/runs/absent"], "store/runs/absent/recipe.json does not exist."),
 }
 
 
@@ -153,8 +156,8 @@ def test_validate(folder: Path):
     assert done.stderr == ""
 
 
-COMMANDS = ["", "validate", "schema", "compile", "run", "submit", "generate", "prove", "checkpoints"]
-COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify")]
+COMMANDS = ["", "validate", "schema", "compile", "run", "submit", "generate", "prove", "drill", "doctor", "checkpoints"]
+COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

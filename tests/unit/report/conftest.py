@@ -20,12 +20,14 @@ def _digest(*parts: object) -> str:
 
 def _attempt(start: int, end: int, outcome: str = "done", train: float = 20.3) -> dict[str, Any]:
     seconds = {
-        "start": 4.1,
+        "start": 1.1,
+        "import": 3.0,
         "fetch": 0.4,
         "build": 0.9,
         "restore": 0.6 if start else 0.0,
         "train": train,
         "save": 0.5,
+        "upload": 0.2,
     }
     rate = 5100.0 + 40 * math.sin(start)
     return {
@@ -46,7 +48,9 @@ def _proof_row(step: int, parent: int | None, **changed: Any) -> dict[str, Any]:
         "parent_digest": _digest("state", parent) if parent else None,
         "chain": _digest("chain", step),
         "level": "bitwise",
+        "restored_step": parent or 0,
         "verified": True,
+        "gone": None,
         "checked": {**CHECKED, "scaler": "absent"} if parent else None,
         "uri": f"s3://store/runs/quickstart/checkpoints/step-{step:08d}",
         "bytes": 13_200_000 + step,
@@ -64,7 +68,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> dict[str, Any]:
     rate = 1e-3 * np.minimum(progress * 10, 0.5 + 0.5 * np.cos(np.pi * progress))
     norm = 0.6 + 1.6 * np.exp(-4 * progress) + 0.15 * np.abs(noise[1])
     chunks = [
-        {"index": k, "target_step": end, "attempts": [_attempt(start, end)]}
+        {"index": k, "target_step": end, "spare": False, "attempts": [_attempt(start, end)]}
         for k, (start, end) in enumerate(pairwise(ends), 1)
     ]
     if num_chunks > 1:
@@ -104,6 +108,13 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> dict[str, Any]:
         ],
         "evals": [{"step": end, "eval_loss": 3.2 + 5 * math.exp(-5 * end / num_steps)} for end in ends[1:]],
         "chunks": chunks,
+        "cost": {
+            "goodput": 0.62,
+            "lost_steps": 3,
+            "bytes_sent": 52_800_000,
+            "bytes_received": 39_600_000,
+            "save_stall": 0.25,
+        },
         "stages": [
             {"name": "data split", "seconds": 2.1},
             {"name": "tokenize", "seconds": 5.4},
@@ -149,8 +160,15 @@ def _empty_report() -> dict[str, Any]:
     report |= {key: [] for key in ("history", "evals", "chunks", "stages", "proof", "samples")}
     report |= {"state": "failed", "model_uri": None, "data": None, "recipe_yaml": "", "versions": {}}
     report["headline"] = dict.fromkeys(report["headline"])
+    report["cost"] = {**dict.fromkeys(report["cost"]), "bytes_sent": 0, "bytes_received": 0}
     report["tracking"] = {"mlflow": None, "run_id": None}
     return report
+
+
+@pytest.fixture
+def attempt() -> Callable[..., dict[str, Any]]:
+    """Makes one attempt at a chunk."""
+    return _attempt
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from components.report.page import render
-from components.report.svg import series, thin
+from components.shared.svg import series, thin
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -75,9 +75,42 @@ def test_full_run(full_report: Any) -> None:
     )
     assert html.count("<svg") == 10
     assert "1 attempt ended early" in text
+    assert (
+        "Goodput 62% since the run began, 3 steps lost to interruptions, 52.8 MB sent and 39.6 MB fetched, "
+        "a save holds training up for 0.25 s (median)." in text
+    )
+    for phase in ("start-up", "import", "fetch", "build", "restore", "train", "save", "upload"):
+        assert f">{phase}</text>" in html
     assert report["proof"][1]["digest"] in html
     assert "\n  a gull forgets" in html
     assert "No samples" not in text
+
+
+def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
+    report = full_report()
+    report["cost"] = {**dict.fromkeys(report["cost"]), "bytes_sent": 1000, "bytes_received": 0}
+    assert "% training. 1 attempt ended early. 1.0 kB sent." in check(render(report)).text
+
+
+def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any, attempt: Any) -> None:
+    report = full_report()
+    report["chunks"][3]["attempts"] = [attempt(180, 200, "partial")]
+    report["chunks"].append({"index": 5, "target_step": 240, "spare": True, "attempts": [attempt(200, 240)]})
+    html = render(report)
+    assert "in 240 steps over 4 chunks; every hand-over was bit-exact." in check(html).text
+    assert ">spare 5</text>" in html
+    assert ">chunk 5</text>" not in html
+
+
+def test_checkpoints_that_are_gone_still_stand_in_the_chain(full_report: Any) -> None:
+    report = full_report()
+    for row, gone in zip(report["proof"], ("removed", "damaged"), strict=False):
+        row["gone"] = gone
+    text = check(render(report)).text
+    assert text.count("bitwise read back, since removed by retention") == 1
+    assert text.count("bitwise read back, since found damaged") == 1
+    assert "s3://store/runs/quickstart/checkpoints/step-00000060" not in text
+    assert "every hand-over was bit-exact." in text
 
 
 def test_run_that_failed_before_it_began(empty_report: Any) -> None:

@@ -67,6 +67,27 @@ def test_loss_is_told_as_it_is(before: float | None, after: float | None, words:
     assert verdict(report, read_proof(report))[1].startswith(f"{words} 240 steps")
 
 
+def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, proof_row: Any, attempt: Any) -> None:
+    """The second chunk is taken away early, and the third goes on from there to its own end."""
+    report = full_report()
+    report["chunks"][1]["attempts"] = [attempt(60, 80, "partial")]
+    report["chunks"][2]["attempts"] = [attempt(80, 180)]
+    report["proof"] = [proof_row(60, None), proof_row(80, 60), proof_row(180, 80), proof_row(240, 180)]
+    assert read_proof(report).sentence == "every hand-over was bit-exact"
+
+    report["proof"][1] |= {"checked": None}
+    report["proof"][2] |= {"checked": None}
+    assert read_proof(report).sentence == "1 of 2 hand-overs checked, bit-exact each"
+
+
+def test_a_chunk_that_was_taken_away_before_its_first_step(full_report: Any, proof_row: Any, attempt: Any) -> None:
+    report = full_report()
+    report["chunks"][1]["attempts"] = [attempt(60, 60, "partial")]
+    report["chunks"][2]["attempts"] = [attempt(60, 180)]
+    report["proof"] = [proof_row(60, None), proof_row(180, 60), proof_row(240, 180)]
+    assert read_proof(report).sentence == "every hand-over was bit-exact"
+
+
 def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_row: Any) -> None:
     report = full_report()
     report["proof"] = [proof_row(step, step - 20 or None) for step in range(20, 121, 20)]

@@ -52,22 +52,21 @@ def test_round_trip(store: str, folder: str, tmp_path: Path):
 
 
 def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
-    storage, seen = Storage(store), []
+    storage = Storage(store)
+    publication = bundles.Publication(storage, "p/q", kind="test")
 
-    publish(storage, folder, before_commit=lambda: seen.append(bundles.read_manifest(storage, "p/q")))
+    publication.send(folder)
+    assert bundles.read_manifest(storage, "p/q") is None
+    manifest, ours = publication.commit({"step": 3})
 
-    assert seen == [None]
-    assert bundles.read_manifest(storage, "p/q") is not None
+    assert ours
+    assert bundles.read_manifest(storage, "p/q") == manifest
 
 
 def test_a_writer_that_dies_before_the_manifest_leaves_the_place_free(store: str, folder: str, tmp_path: Path):
     storage = Storage(store)
 
-    def die() -> None:
-        raise SystemExit(137)
-
-    with pytest.raises(SystemExit):
-        publish(storage, folder, before_commit=die)
+    bundles.Publication(storage, "p/q", kind="test").send(folder)
     assert bundles.read_manifest(storage, "p/q") is None
     manifest, ours = publish(storage, folder)
 
@@ -75,20 +74,51 @@ def test_a_writer_that_dies_before_the_manifest_leaves_the_place_free(store: str
     assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
 
 
+def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: str):
+    storage = Storage(store)
+
+    def die() -> None:
+        raise SystemExit(137)
+
+    with pytest.raises(SystemExit):
+        bundles.Publication(storage, "p/q", kind="test", check=die).send(folder)
+
+    assert bundles.read_manifest(storage, "p/q") is None
+    assert publish(storage, folder)[1]
+
+
+def test_a_folder_sent_in_parts_is_one_bundle(store: str, folder: str, tmp_path: Path):
+    """As a machine does that has room for a single file."""
+    storage = Storage(store)
+    publication = bundles.Publication(storage, "p/q", kind="test")
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for part, name in zip(parts, ("weights.bin", "empty"), strict=True):
+        part.mkdir()
+        (part / name).write_bytes(FILES[name])
+
+    for part in parts:
+        publication.send(str(part))
+        (part / next(part.iterdir())).unlink()
+    manifest, _ = publication.commit({})
+
+    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == {
+        name: FILES[name] for name in ("weights.bin", "empty")
+    }
+
+
 def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path: Path):
     storage, other = Storage(store), tmp_path / "other"
     other.mkdir()
     (other / "weights.bin").write_bytes(b"other")
-    first: list[tuple[Manifest, bool]] = []
+    late = bundles.Publication(storage, "p/q", kind="test")
 
-    def be_overtaken() -> None:
-        first.append(publish(storage, folder))
+    late.send(str(other))
+    first, won = publish(storage, folder)
+    standing, ours = late.commit({"step": 4})
 
-    standing, ours = publish(storage, str(other), meta={"step": 4}, before_commit=be_overtaken)
-
-    assert first[0][1]
+    assert won
     assert not ours
-    assert standing == first[0][0] == bundles.read_manifest(storage, "p/q")
+    assert standing == first == bundles.read_manifest(storage, "p/q")
     assert bundles.verify(storage, "p/q", standing) == []
     assert contents(bundles.fetch(storage, "p/q", standing, str(tmp_path / "back"))) == FILES
 
@@ -110,8 +140,8 @@ def test_a_writer_whose_answer_was_lost_still_won(store: str, folder: str):
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
-    "truncated": (lambda content: content[:-1], "weights.bin: SHA-256 is "),
-    "grown": (lambda content: content + b"\0", "weights.bin: SHA-256 is "),
+    "truncated": (lambda content: content[:-1], "weights.bin: 999 bytes, committed were 1000"),
+    "grown": (lambda content: content + b"\0", "weights.bin: 1001 bytes, committed were 1000"),
     "one bit": (lambda content: bytes([content[0] ^ 1]) + content[1:], "weights.bin: SHA-256 is "),
     "missing": (lambda content: None, "weights.bin: missing"),
 }

@@ -48,7 +48,7 @@ def example(tmp_path: Path) -> str:
 def test_the_example_loads(example: str):
     recipe = recipe_file.load(example)
 
-    assert (recipe.name, recipe.seed, recipe.store) == ("gsm8k-lora", 7, "s3://baton")
+    assert (recipe.name, recipe.seed, recipe.store.uri) == ("gsm8k-lora", 7, "s3://baton")
     assert (recipe.model.base, recipe.model.from_scratch) == ("Qwen/Qwen3-0.6B", None)
     assert recipe.data.source == ["gsm8k_train.jsonl"]
     assert recipe.data.columns == {"prompt": "question", "completion": "answer"}
@@ -120,7 +120,7 @@ def test_a_malformed_override(override: str, message: str, example: str):
 
 @pytest.mark.parametrize("store", ["with: colon", "2024", "a #b", "[x]", "null", "ü"], ids=repr)
 def test_a_store_from_the_command_line_is_taken_as_it_is(store: str, example: str):
-    assert prepare.load(example, store=store).store == store
+    assert prepare.load(example, store=store).store.uri == store
 
 
 BROKEN = {

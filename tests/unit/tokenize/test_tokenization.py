@@ -153,7 +153,7 @@ def run_of(tmp_path: Path, train: list[dict[str, Any]], held_out: list[dict[str,
         },
         origin="r.yaml",
     )
-    run = Run(Storage(recipe.store), "run-1")
+    run = Run(Storage(recipe.store.uri), "run-1")
     run.create(recipe)
     digest = hashlib.sha256(json.dumps([train, held_out]).encode()).hexdigest()
     (tmp_path / "split").mkdir()

@@ -1,4 +1,4 @@
-"""What the report's plots are made of: colours, canvases, thinned points, and inline SVG.
+"""What the plots of a page are made of: colours, canvases, thinned points, and inline SVG.
 
 Colours are drawn with their light value and then written as `var(--name, value)`, so that the page's
 CSS decides. Text stays text in the page's own font.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
-from markupsafe import escape
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -51,6 +52,27 @@ class Canvas:
 WIDE = Canvas("wide", 1032, 2000)
 NARROW = Canvas("narrow", 400, 800)
 Points = tuple[np.ndarray, np.ndarray]
+
+
+def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Markup | None:
+    """Draw a plot for a wide page and for a phone, because scaled-down text cannot be read.
+
+    Args:
+        name: Prefix of the ids in the SVG; unique in its page.
+        label: What a screen reader says.
+        plot: Makes the figure for a canvas, None where there is nothing to show.
+
+    Returns:
+        Both as `<svg>`, of which the page's CSS shows one; the same values give the same bytes.
+    """
+    parts: list[str] = []
+    for canvas in (WIDE, NARROW):
+        style: Any = {**STYLE, "svg.hashsalt": f"{name}-{canvas.name}"}
+        with mpl.rc_context(style):
+            figure = plot(canvas)
+            if figure is not None:
+                parts.append(inline_svg(figure, name, label, canvas))
+    return Markup("".join(parts)) if parts else None
 
 
 def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:

@@ -1,0 +1,107 @@
+"""Which checkpoint a chunk goes on from: the newest whose every byte is as committed, and that holds no code."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from components.shared import bundles, events
+from components.shared.bundles import Manifest
+from components.shared.cache import NodeCache
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError, ExactnessError
+from components.shared.pickles import code_in
+
+logger = logging.getLogger("baton")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint brought to this machine."""
+
+    step: int
+    manifest: Manifest
+    folder: str
+
+
+class Restorer:
+    """Finds and fetches checkpoints.
+
+    Args:
+        store: The run's checkpoints.
+        target: Step the chunk trains to.
+        identity: What a checkpoint must have been made from.
+        cache: Files this node has already.
+
+    Attributes:
+        skipped: Why checkpoints were passed over.
+    """
+
+    def __init__(self, store: CheckpointStore, target: int, identity: str, cache: NodeCache | None) -> None:
+        self.store = store
+        self.target = target
+        self.identity = identity
+        self.cache = cache
+        self.skipped: list[str] = []
+        self._skipped_steps: set[int] = set()
+
+    def standing(self) -> tuple[int, Manifest] | None:
+        """Returns a committed checkpoint at the target or beyond, if its files are there."""
+        for step, manifest in self.store.committed():
+            if step < self.target:
+                return None
+            if isinstance(manifest, Manifest) and self.store.is_whole(step, manifest):
+                return step, manifest
+        return None
+
+    def fetch(self, folder: Callable[[int], str]) -> Restored | None:
+        """Fetches the newest checkpoint before the target that is as committed, None where there is none.
+
+        Args:
+            folder: Returns a folder with room for so many bytes.
+
+        Raises:
+            ExactnessError: a checkpoint was made from something else.
+        """
+        for step, manifest in self.store.committed():
+            if step >= self.target:
+                continue
+            try:
+                if isinstance(manifest, DamagedError):
+                    raise manifest
+                self._require_same(step, manifest)
+                path = os.path.join(folder(manifest.bytes), f"from-{step}")
+                return Restored(step, manifest, self.store.fetch(step, manifest, path, self.cache))
+            except DamagedError as error:
+                self._skip(step, error)
+        return None
+
+    def require_no_code(self, restored: Restored | None, folder: Callable[[int], str]) -> Restored | None:
+        """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
+        while restored:
+            found = code_in(restored.folder)
+            if not found:
+                return restored
+            prefix = self.store.prefix(restored.step)
+            try:
+                bundles.require_whole(self.store.storage, prefix, restored.manifest, found)
+            except DamagedError as error:
+                self._skip(restored.step, error)
+            restored = self.fetch(folder)
+        return None
+
+    def _skip(self, step: int, error: DamagedError) -> None:
+        logger.warning("checkpoint of step %d is not used: %s", step, error)
+        events.emit("skipped", step=step, reason=str(error))
+        if step not in self._skipped_steps:
+            self._skipped_steps.add(step)
+            self.skipped.append(str(error))
+
+    def _require_same(self, step: int, manifest: Manifest) -> None:
+        if manifest.meta.get("identity") != self.identity:
+            raise ExactnessError(
+                f"the checkpoint of step {step} was made from another recipe, data, model or plan.",
+                remedy="Start a run under another name.",
+            )

@@ -1,0 +1,183 @@
+"""Stages as processes of their own, followed by the events that they print."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from components.shared import events, recipe_file
+from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+DATA_SPLIT = "components.data_split"
+TOKENIZE = "components.tokenize"
+TRAIN_CHUNK = "components.train_chunk"
+CHECKPOINT = "components.checkpoint"
+
+Event = dict[str, Any]
+
+
+class Process(Protocol):
+    """A stage that runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+
+    def events(self) -> Iterator[Event]:
+        """Yields what it tells, until it ends."""
+
+    def kill(self) -> None:
+        """Ends it and its children as a node's end would: `kill -9`."""
+
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code, below 0 for a signal."""
+
+    def output(self) -> str:
+        """Returns the end of what it printed for people, once it has ended."""
+
+
+Launcher = Callable[[str, Sequence[str]], Process]
+"""Starts a stage, given as a module with its arguments."""
+
+
+class Fresh:
+    """A stage in a fresh interpreter, in a process group of its own.
+
+    Args:
+        module: Its module.
+        arguments: Its arguments.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            env={**os.environ, "BATON_EVENTS": "stdout", "PYTHONUNBUFFERED": "1"},
+            process_group=0,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
+    def events(self) -> Iterator[Event]:
+        """Yields what it tells, until it ends."""
+        assert self._process.stdout
+        with self._process.stdout:
+            for line in self._process.stdout:
+                if event := events.parse(line):
+                    yield event
+
+    def kill(self) -> None:
+        """Ends it and its children as a node's end would: `kill -9`."""
+        if self._process.returncode is None:  # not yet waited for: the number is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code, below 0 for a signal."""
+        return self._process.wait()
+
+    def output(self) -> str:
+        """Returns the end of what it printed for people, once it has ended."""
+        with self._errors as file:
+            file.seek(0)
+            return file.read()[-2000:]
+
+
+def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = Fresh) -> None:
+    """Runs one stage to its end.
+
+    Args:
+        module: The stage.
+        arguments: Its arguments.
+        on_event: Called with each event.
+        launch: Starts it.
+
+    Raises:
+        BatonError: it failed, with the message that it gave.
+    """
+    process = launch(module, arguments)
+    require_success(module, arguments, process, follow(process, on_event))
+
+
+def follow(process: Process, on_event: Callable[[Event], None]) -> Event | None:
+    """Hands on what a process tells until it ends, and returns the error that it told, if it did.
+
+    Whatever interrupts this ends the process too: a process group of its own gets no Ctrl-C.
+    """
+    failure = None
+    try:
+        for event in process.events():
+            failure = event if event["event"] == "error" else failure
+            on_event(event)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return failure
+
+
+def clear_staging(pid: int) -> None:
+    """Removes what a killed chunk had staged on this machine; a pod's memory goes with the pod."""
+    for place in ("/dev/shm", tempfile.gettempdir()):
+        for folder in glob.glob(os.path.join(place, f"baton-{socket.gethostname()}-{pid}-*")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_success(module: str, arguments: Sequence[str], process: Process, failure: Event | None) -> None:
+    """Waits for a process.
+
+    Raises:
+        BatonError: it failed, with the message that it gave.
+    """
+    code, printed = process.wait(), process.output()
+    if code == 0:
+        return
+    if failure:
+        kind = UserError if failure["exit_code"] == UserError.exit_code else BatonError
+        raise kind(f"{failure['stage']}: {failure['message']}")
+    raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+
+
+def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = Fresh) -> Run:
+    """Runs split and tokenize of a run.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        name: Name of the run.
+        on_event: Called with each event.
+        launch: Starts the processes.
+
+    Returns:
+        The run, ready for its first chunk.
+
+    Raises:
+        BatonError: a process failed, with its message.
+    """
+    started = Run(Storage(recipe.store.uri), name)
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(recipe_file.dumps(recipe))
+        file.flush()
+        run(DATA_SPLIT, [file.name, name], on_event, launch)
+    run(TOKENIZE, [started.uri], on_event, launch)
+    return started

@@ -1,0 +1,153 @@
+"""Chunks that run beside the test: paused, told to leave, or racing each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import legs
+
+from components.shared import events
+
+
+def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -> None:
+    """Runs a chunk whose steps take so much longer that something can happen in between.
+
+    Args:
+        run_uri: The run.
+        index: The chunk.
+        seconds: Seconds before each step.
+        patience: Seconds for which one operation on a store that is away is tried again.
+    """
+    os.environ["BATON_STORE_PATIENCE"] = str(patience)
+    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.resume import Handover
+
+    begin = Handover.on_step_begin
+
+    def slowly(self: Any, *arguments: Any, **options: Any) -> None:
+        time.sleep(seconds)
+        begin(self, *arguments, **options)
+
+    Handover.on_step_begin = slowly  # type: ignore[method-assign]
+    Chunk(run_uri, index).bring()
+
+
+def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
+    """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
+    from components.train_chunk.chunk import Chunk
+
+    told = events.emit
+
+    def emit(kind: str, **fields: Any) -> None:
+        told(kind, **fields)
+        if kind == "phase" and (fields.get("phase"), fields.get("step")) == (phase, step):
+            told("paused", phase=phase)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    events.emit = emit
+    Chunk(run_uri, index, leave_out).bring()
+
+
+def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, trusting: bool = False) -> None:
+    """Runs a chunk with other folders for memory and disk.
+
+    Args:
+        run_uri: The run.
+        index: The chunk.
+        memory: What stands for `/dev/shm`.
+        disk: What stands for the temporary folder; that itself when None.
+        trusting: Whether the first place is taken to have room, whatever it says.
+    """
+    import tempfile
+
+    from components.train_chunk import staging
+    from components.train_chunk.chunk import Chunk
+
+    staging.MEMORY = memory
+    if disk:
+        tempfile.tempdir = disk
+    if trusting:
+        staging.shutil.disk_usage = lambda _: shutil._ntuple_diskusage(2**40, 0, 2**40)  # type: ignore[attr-defined]
+    Chunk(run_uri, index).bring()
+
+
+def judge(run_uri: str) -> None:
+    """Runs the evaluate stage."""
+    from components.evaluate.evaluation import evaluate_run
+
+    evaluate_run(run_uri)
+
+
+class Background:
+    """A leg that runs while the test goes on.
+
+    Args:
+        function: What it runs; see `legs`.
+        arguments: What with.
+    """
+
+    def __init__(
+        self, function: Callable[..., None], *arguments: Any, environment: dict[str, str] | None = None
+    ) -> None:
+        reader, writer = os.pipe()
+        given = {**legs._credentials(), "BATON_EVENTS": "stdout", **(environment or {})}
+        self.process = legs._context.Process(
+            target=legs._redirected, args=(legs._DupFd(writer), given, function, arguments)
+        )
+        self.process.start()
+        os.close(writer)
+        self.lines: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reading = threading.Thread(target=self._read, args=(reader,), daemon=True)
+        self._reading.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process.pid
+        return self.process.pid
+
+    @property
+    def printed(self) -> str:
+        """All it has printed that is no event."""
+        return "".join(self.lines)
+
+    def wait_for(self, kind: str, timeout: float = 60, **fields: Any) -> dict[str, Any]:
+        """Returns the first event of a kind that has these values, once it is there."""
+
+        def found() -> dict[str, Any] | None:
+            return next((e for e in self.events if e["event"] == kind and fields.items() <= e.items()), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or not self._reading.is_alive(), timeout)
+        event = found()
+        assert event, f"no {kind} {fields} in {self.events}\n{self.printed}"
+        return event
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 90) -> int:
+        """Returns its exit code."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"still running: {self.events[-3:]}\n{self.printed}"
+        self._reading.join(5)
+        return int(self.process.exitcode)
+
+    def _read(self, reader: int) -> None:
+        with os.fdopen(reader, encoding="utf-8", errors="replace") as output:
+            for line in output:
+                event = events.parse(line)
+                with self._changed:
+                    self.events.append(event) if event else self.lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()

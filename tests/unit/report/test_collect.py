@@ -1,0 +1,175 @@
+"""What the report gathers of a run whose old checkpoints are gone and whose chunks were cut short."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.report.collect import collect
+from components.report.page import render
+from components.shared import recipe_file
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.fingerprint import LIBRARIES
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+FINGERPRINT = {"device": "cpu", "python": "3.11.7", **dict.fromkeys(LIBRARIES, "1")}
+CHECKED = dict.fromkeys(("weights", "optimizer", "rng"), "match")
+
+
+class History:
+    """A run that is written down step by step: chunks to 10, 20 and 30, and two spare ones."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:
+        self.folder = folder
+        self.run = Run(Storage(str(folder / "store")), "r")
+        self.store = CheckpointStore(self.run)
+        self.run.create(recipe_file.validate(recipe, origin="test"))
+        plan = {"rows": 80, "steps_per_epoch": 10, "num_steps": 30, "targets": [10, 20, 30]}
+        self.run.put("plan.json", plan)
+
+    def commit(self, step: int, chunk: int, restored: int, parent: int | None = None) -> None:
+        """Commit a checkpoint of a process that restored another."""
+        local = self.folder / f"local-{step}"
+        local.mkdir()
+        (local / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step, "loss": 1.0}]}))
+        before = restored if parent is None else parent
+        publication = self.store.publication(step)
+        publication.send(str(local))
+        meta = {
+            "digest": f"{step:064d}",
+            "parent": {"step": before, "digest": f"{before:064d}"} if before else None,
+            "chain": f"chain of {step}",
+            "restored": {"step": restored, "checked": CHECKED if restored else None, "level": "bitwise", "skipped": []},
+            "fingerprint": FINGERPRINT,
+            "trainable_parameters": 7,
+            "chunk": chunk,
+            "seconds": {},
+            "moved": {"sent": 1, "received": 1},
+            "work": {"goodput": step / 100, "lost_steps": 4, "lost_seconds": 2.0, "started": 0, "trained_seconds": 1},
+        }
+        self.store.commit(step, publication, meta)
+
+    def read_back(self, chunk: int, step: int) -> None:
+        """Write the chunk's part of the proof, as the checkpoint stage does."""
+        from components.shared.proof import proof_part
+
+        manifest = self.store.manifest(step)
+        assert manifest is not None
+        part = {**proof_part(self.store, step, manifest), "chunk": chunk, "verified": True, "attempts": []}
+        self.run.put(f"proof/chunk-{chunk:03d}.json", part)
+
+    def record(self, chunk: int, start: int, end: int, outcome: str = "done", **more: Any) -> None:
+        """Keep what an attempt did."""
+        seconds = {"start": 1.0, "import": 2.0, "fetch": 0.5, "train": float(end - start), "upload": 0.25}
+        document = {"chunk": chunk, "from_step": start, "to_step": end, "outcome": outcome, "seconds": seconds}
+        common = {"total_seconds": 4.0, "tokens": 100, "bytes_sent": 1000, "bytes_received": 10}
+        self.run.record(f"train-chunk-{chunk:03d}", {**document, **common, **more})
+
+    def take(self, step: int) -> None:
+        """Remove a checkpoint."""
+        shutil.rmtree(self.run.storage.key(self.store.prefix(step)))
+
+
+@pytest.fixture
+def history(tmp_path: Path, scratch_recipe: dict[str, Any]) -> History:
+    """A run of which two chunks were cut short, a spare one finished, and retention has kept the last two."""
+    made = History(tmp_path, scratch_recipe)
+    made.commit(10, 1, 0)
+    made.read_back(1, 10)
+    made.record(1, 0, 10, save_stalls=[0.1, 0.2])
+    made.commit(15, 2, 10)
+    made.read_back(2, 15)
+    made.record(2, 10, 15, "partial", save_stalls=[0.9])
+    made.commit(22, 3, 15)
+    made.read_back(3, 22)
+    made.record(3, 15, 22, "partial")
+    made.commit(28, 4, 22)
+    made.commit(30, 4, 22, parent=28)
+    made.read_back(4, 30)
+    made.record(4, 22, 30)
+    made.record(5, 30, 30, "already_done")
+    for step in (10, 15, 22):
+        made.take(step)
+    return made
+
+
+def test_the_chain_goes_on_over_checkpoints_that_are_gone(history: History) -> None:
+    rows = collect(history.run)["proof"]
+
+    assert [(row["step"], row["gone"], row["verified"]) for row in rows] == [
+        (10, "removed", True),
+        (15, "removed", True),
+        (22, "removed", True),
+        (28, None, False),
+        (30, None, True),
+    ]
+    assert [row["parent_step"] for row in rows] == [None, 10, 15, 22, 28]
+    assert [row["parent_digest"] for row in rows][1:] == [row["digest"] for row in rows][:-1]
+
+
+def test_the_page_claims_what_was_read_back_before_it_went(history: History) -> None:
+    page = render(collect(history.run))
+
+    assert "in 30 steps over 3 chunks; every hand-over was bit-exact." in page
+    assert page.count("read back, since removed by retention") == 3
+    assert ">spare 4</text>" in page
+
+
+def test_a_checkpoint_that_was_committed_again_is_not_the_one_read_back(history: History) -> None:
+    part = history.run.require("proof/chunk-004.json")
+    history.run.put("proof/chunk-004.json", {**part, "digest": "f" * 64})
+
+    row = collect(history.run)["proof"][-1]
+
+    assert (row["digest"], row["gone"], row["verified"]) == (f"{30:064d}", None, False)
+
+
+def test_one_found_damaged_is_not_said_to_be_removed(history: History) -> None:
+    history.run.storage.write(f"{history.store.prefix(22)}/manifest.json", b"{")
+
+    rows = {row["step"]: row["gone"] for row in collect(history.run)["proof"]}
+
+    assert rows == {10: "removed", 15: "removed", 22: "damaged", 28: None, 30: None}
+
+
+def test_spare_chunks_are_listed_where_they_did_something(history: History) -> None:
+    chunks = collect(history.run)["chunks"]
+
+    assert [(chunk["index"], chunk["target_step"], chunk["spare"]) for chunk in chunks] == [
+        (1, 10, False),
+        (2, 20, False),
+        (3, 30, False),
+        (4, 30, True),
+    ]
+    assert [attempt["outcome"] for chunk in chunks for attempt in chunk["attempts"]] == [
+        "done",
+        "partial",
+        "partial",
+        "done",
+    ]
+    assert chunks[0]["attempts"][0]["seconds"]["import"] == 2.0
+    assert chunks[0]["attempts"][0]["tokens_per_second"] == 10.0
+
+
+def test_what_it_cost(history: History) -> None:
+    assert collect(history.run)["cost"] == {
+        "goodput": 0.3,
+        "lost_steps": 4,
+        "bytes_sent": 5000,
+        "bytes_received": 50,
+        "save_stall": 0.2,
+    }
+
+
+def test_a_run_that_has_trained_nothing(tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
+    found = collect(History(tmp_path, scratch_recipe).run)
+
+    assert found["proof"] == []
+    assert found["cost"]["goodput"] is None
+    assert found["state"] == "failed"
+    assert "The run failed" in render(found)

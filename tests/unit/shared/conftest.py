@@ -1,0 +1,108 @@
+"""What tests of several modules here share: a run to fill with checkpoints."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.shared.bundles import Manifest, Publication
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+
+class Checkpoints:
+    """A run's checkpoints, and what happens to them."""
+
+    def __init__(self, storage: Storage, folder: Path, run: str = "r") -> None:
+        self.store = CheckpointStore(Run(storage, run))
+        self.storage = storage
+        self.folder = folder
+
+    def send(self, step: int, losses: dict[int, float | None] | None = None) -> Publication:
+        """Upload a checkpoint, and stop short of its manifest."""
+        local = self.folder / f"{self.store.run.name}-{step}-{time.monotonic_ns()}"
+        local.mkdir()
+        log = [{"step": at, "eval_loss": loss} for at, loss in (losses or {}).items()]
+        (local / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        (local / "weights.bin").write_bytes(step.to_bytes(4) * 25)
+        publication = self.store.publication(step)
+        publication.send(str(local))
+        return publication
+
+    def commit(self, step: int, losses: dict[int, float | None] | None = None) -> Manifest:
+        """Upload and commit a checkpoint."""
+        meta = {"digest": f"state of {step}"}
+        return self.store.commit(step, self.send(step, losses), meta)[0]
+
+    def commit_all(self, *steps: int, losses: dict[int, float | None] | None = None) -> None:
+        """Commit checkpoints, each with the evaluation losses up to its step."""
+        for step in steps:
+            self.commit(step, {at: loss for at, loss in (losses or {}).items() if at <= step})
+
+    def truncate(self, step: int) -> None:
+        """Take a byte from a file of what is committed."""
+        path = self._weights(step)
+        self.storage.write(path, self.storage.read(path)[:-1])
+
+    def damage(self, step: int) -> None:
+        """Flip a bit of what is committed, and have a reader find that."""
+        path, manifest = self._weights(step), self.store.manifest(step)
+        assert manifest is not None
+        data = self.storage.read(path)
+        self.storage.write(path, bytes([data[0] ^ 1]) + data[1:])
+        with pytest.raises(DamagedError):
+            self.store.fetch(step, manifest, str(self.folder / "read"))
+
+    def _weights(self, step: int) -> str:
+        manifest = self.store.manifest(step)
+        assert manifest is not None
+        return manifest.path(self.store.prefix(step), "weights.bin")
+
+    @property
+    def whole(self) -> list[int]:
+        """The steps a reader can have, ascending: every byte is checked."""
+        found = [(step, manifest) for step, manifest in self.store.committed() if isinstance(manifest, Manifest)]
+        return sorted(step for step, manifest in found if self.store.verify(step, manifest) == [])
+
+    def objects(self, step: int | None = None) -> list[str]:
+        """The names of all there is, or of what is under a step."""
+        below = self.store.run.path("checkpoints") if step is None else self.store.prefix(step)
+        return list(self.storage.find(below))
+
+    def newest(self) -> int:
+        """The step a chunk would restore: the first, from the newest down, that comes over whole."""
+        for step, manifest in self.store.committed():
+            if isinstance(manifest, Manifest):
+                try:
+                    self.store.fetch(step, manifest, str(self.folder / f"restored-{time.monotonic_ns()}"))
+                except DamagedError:
+                    continue
+                return step
+        raise AssertionError("no checkpoint can be restored")
+
+
+@pytest.fixture
+def checkpoints_at(tmp_path: Path) -> Callable[..., Checkpoints]:
+    """Makes an empty run in a store."""
+    (tmp_path / "local").mkdir()
+
+    def make(store: str, run: str = "r") -> Checkpoints:
+        return Checkpoints(Storage(store), tmp_path / "local", run)
+
+    return make
+
+
+@pytest.fixture
+def checkpoints(store: str, checkpoints_at: Callable[..., Checkpoints]) -> Checkpoints:
+    """An empty run in each kind of store."""
+    return checkpoints_at(store)
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: Path, checkpoints_at: Callable[..., Checkpoints]) -> Checkpoints:
+    """An empty run in a folder, whose files can be set back in time."""
+    return checkpoints_at(str(tmp_path / "store"))

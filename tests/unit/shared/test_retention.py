@@ -1,0 +1,248 @@
+"""Retention: what must stay stays, and what nobody needs goes."""
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from components.shared import bundles, retention
+from components.shared.bundles import Publication
+from components.shared.recipe import Keep
+from components.shared.storage import Storage
+
+ONE = Keep(last=1, best=0)
+
+
+def prune(checkpoints: Any, keep: Keep = ONE, targets: Sequence[int] = ()) -> list[int]:
+    """Apply retention and return the steps it took something from."""
+    return [removal.step for removal in retention.prune(checkpoints.store, keep, targets=targets)]
+
+
+LOSSES: dict[int, float | None] = {10: 3.0, 20: 1.0, 30: 2.0, 40: 2.5}
+
+KEPT: dict[str, tuple[Keep, list[int]]] = {
+    "last": (Keep(last=2, best=0), [30, 40]),
+    "one": (ONE, [40]),
+    "more than there are": (Keep(last=9, best=0), [10, 20, 30, 40]),
+    "best": (Keep(last=1, best=1), [20, 40]),
+    "best two": (Keep(last=1, best=2), [20, 30, 40]),
+    "every": (Keep(last=1, best=0, every=20), [20, 40]),
+    "every, of none": (Keep(last=1, best=0, every=25), [40]),
+    "all three": (Keep(last=2, best=1, every=10_000), [20, 30, 40]),
+}
+
+
+@pytest.mark.parametrize(("keep", "staying"), KEPT.values(), ids=KEPT)
+def test_what_is_to_be_kept_stays(keep: Keep, staying: list[int], checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30, 40, losses=LOSSES)
+
+    taken = prune(checkpoints, keep)
+
+    assert checkpoints.whole == staying
+    assert taken == [step for step in LOSSES if step not in staying]
+    assert checkpoints.store.steps() == staying
+    assert len(checkpoints.objects()) == 3 * len(staying)
+    assert prune(checkpoints, keep) == []
+
+
+def test_a_loss_that_is_no_number_is_not_the_best(checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30, losses={10: float("nan"), 20: 1.0, 30: float("inf")})
+
+    prune(checkpoints, Keep(last=1, best=1))
+
+    assert checkpoints.whole == [20, 30]
+
+
+def test_without_evaluation_the_newest_stay(checkpoints: Any):
+    checkpoints.commit_all(10, 20, losses={10: None})
+
+    prune(checkpoints, Keep(last=1, best=1))
+
+    assert checkpoints.whole == [20]
+
+
+def prove(checkpoints: Any, number: int, step: int) -> None:
+    """Leave what the checkpoint stage leaves behind a chunk."""
+    checkpoints.store.run.put(f"proof/chunk-{number:03d}.json", {"step": step})
+    checkpoints.store.run.put("promoted.json", {"newest": {"step": step}})
+
+
+def test_a_chunks_end_stays_until_it_has_been_read_back(checkpoints: Any):
+    checkpoints.commit_all(5, 10, 15, 20, 25)
+    targets = [10, 20, 30]
+
+    assert prune(checkpoints, targets=targets) == [5, 15]
+    assert checkpoints.whole == [10, 20, 25]
+
+    prove(checkpoints, 1, 10)
+    assert prune(checkpoints, targets=targets) == []  # the last one read back stays
+    prove(checkpoints, 2, 20)
+    assert prune(checkpoints, targets=targets) == [10]
+    assert checkpoints.whole == [20, 25]
+
+
+def test_the_last_target_always_stays(checkpoints: Any):
+    checkpoints.commit_all(10, 20)
+    for number, step in enumerate((10, 20), 1):
+        prove(checkpoints, number, step)
+
+    assert prune(checkpoints, targets=[10, 20]) == [10]
+    checkpoints.commit(30)  # as a run does whose recipe asks for more
+    prove(checkpoints, 3, 30)
+
+    assert prune(checkpoints, targets=[10, 20]) == []
+    assert checkpoints.whole == [20, 30]
+
+
+@pytest.mark.parametrize("harm", ["truncate", "damage"])
+def test_the_newest_that_is_whole_never_goes(harm: str, checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30, 40)
+    for step in (30, 40):
+        getattr(checkpoints, harm)(step)
+
+    assert prune(checkpoints) == [10]
+
+    assert checkpoints.whole == [20]
+    assert checkpoints.newest() == 20
+    assert prune(checkpoints) == []
+
+
+def test_where_none_is_whole_nothing_goes(checkpoints: Any):
+    checkpoints.commit_all(10, 20)
+    for step in (10, 20):
+        checkpoints.truncate(step)
+    before = checkpoints.objects()
+
+    assert prune(checkpoints) == []
+    assert checkpoints.objects() == before
+
+
+def test_a_manifest_that_is_none_does_not_count_as_whole(checkpoints: Any):
+    checkpoints.commit_all(10, 20)
+    checkpoints.storage.write(f"{checkpoints.store.prefix(20)}/manifest.json", b"{")
+
+    assert prune(checkpoints) == []
+    assert checkpoints.newest() == 10
+
+
+@pytest.mark.parametrize("harm", ["truncate", "damage"])
+def test_damaged_ones_below_the_newest_are_no_longer_seen(harm: str, checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30)
+    getattr(checkpoints, harm)(20)
+
+    prune(checkpoints, Keep(last=2, best=0))
+
+    assert [step for step, _ in checkpoints.store.committed()] == [30, 10]
+    assert [name for name in checkpoints.objects(20) if name.startswith("manifest")] == []
+
+
+def test_a_damaged_one_that_was_replaced_goes_and_its_successor_stays(checkpoints: Any):
+    first = checkpoints.commit(10)
+    checkpoints.damage(10)
+    second = checkpoints.commit(10)
+
+    prune(checkpoints)
+
+    assert checkpoints.store.manifest(10) == second
+    assert checkpoints.whole == [10]
+    assert [name for name in checkpoints.objects() if f"/{first.folder}/" in name] == []
+
+
+def make_old(storage: Storage, publication: Publication, age: timedelta) -> None:
+    """Set the files of an upload back in time."""
+    for name in publication.files:
+        at = time.time() - age.total_seconds()
+        os.utime(storage.key(f"{publication.prefix}/{publication.folder}/{name}"), (at, at))
+
+
+def files_of(checkpoints: Any, publication: Publication) -> list[str]:
+    """List what is there of an upload."""
+    return [name for name in checkpoints.objects() if f"/{publication.folder}/" in name]
+
+
+def test_abandoned_uploads_go_and_fresh_ones_stay(in_a_folder: Any):
+    checkpoints = in_a_folder
+    checkpoints.commit(20)
+    ages = (timedelta(hours=2), timedelta(minutes=50))
+    uploads = {(step, age): checkpoints.send(step) for step in (10, 20, 30) for age in ages}
+    for (_, age), upload in uploads.items():
+        make_old(checkpoints.storage, upload, age)
+
+    prune(checkpoints)
+
+    gone = [where for where, upload in uploads.items() if files_of(checkpoints, upload) == []]
+    assert gone == [(10, ages[0]), (20, ages[0])]  # above the newest whole one nobody takes anything
+    assert checkpoints.whole == [20]
+
+
+def test_an_upload_with_one_fresh_file_is_not_abandoned(in_a_folder: Any):
+    upload = in_a_folder.send(10)
+    make_old(in_a_folder.storage, upload, timedelta(hours=2))
+    in_a_folder.storage.write(f"{upload.prefix}/{upload.folder}/more.bin", b"1")
+    in_a_folder.commit(20)
+
+    assert prune(in_a_folder) == []
+    assert len(files_of(in_a_folder, upload)) == 3
+
+
+def test_who_commits_after_its_upload_was_taken_is_not_read(in_a_folder: Any):
+    checkpoints = in_a_folder
+    late = checkpoints.send(10)
+    make_old(checkpoints.storage, late, timedelta(hours=2))
+    checkpoints.commit(20)
+    prune(checkpoints)
+
+    checkpoints.store.commit(10, late, {"digest": "late"})
+
+    assert checkpoints.store.manifest(10) is None
+    assert [step for step, _ in checkpoints.store.committed()] == [20]
+    assert checkpoints.commit(10).folder != late.folder  # the place is free for one that is whole
+    assert checkpoints.whole == [10, 20]
+    prune(checkpoints)
+    assert checkpoints.whole == [20]
+    assert [name for name in checkpoints.objects(10) if not name.startswith("removed-")] == []
+
+
+def test_who_commits_again_what_was_taken_is_passed_over(checkpoints: Any):
+    """A writer whose answer was lost tries again, and meanwhile others have gone on and cleaned up."""
+    late = checkpoints.send(10)
+    checkpoints.store.commit(10, late, {"digest": "late"})
+    checkpoints.commit(20)
+    prune(checkpoints)
+
+    checkpoints.store.commit(10, late, {"digest": "late"})
+
+    assert checkpoints.whole == [20]
+    manifest = checkpoints.store.manifest(10)
+    assert manifest is not None
+    assert not checkpoints.store.is_whole(10, manifest)
+    assert prune(checkpoints) == [10]
+    assert checkpoints.objects(10) == []
+
+
+def test_another_upload_under_a_step_that_goes_can_still_be_committed(checkpoints: Any):
+    checkpoints.commit(10)
+    late = checkpoints.send(10)
+    checkpoints.commit(20)
+    prune(checkpoints)
+
+    manifest, ours = checkpoints.store.commit(10, late, {"digest": "late"})
+
+    assert ours
+    assert checkpoints.store.manifest(10) == manifest
+    assert checkpoints.whole == [10, 20]
+
+
+def test_what_is_none_of_a_checkpoint_is_left_alone(checkpoints: Any):
+    strangers = ["checkpoints/notes.txt", "checkpoints/step-1/x", "checkpoints/step-00000010/notes.txt", "plan.json"]
+    checkpoints.commit_all(10, 20)
+    for name in strangers:
+        checkpoints.storage.write(checkpoints.store.run.path(name), b"mine")
+
+    prune(checkpoints)
+
+    assert [checkpoints.storage.read(checkpoints.store.run.path(name)) for name in strangers] == [b"mine"] * 4
+    assert bundles.read_manifest(checkpoints.storage, checkpoints.store.prefix(10)) is None

@@ -1,0 +1,164 @@
+"""Retention that dies half way, sleeps, or is not alone."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from components.shared import retention
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError
+from components.shared.recipe import Keep
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+ONE = Keep(last=1, best=0)
+
+
+class Died(BaseException):
+    """What a killed process is to this one."""
+
+
+class Mortal(Storage):
+    """A store whose client dies once so many changes are made, and does nothing more."""
+
+    def __init__(self, uri: str, *, changes: float) -> None:
+        super().__init__(uri)
+        self.changes = changes
+        self.lock = threading.Lock()
+
+    def _change(self, make: Callable[[], Any]) -> None:
+        with self.lock:
+            if self.changes <= 0:
+                raise Died
+            self.changes -= 1
+            make()
+
+    def write(self, path: str, data: bytes) -> None:
+        self._change(lambda: super(Mortal, self).write(path, data))
+
+    def remove(self, path: str) -> None:
+        self._change(lambda: super(Mortal, self).remove(path))
+
+    def tidy(self, path: str) -> None:
+        self._change(lambda: super(Mortal, self).tidy(path))
+
+
+def wear(made: Any) -> Any:
+    """Give a run a whole old checkpoint, a damaged one, and as the newest one that was replaced after damage."""
+    made.commit_all(10, 20, 30)
+    made.damage(20)
+    made.damage(30)
+    made.commit(30)
+    return made
+
+
+LEFT = {
+    *(f"step-000000{step}/{mark}" for step in (10, 20, 30) for mark in ("damaged", "removed")),
+    *(f"step-00000030/{manifest}.json" for manifest in ("manifest", "manifest-2")),
+}
+"""What no attempt's files are, and may be there after the removal that another one began: the newest has two."""
+
+
+def test_a_removal_may_die_after_any_of_its_changes(store: str, checkpoints_at: Any):
+    finished, changes = False, 0
+    while not finished:
+        made = wear(checkpoints_at(store, f"r-{changes}"))
+        newest = made.store.manifest(30)
+        mortal = CheckpointStore(Run(Mortal(store, changes=changes), made.store.run.name))
+        try:
+            retention.prune(mortal, ONE)
+            finished = True
+        except Died:
+            assert changes < 60
+
+        assert made.newest() == 30, changes
+        assert made.store.manifest(30) == newest
+        assert set(made.whole) <= {10, 30}
+        retention.prune(made.store, ONE)
+        assert made.whole == [30], changes
+        left = [name for name in made.objects() if f"/{newest and newest.folder}/" not in name]
+        assert {re.sub("-[0-9a-f]{12}$", "", name) for name in left} <= LEFT
+        assert retention.prune(made.store, ONE) == []
+        changes += 1
+    assert changes > 12
+
+
+def test_a_removal_that_died_hides_what_it_had_begun_to_take(store: str, checkpoints_at: Any):
+    """Once marked, a checkpoint is absent rather than torn."""
+    for changes in range(1, 8):
+        made = checkpoints_at(store, f"r-{changes}")
+        made.commit_all(10, 20)
+        mortal = CheckpointStore(Run(Mortal(store, changes=changes), made.store.run.name))
+        with contextlib.suppress(Died):
+            retention.prune(mortal, ONE)
+
+        assert [step for step, _ in made.store.committed()] == [20]
+
+
+@pytest.mark.parametrize("repeat", range(3))
+def test_many_at_once_take_the_same(repeat: int, store: str, checkpoints: Any):
+    made = wear(checkpoints)
+    made.commit_all(40, 50, 60)
+    barrier, failures = threading.Barrier(4), []
+
+    def work(keep: Keep) -> None:
+        mine = CheckpointStore(Run(Storage(store), "r"))
+        barrier.wait()
+        try:
+            retention.prune(mine, keep)
+        except BaseException as error:
+            failures.append(error)
+
+    keeps = [ONE, ONE, Keep(last=2, best=0), Keep(last=1, best=1)]
+    threads = [threading.Thread(target=work, args=(keep,)) for keep in keeps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert made.whole == [60]
+    retention.prune(made.store, ONE)
+    assert [name for name in made.objects() if "removed-" not in name and "damaged-" not in name] == [
+        name for name in made.objects() if name.startswith("step-00000060/")
+    ]
+
+
+def test_one_that_slept_over_its_list_takes_only_what_was_old_then(checkpoints: Any):
+    checkpoints.commit_all(10, 20)
+    slept = retention.removals(checkpoints.store, ONE)
+    checkpoints.commit(30)
+    retention.prune(checkpoints.store, ONE)
+
+    for removal in slept:
+        retention._take(checkpoints.store, removal)
+
+    assert checkpoints.whole == [30]
+    assert checkpoints.store.steps() == [30]
+
+
+def test_a_reader_in_the_middle_of_a_removal_is_told_so(checkpoints: Any):
+    manifest = checkpoints.commit(10)
+    checkpoints.commit(20)
+    retention.prune(checkpoints.store, ONE)
+
+    with pytest.raises(DamagedError, match="was removed or replaced while it was read"):
+        checkpoints.store.fetch(10, manifest, str(checkpoints.folder / "back"))
+    assert checkpoints.objects(10) == []  # nobody marked what is gone
+
+
+def test_a_dry_run_takes_nothing(store: str, checkpoints: Any):
+    made = wear(checkpoints)
+    before = made.objects()
+    unable = CheckpointStore(Run(Mortal(store, changes=0), "r"))
+
+    listed = retention.removals(unable, ONE)
+
+    assert made.objects() == before
+    assert retention.summary(listed) == retention.summary(retention.prune(made.store, ONE))
+    assert listed[0].step == 10
+    assert listed[0].bytes > 100
