@@ -1,0 +1,27 @@
+"""A train-chunk as it is, but for where it stages: `python -m tests.bench.chunk FOLDER RECORD RUN_URI INDEX`.
+
+A chunk that is killed leaves its folder in memory. In a pod that goes with the pod; here whoever measures has to know
+where to look. RECORD is a file for the names of the modules that the chunk had imported at its end, or `-`.
+"""
+
+import atexit
+import json
+import runpy
+import sys
+
+
+def _record(path: str) -> None:
+    names = [name for name in sys.modules if name != "__main__" and not name.startswith("tests")]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(names, file)
+
+
+if __name__ == "__main__":
+    from components.train_chunk import staging
+
+    folder, record = sys.argv[1:3]
+    staging.MEMORY = folder
+    if record != "-":
+        atexit.register(_record, record)
+    del sys.argv[1:3]
+    runpy.run_module("components.train_chunk", run_name="__main__", alter_sys=True)

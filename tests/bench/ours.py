@@ -1,0 +1,124 @@
+"""Baton's side: runs prepared in the store, and their chunks as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from components.data_split import stdlib_docs
+from components.shared import events, recipe_file
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.runs import Run
+from tests.bench.bench import Bench
+from tests.bench.process import Event, Trace, watch
+from tests.bench.sizes import Size
+
+RECIPE = "tests/recipes/bench.yaml"
+ENVIRONMENT = {
+    "BATON_EVENTS": "stdout",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_LEFT_BY_CHUNKS = ("checkpoints", "records", "proof", "progress.json", "promoted.json")
+
+
+class Ours:
+    """Runs of Baton for one benchmark."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._prepared: dict[str, tuple[int, Run]] = {}
+
+    def run(self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None) -> Run:
+        """Returns the run of this kind at its beginning: split and tokenized, nothing trained.
+
+        Args:
+            size: Its model.
+            steps: Steps of the whole run.
+            count: Number of chunks.
+            every: Steps or time between checkpoints inside a chunk.
+        """
+        name = f"{size.name}-steps-{steps}-chunks-{count}-every-{every or 'none'}"
+        generation, run = self._prepared.get(name, (0, None))
+        if run is not None and generation == self.bench.server.generation:
+            self.rewind(run)
+            return run
+        run = self._prepare(name, size, steps, count, every)
+        self._prepared[name] = (self.bench.server.generation, run)
+        return run
+
+    def chunk(
+        self,
+        run: Run,
+        index: int,
+        *,
+        record: str = "-",
+        until: Callable[[Event], bool] = lambda event: False,
+        after: float | None = None,
+    ) -> Trace:
+        """Runs a chunk to its end or until it is killed; what it left on this machine is removed."""
+        folder = self.bench.fresh_folder("stage")
+        command = ["-m", "tests.bench.chunk", folder, record, run.uri, str(index)]
+        try:
+            return watch(command, events.parse, folder=folder, environment=ENVIRONMENT, until=until, after=after)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def record(self, run: Run, index: int) -> dict[str, Any]:
+        """Returns what the newest attempt at a chunk wrote about itself."""
+        name = f"train-chunk-{index:03d}"
+        return [found for found in run.records() if found["stage"] == name][-1]
+
+    def committed(self, run: Run) -> int:
+        """Returns the step of the newest checkpoint, 0 where there is none."""
+        return next((step for step, _ in CheckpointStore(run).committed()), 0)
+
+    def modules(self) -> str:
+        """Returns a file with the names of all modules that a chunk has imported at its end."""
+        path = f"{self.bench.work}/modules.json"
+        if not os.path.exists(path):
+            self.bench.say("looking what a chunk imports")
+            run = self.run(self.bench.options.small, steps=4, count=2)
+            self.chunk(run, 1, record=path)
+            self.rewind(run)
+        return path
+
+    def _prepare(self, name: str, size: Size, steps: int, count: int, every: int | str | None) -> Run:
+        overrides = [
+            f"store.uri={self.bench.server.uri}",
+            f"data.source={self._rows()}",
+            f"training.max_steps={steps}",
+            f"chunks.count={count}",
+            f"chunks.checkpoint_every={'null' if every is None else every}",
+            *size.overrides,
+        ]
+        recipe = recipe_file.load(RECIPE, overrides)
+        path = f"{self.bench.work}/{name}.json"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(recipe_file.dumps(recipe))
+        watch(["-m", "components.data_split", path, name], events.parse, environment=ENVIRONMENT)
+        run = Run.open(f"{self.bench.server.uri}/runs/{name}")
+        watch(["-m", "components.tokenize", run.uri], events.parse, environment=ENVIRONMENT)
+        return run
+
+    def _rows(self) -> str:
+        """Returns a file with the standard library's docstrings: reading them anew for each run would take long."""
+        path = f"{self.bench.work}/rows.jsonl"
+        if not os.path.exists(path):
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in stdlib_docs.rows())
+        return path
+
+    def rewind(self, run: Run) -> None:
+        """Takes away what chunks left, so that the run is at its beginning."""
+        for name in _LEFT_BY_CHUNKS:
+            self.bench.server.clear(run.path(name))
+
+
+def every_step(trace: Trace, first: int, last: int) -> float:
+    """Returns the seconds from the end of one step to the end of another."""
+    return trace.at("step", step=last) - trace.at("step", step=first)

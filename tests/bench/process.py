@@ -1,0 +1,173 @@
+"""A child process, watched: what it tells and when, how much memory it takes, and its end at a chosen moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PERIOD = 0.05
+"""Seconds between two looks at a child's memory."""
+
+Event = dict[str, Any]
+
+
+class ChildFailed(Exception):  # noqa: N818
+    """A child ended with an error of its own."""
+
+
+@dataclass
+class Trace:
+    """What was seen of a child.
+
+    Attributes:
+        spawned: Time at which it was started.
+        ended: Time at which it was gone.
+        events: What it told, each with its own time as `at`.
+        peak_memory: The most memory that it held, VmHWM.
+        peak_folder: The most bytes that there were in its folder.
+        peak_both: The most that its memory and its folder were at one moment.
+    """
+
+    spawned: float
+    ended: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    peak_memory: int = 0
+    peak_folder: int = 0
+    peak_both: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Time from start to end."""
+        return self.ended - self.spawned
+
+    def all(self, kind: str, **fields: Any) -> list[Event]:
+        """Returns the events of a kind with these values."""
+        return [x for x in self.events if x["event"] == kind and all(x.get(key) == fields[key] for key in fields)]
+
+    def at(self, kind: str, last: bool = False, **fields: Any) -> float:
+        """Returns the time of the first such event, or of the last.
+
+        Raises:
+            ChildFailed: there is none.
+        """
+        found = self.all(kind, **fields)
+        if not found:
+            raise ChildFailed(f"no event {kind} {fields} came, only {[x['event'] for x in self.events]}")
+        return float(found[-1 if last else 0]["at"])
+
+
+def watch(
+    command: Sequence[str],
+    parse: Callable[[str], Event | None],
+    *,
+    folder: str = "",
+    environment: dict[str, str] | None = None,
+    until: Callable[[Event], bool] = lambda event: False,
+    after: float | None = None,
+) -> Trace:
+    """Runs a child to its end, or kills it.
+
+    Args:
+        command: What to run with this interpreter.
+        parse: Returns the event in a line that the child prints.
+        folder: Where the child puts its files, to see how large they get.
+        environment: What is different from our own.
+        until: Tells at which event to kill it.
+        after: Seconds after its start at which to kill it.
+
+    Raises:
+        ChildFailed: it ended with an error before it was to be killed.
+    """
+    killed = threading.Event()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        trace = Trace(spawned=time.time())
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,
+        )
+        timer = threading.Timer(after or 0, _kill, (process, killed))
+        sampler = threading.Thread(target=_sample, args=(process, folder, trace), daemon=True)
+        sampler.start()
+        if after is not None:
+            timer.start()
+        try:
+            _listen(process, parse, until, killed, trace)
+        finally:
+            timer.cancel()
+            _kill(process, threading.Event())
+        trace.ended = time.time()
+        sampler.join()
+        if process.returncode and not killed.is_set():
+            errors.seek(0)
+            raise ChildFailed(f"{' '.join(command)} ended with code {process.returncode}: {errors.read()[-2000:]}")
+    return trace
+
+
+def _listen(
+    process: subprocess.Popen[str],
+    parse: Callable[[str], Event | None],
+    until: Callable[[Event], bool],
+    killed: threading.Event,
+    trace: Trace,
+) -> None:
+    """Collects what a child tells until it is gone, and ends it where it is to be killed."""
+    assert process.stdout
+    for line in process.stdout:
+        event = parse(line)
+        if event and not killed.is_set():
+            trace.events.append(event)
+            if until(event):
+                _kill(process, killed)
+    process.wait()
+
+
+def _kill(process: subprocess.Popen[str], killed: threading.Event) -> None:
+    if process.poll() is None:
+        killed.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _sample(process: subprocess.Popen[str], folder: str, trace: Trace) -> None:
+    while process.poll() is None:
+        now, peak = _memory(process.pid)
+        files = folder_bytes(folder) if folder else 0
+        trace.peak_memory = max(trace.peak_memory, peak)
+        trace.peak_folder = max(trace.peak_folder, files)
+        trace.peak_both = max(trace.peak_both, now + files)
+        time.sleep(PERIOD)
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """Returns what a process holds without the files in memory that it maps, and the most that it ever held in all."""
+    found = {"VmRSS:": 0, "RssShmem:": 0, "VmHWM:": 0}
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            key, _, rest = line.partition("\t")
+            if key in found:
+                found[key] = int(rest.split()[0]) * 1024
+    return found["VmRSS:"] - found["RssShmem:"], found["VmHWM:"]
+
+
+def folder_bytes(folder: str) -> int:
+    """Returns how much room the files below a folder take."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_blocks * 512
+    return total

@@ -1,0 +1,10 @@
+"""What is measured: one module a row, each with `NAME`, `TITLE` and `measure`."""
+
+from types import ModuleType
+
+from tests.bench.rows import boundary, chunks, goodput, memory, publish, restore, save_stall
+
+ALL: dict[str, ModuleType] = {
+    module.NAME: module for module in (save_stall, restore, publish, boundary, chunks, goodput, memory)
+}
+"""The rows by name, in the order in which they are measured."""

@@ -1,0 +1,73 @@
+"""A checkpoint's way from S3 into the trainer."""
+
+from __future__ import annotations
+
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.runs import Run
+from tests.bench.bench import Bench, best
+from tests.bench.ours import Ours
+from tests.bench.process import Trace
+from tests.bench.sizes import Size
+from tests.bench.table import Figure, Row, faster, keep, share
+from tests.bench.theirs import Theirs
+
+NAME = "restore"
+TITLE = "a checkpoint from S3 into the trainer, every byte and the state in memory verified"
+
+
+def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
+    size = bench.options.large
+    run, uri = _committed(bench, ours, theirs, size)
+    store = CheckpointStore(run)
+    manifest = store.manifest(2)
+    assert manifest
+    columns: dict[str, list[float]] = {}
+    splits: dict[str, dict[str, list[float]]] = {"ours": {}, "script": {}}
+    raw_name = ""
+    for _ in bench.rounds():
+        chunk = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")
+        script = theirs.process(uri, size, steps=4, target=4, until=lambda event: event["event"] == "restored")
+        alone = bench.transfer_down("fetch", run.uri, 2)
+        raw = bench.raw_down(store.uri(2, manifest))
+        raw_name = min(raw, key=lambda name: float(raw[name]["seconds"]))
+        their_get = bench.transfer_down("s3fs_get", store.uri(2, manifest))
+        waited, restore = _waited(chunk), chunk.at("phase", phase="train") - chunk.at("phase", phase="restore")
+        resume = script.at("restored") - script.at("built")
+        keep(splits["ours"], {"fetch, alone": alone["seconds"], "fetch, waited for": waited, "restore": restore})
+        keep(splits["script"], {"fetch, alone": script.at("got") - script.at("imported"), "restore": resume})
+        keep(columns, {"alone": alone["seconds"] + restore, "waited": waited + restore})
+        keep(columns, {"script": script.at("got") - script.at("imported") + resume, "cpu": alone["cpu"]})
+        keep(columns, {"s3fs cpu": their_get["cpu"], "speed": manifest.bytes / 1e6 / alone["seconds"]})
+        keep(columns, {"raw": manifest.bytes / 1e6 / best(raw), "s3fs": manifest.bytes / 1e6 / their_get["seconds"]})
+    return Row(
+        title=TITLE,
+        conditions=f"{size}; one torch thread on each side",
+        figures=[
+            faster("fetch alone + restore", columns["alone"], columns["script"], "script", at_least=3),
+            faster("the same, as a chunk waits for it", columns["waited"], columns["script"], "script"),
+            share("speed of fetch", columns["speed"], columns["raw"], "raw reader", unit="MB/s", at_least=0.8),
+            share("speed of fetch", columns["speed"], columns["s3fs"], "s3fs.get", unit="MB/s"),
+            Figure(what="CPU of fetch", unit="s", ours=columns["cpu"], theirs=columns["s3fs cpu"], other="s3fs.get"),
+        ],
+        splits=splits,
+        notes=[
+            "a chunk fetches while it imports, so it waits for less than the whole fetch",
+            f"raw reader: the fastest of several in each round, without hashes; in the last round {raw_name}",
+        ],
+    )
+
+
+def _committed(bench: Bench, ours: Ours, theirs: Theirs, size: Size) -> tuple[Run, str]:
+    """Returns a run of each side with a checkpoint at step 2."""
+    theirs.inputs(size)
+    bench.server.expect(2 * size.bytes)
+    run, uri = ours.run(size, steps=4, count=2), theirs.begin("restore")
+    ours.chunk(run, 1)
+    theirs.process(uri, size, steps=4, target=2)
+    return run, uri
+
+
+def _waited(chunk: Trace) -> float:
+    """Returns the seconds in which a chunk did nothing but fetch, before its imports and after."""
+    before = chunk.at("phase", phase="import") - chunk.at("phase", phase="fetch")
+    return before + chunk.at("phase", phase="build") - chunk.at("phase", last=True, phase="fetch")
