@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,14 @@ def tree_digest(value: Any) -> str:
     """Digests nested containers of tensors, arrays and plain values.
 
     A tensor counts by dtype, shape and bytes, wherever it lies; a mapping counts by its sorted
-    keys; numbers by type and exact value. Tensors are hashed in parallel.
+    keys; numbers by type and exact value.
 
     Raises:
         TypeError: a value of a kind that has no defined content.
     """
     tensors: list[torch.Tensor] = []
     _collect(value, tensors)
-    with ThreadPoolExecutor(4) as pool:
-        hashes = iter(list(pool.map(_tensor_digest, tensors)))
+    hashes = iter([_tensor_digest(tensor) for tensor in tensors])
     digest = hashlib.sha256()
     _feed(digest, value, hashes)
     return digest.hexdigest()

@@ -61,4 +61,7 @@ def make_deterministic(threads: int | None, deterministic: bool) -> None:
     if threads:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+    # On, it fills each new tensor with NaN to catch kernels that read what they did not write; on the CPU that took
+    # a third of a small model's step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

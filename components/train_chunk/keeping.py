@@ -56,6 +56,7 @@ class CheckpointKeeper:
         self.recipe = chunk.recipe
         self.parent: tuple[int, Manifest] | None = (restored.step, restored.manifest) if restored else None
         self.start_step = restored.step if restored else 0
+        self._restored_folder = restored.folder if restored else None
         self.before: dict[str, Any] = restored.manifest.meta if restored else {}
         self.overtaken = False
         self.stalls: list[float] = []
@@ -75,6 +76,8 @@ class CheckpointKeeper:
     def on_first_step(self) -> None:
         """Notes that training begins."""
         self.chunk.clock.enter("train")
+        if self._restored_folder:
+            self.chunk.staging.drop(self._restored_folder)  # one copy in memory, not two
         self.progress.start(self.start_step)
         # A checkpoint that does not get through is to be noticed soon; `Committer` has the patience.
         self.chunk.run.storage.patience = min(self._patience, SOON)

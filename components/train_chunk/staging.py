@@ -52,6 +52,11 @@ class Staging:
         usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
         yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
 
+    def drop(self, path: str) -> None:
+        """Removes a download that is not needed any more; what does not lie in a folder of ours stays."""
+        if any(os.path.dirname(path) == folder for folder in self._folders.values()):
+            shutil.rmtree(path, ignore_errors=True)
+
     def close(self) -> None:
         """Removes all folders."""
         for folder in self._folders.values():

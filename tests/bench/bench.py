@@ -59,7 +59,7 @@ class Bench:
         """Yields the numbers of the rounds, from 1, and says which one runs.
 
         Args:
-            dear: Whether a round takes so long that one must do where the numbers mean nothing.
+            dear: Whether a round starts trainers, so that one must do where the numbers mean nothing.
         """
         count = self.options.rounds or (5 if not self.options.quick else 1 if dear else 3)
         for number in range(1, count + 1):

@@ -24,7 +24,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     columns: dict[str, list[float]] = {}
     splits: dict[str, dict[str, list[float]]] = {"ours": {}, "script": {}}
     raw_name = ""
-    for _ in bench.rounds():
+    for _ in bench.rounds(dear=True):
         chunk = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")
         script = theirs.process(uri, size, steps=4, target=4, until=lambda event: event["event"] == "restored")
         alone = bench.transfer_down("fetch", run.uri, 2)

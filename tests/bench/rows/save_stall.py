@@ -20,7 +20,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     last = 3 * every
     steps = last - every
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds():
+    for _ in bench.rounds(dear=True):
         plain, saving = _ours(bench, ours, size, every, last)
         script = _theirs(bench, theirs, size, every, last)
         stalls, their_stalls = _stalls(saving), _their_stalls(script)
