@@ -24,6 +24,8 @@ from components.shared.errors import StoreError
 
 PART = 16 * 1024 * 1024
 """Bytes per request of a large object."""
+RANGE = 8 * 1024 * 1024
+"""Bytes per request when an object is read."""
 PARALLEL = 4
 """Requests in flight for one large object."""
 
@@ -138,8 +140,8 @@ class S3:
         with open(local_path, "wb+") as file:
             if size:
                 os.ftruncate(file.fileno(), size)
-                with mmap.mmap(file.fileno(), size) as mapped:
-                    self._fetch_into(key, mapped, digest)
+                with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+                    self._fetch_into(key, file.fileno(), mapped, digest)
         return digest.hexdigest()
 
     def blocks(self, key: str) -> Iterator[bytes]:
@@ -147,8 +149,9 @@ class S3:
         for block in obstore.get(self._store, key).stream(min_chunk_size=4 * 1024 * 1024):
             yield bytes(block)
 
-    def _fetch_into(self, key: str, mapped: mmap.mmap, digest: Any) -> None:
-        ends = [(start, min(start + PART, len(mapped))) for start in range(0, len(mapped), PART)]
+    def _fetch_into(self, key: str, descriptor: int, mapped: mmap.mmap, digest: Any) -> None:
+        part = min(PART, RANGE)
+        ends = [(start, min(start + part, len(mapped))) for start in range(0, len(mapped), part)]
         stop = threading.Event()
 
         def receive(span: tuple[int, int]) -> tuple[int, int]:
@@ -156,14 +159,14 @@ class S3:
                 data = obstore.get_range(self._store, key, start=span[0], end=span[1])
                 if len(data) != span[1] - span[0]:
                     raise ConnectionError(f"{len(data)} bytes came of {span[1] - span[0]} asked for")
-                mapped[span[0] : span[1]] = data
+                os.pwrite(descriptor, data, span[0])  # unlike a write to the mapping, this frees the interpreter
             return span
 
         with ThreadPoolExecutor(PARALLEL) as pool, memoryview(mapped) as view:
             try:
                 for start, end in pool.map(receive, ends):
-                    with view[start:end] as part:
-                        digest.update(part)
+                    with view[start:end] as block:
+                        digest.update(block)
             except BaseException:
                 stop.set()
                 raise
