@@ -84,9 +84,7 @@ class Committer:
         return self._thread is None or not self._thread.is_alive() or self._failing is not None
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Sends a snapshot on its way and returns at once."""
-        self.make_way()
-        self.raise_failure()
+        """Sends a snapshot on its way and returns at once; `make_way` comes before."""
         self._snapshot, self._failing = snapshot, None
         self._thread = threading.Thread(target=self._work, args=(snapshot,), name="baton-commit", daemon=True)
         self._thread.start()
@@ -155,6 +153,7 @@ class Committer:
 
     def _bear(self, error: UnavailableError, snapshot: Snapshot) -> None:
         """Waits a while for a store that takes nothing, or gives up."""
+        snapshot.check()  # what fails here says nothing of the newer one that has taken its place
         self._failing = error.message
         unsaved = time.monotonic() - self._saved_at
         events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
