@@ -148,7 +148,10 @@ def _read_newest(storage: Storage, prefix: str, names: list[str]) -> Manifest | 
     if generation == 0:
         return None
     path = f"{prefix}/{_manifest_name(generation)}"
-    manifest = _parsed(storage.read(path), storage.uri(path))
+    try:
+        manifest = _parsed(storage.read(path), storage.uri(path))
+    except FileNotFoundError:  # retention took it between the listing and this
+        return None
     if REMOVED + manifest.folder in names:
         return None
     if DAMAGED + manifest.folder in names:
