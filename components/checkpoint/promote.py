@@ -30,7 +30,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     started = time.time()
     run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
-    attempts = [record for record in run.records() if record.get("chunk") == index and "outcome" in record]
+    attempts = run.records(f"train-chunk-{index:03d}")
     found = _left_by(store, plan.target(index), attempts[-1] if attempts else None)
     if found is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})

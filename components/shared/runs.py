@@ -137,9 +137,10 @@ class Run:
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
         self.storage.write(self.path(name), _json({"stage": stage, "at": now(), **document}))
 
-    def records(self) -> list[dict[str, Any]]:
-        """Returns all attempts at all stages, by stage and time."""
-        return [self.require(f"records/{name}") for name in self.storage.list(self.path("records"))]
+    def records(self, stage: str = "") -> list[dict[str, Any]]:
+        """Returns all attempts at all stages, or at one, by stage and time."""
+        names = self.storage.list(self.path("records"))
+        return [self.require(f"records/{name}") for name in names if name.startswith(f"{stage}-" if stage else "")]
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
