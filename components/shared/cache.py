@@ -16,7 +16,7 @@ logger = logging.getLogger("baton")
 
 _UNITS = {"": 1.0, "m": 1e-3}
 for _power, _unit in enumerate("kMGTPE", 1):
-    _UNITS |= {_unit: 1e3**_power, f"{_unit}i": 1024.0**_power}
+    _UNITS |= {_unit: 1e3**_power, f"{_unit.upper()}i": 1024.0**_power}
 
 
 class NodeCache:

@@ -14,7 +14,7 @@ Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Quantity = Annotated[
     str,
-    Field(pattern=r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?$"),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
     BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value),
 ]
 """A Kubernetes quantity such as `500m`, `4` or `64Gi`."""
