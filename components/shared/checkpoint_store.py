@@ -111,7 +111,7 @@ class CheckpointStore:
         names = self.storage.list(self.run.path("proof"))
         return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
 
-    def verified_steps(self) -> list[int]:
-        """Returns the step that the checkpoint stage has last read back and found whole, if it has any."""
+    def verified_step(self) -> int:
+        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
         promoted = self.run.get("promoted.json")
-        return [promoted["newest"]["step"]] if promoted else []
+        return int(promoted["newest"]["step"]) if promoted else 0

@@ -12,7 +12,6 @@ that slept over its list, can only name objects that were already old when the l
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,7 @@ class _Step:
     attempts: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
 
 
-def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = ()) -> list[Removal]:
+def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
     """Returns what retention would take, oldest first.
 
     Args:
@@ -80,17 +79,18 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = ())
         keep: What stays.
         targets: Steps at which the run's chunks end; theirs stay until the checkpoint stage has read them back,
             and the last one's always.
+        in_use: Step that the chunk which asks went on from: its checkpoint stage may not have seen it yet.
     """
-    return _beside_others(lambda: _listed(store, keep, targets))
+    return _beside_others(lambda: _listed(store, keep, targets, in_use))
 
 
-def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int]) -> list[Removal]:
+def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps = _inventory(store)
     whole = {step: manifest for step, found in steps.items() if (manifest := _whole(store, step, found))}
     if not whole:
         return []
     newest = max(whole)
-    staying = _staying(store, whole, keep, targets)
+    staying = _staying(store, whole, keep, targets) | {in_use}
     found = []
     for step in sorted(steps):
         if step > newest:
@@ -101,9 +101,9 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int]) -> list[
     return found
 
 
-def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = ()) -> list[Removal]:
+def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
     """Takes away what `removals` lists, and returns it."""
-    taken = removals(store, keep, targets=targets)
+    taken = removals(store, keep, targets=targets, in_use=in_use)
     for removal in taken:
         events.emit("phase", phase="prune", step=removal.step)
         _beside_others(partial(_take, store, removal))
@@ -167,15 +167,14 @@ def _whole(store: CheckpointStore, step: int, found: _Step) -> Manifest | None:
 
 def _staying(store: CheckpointStore, whole: dict[int, Manifest], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
-    verified = store.verified_steps()
     proven = store.proven_chunks()
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
-    staying |= {*verified[-1:], *targets[-1:], *waiting} & whole.keys()
+    staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
     if keep.best:
         losses = store.evaluation_losses(max(whole), whole[max(whole)])
-        measured = [step for step in whole if math.isfinite(losses.get(step, math.nan))]
+        measured = [step for step in whole if step in losses]
         staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
     return staying
 

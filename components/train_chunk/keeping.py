@@ -201,7 +201,9 @@ class CheckpointKeeper:
         """Sees whether another process is ahead, and applies retention; failing in it is no reason to stop."""
         try:
             self.overtaken = self.chunk.restorer.standing() is not None
-            retention.prune(self.chunk.store, self.recipe.chunks.keep, targets=self.chunk.plan.targets)
+            retention.prune(
+                self.chunk.store, self.recipe.chunks.keep, targets=self.chunk.plan.targets, in_use=self.start_step
+            )
         except (BatonError, FileNotFoundError) as error:
             logger.warning("old checkpoints were not removed: %s", error)
 

@@ -84,6 +84,15 @@ def test_a_chunks_end_stays_until_it_has_been_read_back(checkpoints: Any):
     assert checkpoints.whole == [20, 25]
 
 
+def test_the_one_a_running_chunk_came_from_stays(checkpoints: Any):
+    checkpoints.commit_all(7, 9, 12, 14)
+
+    taken = retention.prune(checkpoints.store, ONE, targets=[20], in_use=7)
+
+    assert [removal.step for removal in taken] == [9, 12]
+    assert checkpoints.whole == [7, 14]
+
+
 def test_the_last_target_always_stays(checkpoints: Any):
     checkpoints.commit_all(10, 20)
     for number, step in enumerate((10, 20), 1):
