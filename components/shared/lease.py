@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ SETTLE = 0.5
 """Seconds in which a writer that saw no lease has written its own."""
 
 
-def create(client: S3 | Files, key: str, data: bytes, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def create(client: S3 | Files, key: str, data: bytes) -> bool:
     """Writes an object unless there is one, holding the lease `<key>.lease`.
 
     Returns:
         Whether this call wrote what now stands.
     """
     lease, owner = f"{key}.lease", uuid.uuid4().hex.encode()
-    if not _acquire(client, key, lease, owner, sleep):
+    if not _acquire(client, key, lease, owner):
         return False
     try:
         if client.size(key) is not None:
@@ -43,7 +42,7 @@ def create(client: S3 | Files, key: str, data: bytes, *, sleep: Callable[[float]
             client.remove(lease)
 
 
-def _acquire(client: S3 | Files, key: str, lease: str, owner: bytes, sleep: Callable[[float], None]) -> bool:
+def _acquire(client: S3 | Files, key: str, lease: str, owner: bytes) -> bool:
     """Waits for the lease; returns False once there is nothing left to hold it for."""
     seen, since = b"", time.monotonic()
     while client.size(key) is None:
@@ -52,10 +51,10 @@ def _acquire(client: S3 | Files, key: str, lease: str, owner: bytes, sleep: Call
             seen, since = holder, time.monotonic()
         if not holder or time.monotonic() - since > GOOD_FOR:
             client.write(lease, owner)
-            sleep(SETTLE)
+            time.sleep(SETTLE)
             if _holder(client, lease) == owner:
                 return True
-        sleep(SETTLE)
+        time.sleep(SETTLE)
     return False
 
 

@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from components.shared.errors import StoreError
 
 PART = 16 * 1024 * 1024
-"""Bytes per request of a large object."""
+"""Bytes per request when a large object is written."""
 RANGE = 8 * 1024 * 1024
 """Bytes per request when an object is read."""
 PARALLEL = 4
@@ -150,8 +150,7 @@ class S3:
             yield bytes(block)
 
     def _fetch_into(self, key: str, descriptor: int, mapped: mmap.mmap, digest: Any) -> None:
-        part = min(PART, RANGE)
-        ends = [(start, min(start + part, len(mapped))) for start in range(0, len(mapped), part)]
+        ends = [(start, min(start + RANGE, len(mapped))) for start in range(0, len(mapped), RANGE)]
         stop = threading.Event()
 
         def receive(span: tuple[int, int]) -> tuple[int, int]:

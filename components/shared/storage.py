@@ -20,11 +20,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from components.shared import lease
 from components.shared.errors import BatonError, StoreError, UnavailableError
-from components.shared.files import BLOCK, OWN, Files, Folder
+from components.shared.files import OWN, Files, Folder
 from components.shared.s3 import S3
 from components.shared.store_errors import explain, is_missing
-
-__all__ = ["BLOCK", "Storage"]
 
 logger = logging.getLogger("baton")
 
@@ -214,13 +212,13 @@ class Storage:
                 raise FileNotFoundError(self.uri(path))
             try:
                 digest = self.client.download(self._object(path), local_path, known)
-            except Exception as error:
-                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                    raise BatonError(
-                        f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
-                        remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
-                    ) from None
-                raise
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise BatonError(
+                    f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
+                    remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
+                ) from None
             self.received += known
             return digest
 
@@ -261,6 +259,7 @@ class Storage:
                 with self.translated():
                     return operation()
             except UnavailableError as error:
+                # A generator of its own: the global one is part of the training state.
                 pause = min(2 * pause, LONGEST_PAUSE) * random.Random().uniform(0.75, 1.25)
                 if time.monotonic() - began + pause > self.patience:
                     raise

@@ -135,7 +135,7 @@ class Chunk:
         report = LiveReport(self.run)
         trainer.add_callback(report)
         keeper = CheckpointKeeper(self, trainer, restored, watch)
-        handover = keeper.handover = Handover(
+        keeper.handover = Handover(
             trainer,
             self.target,
             keeper,
@@ -145,7 +145,6 @@ class Chunk:
             expected=restored.manifest.meta["state"] if restored else None,
             leave_out=self.leave_out,
         )
-        handover.on_first_step = keeper.on_first_step
         self.clock.enter("restore", step=keeper.start_step)
         try:
             if watch.notice:

@@ -91,6 +91,9 @@ class Keeper(Protocol):
     def places(self, num_bytes: int) -> Iterator[tuple[str, Callable[[str], None] | None]]:
         """Yields folders to write a checkpoint to, with what sends a file off where not all fit."""
 
+    def on_first_step(self) -> None:
+        """Is told that training begins."""
+
     def is_free(self) -> bool:
         """Tells whether a checkpoint taken now would be sent at once."""
 
@@ -138,7 +141,6 @@ class Handover(TrainerCallback):
         self.expected = expected or {}
         self.leave_out = leave_out
         self.checked: dict[str, str] = {}
-        self.on_first_step: Callable[[], None] = lambda: None
         self._rng_digest: str | None = None
         self._saved_at = time.monotonic()
         self._first = True
@@ -186,7 +188,7 @@ class Handover(TrainerCallback):
         self._first = False
         if self.resume_from is not None:
             self._prove_restored()
-        self.on_first_step()
+        self.keeper.on_first_step()
 
     def on_step_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from components.shared.errors import StoreError
-from components.shared.storage import BLOCK, Storage
+from components.shared.files import BLOCK
+from components.shared.storage import Storage
 
 
 def test_write_and_read(store: str):

@@ -23,6 +23,7 @@ MEGABYTE = 1_000_000
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a few megabytes a large object, and pauses and patience with one request short."""
     monkeypatch.setattr(s3, "PART", 5 * 1024 * 1024)
+    monkeypatch.setattr(s3, "RANGE", 5 * 1024 * 1024)
     monkeypatch.setattr(s3, "READ_TIMEOUT", "1s")
     monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.2)
 
