@@ -71,8 +71,9 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Write the golden pipeline files anew; read the diff before you commit it
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines -k golden $(ARGS)
 
-docs: setup ## Write the recipe reference and its JSON Schema from the code
+docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix from the code
 	$(PY) -m pipelines.reference docs/recipe.md docs/recipe.schema.json
+	$(PY) -m tests.resume.matrix_table docs/matrix.md
 
 images: ## Not there yet (milestone 5 of 6): build the container images
 	@echo "make images: the container images are not there yet; they belong to milestone 5 of 6." >&2; exit 2

@@ -13,7 +13,7 @@ import typer
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
-from pipelines import checkpoint_commands, drill_command, prepare, results
+from pipelines import checkpoint_commands, drill_command, memory, prepare, profiles, results
 from pipelines.display import Display, console
 from pipelines.options import (
     ChunkCount,
@@ -41,16 +41,18 @@ app.add_typer(checkpoint_commands.app, name="checkpoints")
 
 @app.command()
 def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
-    """Check a recipe: every key, every value, and that the data it names exists."""
+    """Check a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
     with reported():
-        loaded = prepare.load(recipe, overrides or ())
-        prepare.localise(loaded, recipe)
+        loaded, chosen = prepare.load_explained(recipe, overrides or ())
+        localised = prepare.localise(loaded, recipe)
         training = loaded.training
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
             f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
-            f"({training.accumulation} x {training.micro}), in {loaded.chunks.count} chunk(s)."
+            f"({training.split}), in {loaded.chunks.count} chunk(s)."
         )
+        for line in (*profiles.explained(loaded, chosen), *memory.report(localised)):
+            typer.echo(line)
         for warning in prepare.cluster_warnings(loaded):
             typer.echo(f"on a cluster: {warning}")
 
@@ -93,7 +95,7 @@ def compile_command(
 ) -> None:
     """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, here=False)
         _warn_about_cluster(loaded)
         write_package(prepare.for_cluster(loaded), output)
         typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
@@ -120,10 +122,12 @@ def run(
     """
     with reported(output):
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
-        training_run = Run(prepare.check_store(loaded), check_name(run_name or prepare.new_run_name(loaded)))
-        training_run.require_same(loaded)
+        name = check_name(run_name or prepare.new_run_name(loaded))
+        training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
+        if not loaded.phases:
+            training_run.require_same(loaded)
         try:
-            _run_pipeline(loaded, training_run)
+            _run_pipeline(loaded, Run(training_run.storage, name))
         except BatonError as error:
             if isinstance(error, UserError) or output is Output.text:
                 raise
@@ -146,7 +150,7 @@ def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="baton-compile-") as folder,
-        Display(recipe.chunks.count) as display,
+        Display(0 if recipe.phases else recipe.chunks.count) as display,
     ):
         package = os.path.join(folder, "pipeline.yaml")
         write_package(recipe, package)
@@ -189,7 +193,7 @@ def submit(
     with reported(output):
         from pipelines import submit as kubeflow
 
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, here=False)
         _warn_about_cluster(loaded)
         name = check_name(run_name or prepare.new_run_name(loaded))
         token = os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
@@ -263,6 +267,7 @@ def prove(
         counts = proving.parse_counts(chunks)
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
         page = prove_page.check_path(report or f"prove-{loaded.name}.html")
+        prepare.require_single(loaded, "prove")
         prepare.check_store(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"

@@ -10,6 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
+"""Figures of an evaluation that are shown, where there are any."""
+
 console = Console(file=sys.stderr, highlight=False)
 
 
@@ -17,7 +20,7 @@ class Display:
     """Follows the events of a run; a terminal gets bars, a log file gets lines.
 
     Args:
-        num_chunks: Train-chunks of the run.
+        num_chunks: Train-chunks of the run, 0 where it has several trainings.
     """
 
     def __init__(self, num_chunks: int) -> None:
@@ -58,7 +61,11 @@ class Display:
 
     def _started(self, name: str) -> None:
         self._name, self._since, self._note = name, time.monotonic(), ""
-        shown = f"{name} of {self._num_chunks}" if name.startswith(("train chunk", "checkpoint")) else name
+        shown = (
+            f"{name} of {self._num_chunks}"
+            if self._num_chunks and name.startswith(("train chunk", "checkpoint"))
+            else name
+        )
         self._stage = self._progress.add_task(shown, total=None, note="")
 
     def _done(self) -> None:
@@ -84,7 +91,14 @@ def _note(event: dict[str, Any]) -> str:
         case "verified":
             return f"step {event['step']} verified, {event['bytes'] / 1e6:.1f} MB"
         case "evaluated":
-            return f"loss {event['loss']:.3f}, perplexity {event['perplexity']:,.1f} {event['when']} training"
+            known = [f"{name} {event[name]:,.4g}" for name in EVALUATED if name in event]
+            return f"{', '.join(known)} {event['when']} training"
+        case "lr_found":
+            return f"learning rate {event['learning_rate']:.2g} found"
+        case "micro_batch":
+            return f"{event['size']} rows per forward pass, {event['accumulation']} passes per step"
+        case "finished":
+            return f"evaluation has stopped improving, the run ends at step {event['step']}"
         case "exported":
             return f"{event['bytes'] / 1e6:.1f} MB"
         case "phase" if event["phase"] in ("import", "build", "restore"):

@@ -45,6 +45,7 @@ def drill(
         from pipelines.drill import Drill
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         display = _Display(loaded.chunks.count)
         with display:

@@ -1,5 +1,7 @@
 """The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
 
+from typing import Any
+
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
@@ -7,6 +9,7 @@ from components.checkpoint.component import checkpoint
 from components.data_split.component import data_split
 from components.evaluate.component import evaluate
 from components.export.component import export
+from components.lr_find.component import lr_find
 from components.report.component import report
 from components.shared import recipe_file
 from components.shared.recipe import Recipe
@@ -16,19 +19,13 @@ from pipelines import resources
 
 
 def finetune(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of a recipe, its chunks unrolled.
+    """Returns the pipeline of a recipe, its chunks unrolled, its phases one behind the other."""
+    return _phased(recipe) if recipe.phases else _single(recipe)
 
-    Its parameters are what one changes between runs; their defaults are the recipe's values.
-    """
-    pods, training = recipe.resources, recipe.training
-    recipe_json = recipe_file.dumps(recipe)
 
-    def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
-        task.set_display_name(name)
-        resources.on_every_pod(task, pods, recipe.name)
-        if compute:
-            resources.on_compute_pod(task, recipe)
-        return task
+def _single(recipe: Recipe) -> BaseComponent:
+    """Its parameters are what one changes between runs; their defaults are the recipe's values."""
+    training = recipe.training
 
     @dsl.pipeline(name=recipe.name, description=f"Trains {recipe.name} in {recipe.chunks.count} chunks, bit for bit.")
     def pipeline(
@@ -36,7 +33,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
         store: str = recipe.store.uri,
         source: str = ",".join(recipe.data.source),
         learning_rate: float = training.learning_rate,
-        epochs: float = 0.0 if training.max_steps else training.epochs or 1.0,
+        epochs: float = _epochs(recipe),
         max_steps: int = training.max_steps or 0,
     ) -> str:
         """Trains a model in chunks.
@@ -50,7 +47,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
             max_steps: Optimizer steps; 0 where epochs counts.
         """
         split = data_split(
-            recipe=recipe_json,
+            recipe=recipe_file.dumps(recipe),
             run_name=run_name,
             new_name=f"{recipe.name}-{dsl.PIPELINE_JOB_ID_PLACEHOLDER}",
             store=store,
@@ -58,21 +55,76 @@ def finetune(recipe: Recipe) -> BaseComponent:
             learning_rate=learning_rate,
             epochs=epochs,
             max_steps=max_steps,
+            phase="",
+            start_from="",
         )
-        run_uri = placed(split, "data split").outputs["Output"]
-        tokens = placed(tokenize(run_uri=run_uri), "tokenize")
-        previous = tokens.outputs["Output"]
-        verified = []
-        for index in range(1, recipe.chunks.count + recipe.chunks.spare + 1):
-            name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
-            chunk = placed(train_chunk(run_uri=run_uri, index=index, previous=previous), name, compute=True)
-            resources.on_chunk(chunk, recipe)
-            previous = chunk.outputs["Output"]
-            kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
-            verified.append(placed(kept, f"checkpoint {index}"))
-        judged = placed(evaluate(run_uri=run_uri, checkpoint_uri=previous), "evaluate", compute=True)
-        exported = placed(export(run_uri=run_uri, loss=judged.outputs["Output"]), "export")
-        placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report").after(*verified)
-        return exported.outputs["Output"]  # type: ignore[no-any-return]
+        return _stages(recipe, split)  # type: ignore[no-any-return]
 
     return pipeline
+
+
+def _phased(recipe: Recipe) -> BaseComponent:
+    """Each phase is a run of its own, which starts from the model that the one before exports."""
+    names = ", ".join(phase.name for phase in recipe.phases)
+
+    @dsl.pipeline(name=recipe.name, description=f"Trains {recipe.name} in phases, each in chunks: {names}.")
+    def pipeline(run_name: str = "", store: str = recipe.store.uri) -> str:
+        """Trains a model in phases.
+
+        Args:
+            run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
+            store: Folder or s3://bucket for runs and data.
+        """
+        model: Any = ""
+        for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
+            split = data_split(
+                recipe=recipe_file.dumps(part),
+                run_name=run_name,
+                new_name=f"{recipe.name}-{dsl.PIPELINE_JOB_ID_PLACEHOLDER}",
+                store=store,
+                source=",".join(part.data.source),
+                learning_rate=part.training.learning_rate,
+                epochs=_epochs(part),
+                max_steps=part.training.max_steps or 0,
+                phase=phase.name,
+                start_from=model,
+            )
+            model = _stages(part, split, f"{phase.name}: ")
+        return model  # type: ignore[no-any-return]
+
+    return pipeline
+
+
+def _stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
+    """Adds the stages of one training and returns the address of its model."""
+
+    def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
+        task.set_display_name(prefix + name)
+        resources.on_every_pod(task, recipe.resources, recipe.name)
+        if compute:
+            resources.on_compute_pod(task, recipe)
+        return task
+
+    run_uri = placed(split, "data split").outputs["Output"]
+    tokens = placed(tokenize(run_uri=run_uri), "tokenize")
+    previous = tokens.outputs["Output"]
+    if recipe.training.lr_find:
+        found = placed(lr_find(run_uri=run_uri, previous=previous), "learning-rate finder", compute=True)
+        previous = found.outputs["Output"]
+    verified = []
+    for index in range(1, recipe.chunks.count + recipe.chunks.spare + 1):
+        name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
+        chunk = placed(train_chunk(run_uri=run_uri, index=index, previous=previous), name, compute=True)
+        resources.on_chunk(chunk, recipe)
+        previous = chunk.outputs["Output"]
+        kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
+        verified.append(placed(kept, f"checkpoint {index}"))
+    judged = placed(evaluate(run_uri=run_uri, checkpoint_uri=previous), "evaluate", compute=True)
+    exported = placed(export(run_uri=run_uri, evaluation=judged.outputs["Output"]), "export")
+    placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report").after(*verified)
+    return exported.outputs["Output"]
+
+
+def _epochs(recipe: Recipe) -> float:
+    """Returns the passes over the rows, 0 where steps count."""
+    return 0.0 if recipe.training.max_steps else recipe.training.epochs or 1.0

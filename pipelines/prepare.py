@@ -12,17 +12,40 @@ from components.shared import models, recipe_file, sources
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.storage import Storage
+from pipelines import profiles
 
 
-def load(path: str, overrides: Sequence[str] = (), *, store: str | None = None, chunks: int | None = None) -> Recipe:
-    """Reads a recipe with the command line's changes.
+def load(
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    here: bool = True,
+) -> Recipe:
+    """Reads a recipe with the command line's changes and its profile's choices.
+
+    Args:
+        path: YAML file.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
 
     Raises:
-        UserError: see `recipe_file.load`.
+        UserError: see `recipe_file.load` and `profiles.apply`.
     """
     extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
-    return recipe_file.load(path, [*overrides, *extra])
+    return load_explained(path, [*overrides, *extra], here=here)[0]
+
+
+def load_explained(
+    path: str, overrides: Sequence[str] = (), *, here: bool = True
+) -> tuple[Recipe, list[profiles.Choice]]:
+    """Reads a recipe, and tells what its profile chose; see `load`."""
+    document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
+    return recipe_file.validate(document, origin=path), chosen
 
 
 def localise(recipe: Recipe, recipe_path: str) -> Recipe:
@@ -33,17 +56,43 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
     """
     base_dir = os.path.dirname(os.path.abspath(recipe_path))
     document: dict[str, Any] = recipe.model_dump(mode="json")
-    document["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in recipe.data.source]
+    if not recipe.phases:
+        document["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in recipe.data.source]
+    for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
+        phase["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in part.data.source]
+        if part.hooks.source:
+            phase["hooks"]["source"] = _local_code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
         document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
     if recipe.model.base and (found := _local_model(recipe.model.base, base_dir)):
         document["model"]["base"] = found
+    if recipe.hooks.source:
+        document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
     prefix = "sqlite:///"
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
         document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
     if recipe.model.from_scratch:
         models.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
     return recipe_file.validate(document, origin=recipe_path)
+
+
+def require_single(recipe: Recipe, what: str) -> None:
+    """Refuses a recipe of several phases, for commands that run one training.
+
+    Raises:
+        UserError: it has phases.
+    """
+    if recipe.phases:
+        names = ", ".join(phase.name for phase in recipe.phases)
+        raise UserError(
+            f"recipe {recipe.name!r} has phases ({names}), and {what} takes one training.",
+            remedy="Write the phase you mean as a recipe of its own.",
+        )
+
+
+def last_run_name(recipe: Recipe, run_name: str) -> str:
+    """Returns the name of the run whose model is the result: the last phase's, where there are phases."""
+    return f"{run_name}-{recipe.phases[-1].name}" if recipe.phases else run_name
 
 
 def check_store(recipe: Recipe) -> Storage:
@@ -64,9 +113,13 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
         found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
     if recipe.store.uri.startswith("s3://") and not recipe.resources.secret:
         found.append("resources.secret is not set: pods must get S3 credentials from their service account")
-    for source in recipe.data.source:
+    for source in [source for part in recipe.phase_recipes() or [recipe] for source in part.data.source]:
         if "://" not in source and not source.startswith("builtin:"):
             found.append(f"data.source {source!r} is a local path, which pods do not see; use s3:// or hf://")
+    if recipe.hooks.source and "://" not in recipe.hooks.source:
+        found.append(f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; use s3://")
+    if recipe.resources.profile == "mps":
+        found.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
         found.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
     return found
@@ -96,3 +149,14 @@ def _local_model(base: str, base_dir: str) -> str | None:
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise UserError(f"model.base {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).")
     return None
+
+
+def _local_code(source: str, base_dir: str) -> str:
+    """Returns the absolute path of the user's Python files, or their address."""
+    if "://" in source:
+        return source
+    for folder in (base_dir, os.getcwd()):
+        path = os.path.abspath(os.path.join(folder, os.path.expanduser(source)))
+        if os.path.isdir(path) or (os.path.isfile(path) and path.endswith(".py")):
+            return path
+    raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")

@@ -26,7 +26,7 @@ EXAMPLES = {
 INTRODUCTION = """\
 # The recipe
 
-<!-- Written by `make docs` from components/shared/recipe.py; edit that file instead. -->
+<!-- Written by `make docs` from components/shared/recipe/; edit that folder instead. -->
 
 A recipe is one YAML file that says what to train, on what, how, and in how many chunks. `baton validate RECIPE`
 checks it without training anything.
@@ -107,6 +107,8 @@ def _type(field: Schema, path: str) -> str:
             return _bounded(kind, field)
         case "boolean":
             return "`true` or `false`"
+        case "array" if "prefixItems" in field:
+            return f"list of {', '.join(_type(option, path) for option in field['prefixItems'])}"
         case "array":
             least = f", at least {field['minItems']}" if "minItems" in field else ""
             return f"list of {_type(field['items'], path)}{least}"
@@ -154,7 +156,8 @@ def _cell(text: str) -> str:
 
 def _reference(field: Schema) -> str | None:
     """Returns the name of the section that a field holds, alone, in a list or as one of several kinds."""
-    for option in (field, field.get("items", {}), *field.get("anyOf", [])):
+    items = field.get("items", {})
+    for option in (field, items, *field.get("anyOf", []), *items.get("anyOf", [])):
         if "$ref" in option:
             return str(option["$ref"]).rpartition("/")[2]
     return None

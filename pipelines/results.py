@@ -16,12 +16,9 @@ def result(run: Run) -> dict[str, Any]:
     plan = run.get("plan.json")
     checkpoints = [row for row in list_checkpoints(run) if "digest" in row]
     metrics = {
-        f"eval_{name}_{when}": evaluation[when][name]
-        for when in ("before", "after")
-        for name in ("loss", "perplexity")
-        if when in evaluation
+        f"eval_{name}_{when}": value for when in ("before", "after") for name, value in evaluation.get(when, {}).items()
     }
-    done = plan is not None and any(row["step"] == plan["num_steps"] for row in checkpoints)
+    done = plan is not None and any(row["step"] == plan["num_steps"] or row["finished"] for row in checkpoints)
     exported = run.get("export.json")
     return {
         "run": run.name,
@@ -30,6 +27,7 @@ def result(run: Run) -> dict[str, Any]:
         "model_uri": exported and exported["model_uri"],
         "report_uri": (run.get("report.json") or {}).get("report_uri"),
         "steps": max((row["step"] for row in checkpoints), default=0),
+        "evaluation": evaluation.get("summary"),
         "checkpoints": [{key: row[key] for key in ("step", "uri", "digest")} for row in checkpoints],
         "metrics": {**metrics, **_train_metrics(run)},
     }
@@ -49,6 +47,7 @@ def list_checkpoints(run: Run) -> list[dict[str, Any]]:
                 "step": step,
                 "uri": store.uri(step, found),
                 "digest": meta["digest"],
+                "finished": meta.get("finished", False),
                 "parent": meta["parent"]["step"] if meta["parent"] else None,
                 "chunk": meta["chunk"],
                 "level": meta["restored"]["level"],

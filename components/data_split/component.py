@@ -13,6 +13,8 @@ def data_split(
     learning_rate: float,
     epochs: float,
     max_steps: int,
+    phase: str,
+    start_from: str,
     metrics: dsl.Output[dsl.Metrics],
 ) -> str:
     """Starts a run and splits its rows into train and eval by their content.
@@ -26,6 +28,8 @@ def data_split(
         learning_rate: Peak learning rate.
         epochs: Passes over the rows; 0 where max_steps counts.
         max_steps: Optimizer steps; 0 where epochs counts.
+        phase: Name of one training of several, added to the run's; empty where there is one.
+        start_from: Address of the model of the phase before; empty for the recipe's own start.
         metrics: Counts of rows.
 
     Returns:
@@ -42,7 +46,9 @@ def data_split(
             "training.epochs": epochs or None,
             "training.max_steps": max_steps or None,
         }
-        found = split_data(recipe, run_name or new_name, changes)
+        if start_from:
+            changes |= {"model.base": start_from}
+        found = split_data(recipe, "-".join(filter(None, [run_name or new_name, phase])), changes)
         for name in ("rows", "train", "eval", "rejected"):
             metrics.log_metric(name, found[name])
     return found["run_uri"]

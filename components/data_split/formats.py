@@ -1,11 +1,15 @@
-"""Shapes of a row: finding out which one a source has, and bringing rows to one of three."""
+"""Shapes of a row: finding out which one a source has, and bringing rows to the one their method learns from."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from components.data_split import conversations
+from components.data_split.conversations import is_encodable
 from components.shared.errors import UserError
-from components.shared.recipe import Data
+from components.shared.recipe import Data, Recipe
+from components.shared.recipe.recipe import FORMATS
 
 ALPACA = (
     "Below is an instruction that describes a task{and_input}. "
@@ -14,80 +18,125 @@ ALPACA = (
 """Prompt of the Stanford Alpaca project, which instruction/input/output data is usually trained with."""
 
 NEEDED = {
-    "text": ("text",),
+    "messages": ("messages",),
     "prompt-completion": ("prompt", "completion"),
     "instruction": ("instruction", "output"),
-    "messages": ("messages",),
+    "text": ("text",),
+    "rated": ("prompt", "completion", "label"),
+    "preference": ("chosen", "rejected"),
+    "prompt": ("prompt",),
 }
-"""Columns each format needs; `instruction` may have `input` as well."""
+"""Columns each format needs, in the order in which formats are tried."""
+
+OPTIONAL = {"instruction": ("input",), "preference": ("prompt",), "prompt": ("answer",)}
+"""Columns a format takes where they are there."""
+
+TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 
 
-def detect(data: Data, columns: list[str]) -> str:
-    """Returns the format of a source, named in the recipe or found from its columns.
+def detect(recipe: Recipe, columns: list[str]) -> str:
+    """Returns the format of a source, named in the recipe or found from its columns and the method.
 
     Raises:
-        UserError: the columns fit no format.
+        UserError: the columns fit no format that the method learns from.
     """
+    data, method = recipe.data, recipe.training.method
     if data.format != "auto":
         return data.format
     present = set(columns) | {ours for ours, theirs in data.columns.items() if theirs in columns}
-    for name in ("messages", "prompt-completion", "instruction", "text"):
-        if present >= set(NEEDED[name]):
+    for name, needed in NEEDED.items():
+        if name in FORMATS[method] and present >= set(needed):
             return name
-    shapes = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in NEEDED.items())
+    shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in FORMATS[method])
     raise UserError(
-        f"data.source has columns {', '.join(sorted(columns))}, which fit no format ({shapes}).",
+        f"data.source has columns {', '.join(sorted(columns))}, which fit no format that {method} learns from "
+        f"({shapes}).",
         remedy="Map them with data.columns, for example {prompt: question, completion: answer}.",
     )
 
 
 def normalise(values: dict[str, Any], data: Data, row_format: str) -> dict[str, Any] | str:
-    """Brings a row to `{text}`, `{prompt, completion}` or `{messages}`.
+    """Brings a row to `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
+    `{prompt, completion, label}` or `{prompt, answer}`, with `data.extra_columns` beside it.
 
     Returns:
         The row, or the reason why it cannot be used.
     """
     row: dict[str, Any] = {}
-    for ours in (*NEEDED[row_format], "input"):
+    optional = OPTIONAL.get(row_format, ())
+    for ours in (*NEEDED[row_format], *optional):
         theirs = data.columns.get(ours, ours)
         if theirs in values and values[theirs] is not None:
             row[ours] = values[theirs]
-        elif ours != "input":
+        elif ours not in optional:
             return f"column {theirs!r} is missing"
+    normal = _shape(row, data, row_format)
+    if isinstance(normal, str):
+        return normal
+    for name in data.extra_columns:
+        value = values.get(name)
+        if value is None:
+            return f"column {name!r} is missing"
+        normal[name] = _as_text(value)
+        if not is_encodable(normal[name]):
+            return f"column {name!r} holds a lone surrogate"
+    return normal
+
+
+def _shape(row: dict[str, Any], data: Data, row_format: str) -> dict[str, Any] | str:
     if row_format == "messages":
-        return _messages(row["messages"])
+        return conversations.conversation(row["messages"])
+    if row_format == "preference" and conversations.is_conversation(row["chosen"]):
+        return conversations.preference(row)
+    if row_format == "preference" and "prompt" not in row:
+        return "chosen and rejected are texts, but there is no prompt"
+    if row_format == "prompt" and "answer" in row:
+        row["answer"] = _as_text(row["answer"])
+        if not is_encodable(row["answer"]):
+            return f"column {data.columns.get('answer', 'answer')!r} holds a lone surrogate"
+    if row_format in ("prompt", "rated") and conversations.is_conversation(row["prompt"]):
+        return conversations.prompt(row)
+    label = _label(row.pop("label")) if row_format == "rated" else None
+    if isinstance(label, str):
+        return label
     for ours, value in row.items():
         if not isinstance(value, str):
             return f"column {data.columns.get(ours, ours)!r} is a {type(value).__name__}, expected text"
-        if not _encodable(value):
+        if not is_encodable(value):
             return f"column {data.columns.get(ours, ours)!r} holds a lone surrogate"
     if row_format == "text":
         return {"text": row["text"]} if row["text"].strip() else "text is empty"
+    return _texts(row, row_format, label)
+
+
+def _texts(row: dict[str, str], row_format: str, label: bool | None) -> dict[str, Any] | str:
     if row_format == "instruction":
         row = {"prompt": _alpaca(row["instruction"], row.get("input", "")), "completion": row["output"]}
-    if not row["completion"].strip():
+    if row_format in ("prompt", "preference") and not row["prompt"].strip():
+        return "prompt is empty"
+    if "completion" in row and not row["completion"].strip():
         return "completion is empty"
-    return {"prompt": row["prompt"], "completion": row["completion"]}
+    if row_format == "preference":
+        for side in ("chosen", "rejected"):
+            if not row[side].strip():
+                return f"{side} is empty"
+        if row["chosen"] == row["rejected"]:
+            return "chosen and rejected are the same"
+    return {**row, "label": label} if row_format == "rated" else {**row}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _label(value: Any) -> bool | str:
+    text = str(value).strip().lower()
+    if text in TRUE or text in FALSE:
+        return text in TRUE
+    return f"label is {value!r}, expected true or false"
 
 
 def _alpaca(instruction: str, given: str) -> str:
     head = ALPACA.format(and_input=", paired with an input that provides further context" if given else "")
     context = f"\n\n### Input:\n{given}" if given else ""
     return f"{head}\n\n### Instruction:\n{instruction}{context}\n\n### Response:"
-
-
-def _messages(messages: Any) -> dict[str, Any] | str:
-    if not isinstance(messages, list) or not messages:
-        return f"messages is a {type(messages).__name__}, expected a non-empty list"
-    for position, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not _encodable(message["role"]):
-            return f"message {position} has no role"
-        if not isinstance(message.get("content"), str) or not _encodable(message["content"]):
-            return f"message {position} has no text content"
-    if not any(message["role"] == "assistant" for message in messages):
-        return "messages has no assistant turn"
-    return {"messages": [{"role": message["role"], "content": message["content"]} for message in messages]}
-
-
-def _encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)

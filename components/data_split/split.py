@@ -14,7 +14,7 @@ from typing import Any
 
 from components.data_split import formats, readers
 from components.data_split.readers import Rejected, Row
-from components.shared import bundles, events, recipe_file, tracking
+from components.shared import bundles, code, events, recipe_file, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
@@ -42,6 +42,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
     run = Run(Storage(recipe.store.uri), check_name(run_name))
     run.create(recipe)
+    code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as folder:
         found = _write_sides(recipe, folder)
@@ -74,8 +75,10 @@ def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
     rows = readers.read(recipe.data.source, recipe.data.sample_by)
     head = _head(rows)
     columns = sorted({column for row in head if isinstance(row, Row) for column in row.values})
-    row_format = formats.detect(recipe.data, columns) if columns else "text"
-    settings = recipe.data.model_dump(exclude={"source", "max_length", "packing", "max_rejected"})
+    row_format = formats.detect(recipe, columns) if columns else "text"
+    settings = recipe.data.model_dump(
+        exclude={"source", "max_length", "packing", "max_rejected", "assistant_only_loss"}
+    )
     digest = hashlib.sha256(json.dumps([recipe.seed, row_format, settings], sort_keys=True).encode())
     counts = {"train": 0, "eval": 0}
     rejected: list[Rejected] = []
@@ -119,16 +122,33 @@ def is_eval(line: bytes, seed: int, eval_fraction: float) -> bool:
 def _normalised(
     rows: Iterator[Row | Rejected], recipe: Recipe, row_format: str, rejected: list[Rejected]
 ) -> Iterator[dict[str, Any]]:
+    shape: dict[str, type] | None = None
     for row in rows:
         if isinstance(row, Rejected):
             rejected.append(row)
             continue
         normal = formats.normalise(row.values, recipe.data, row_format)
+        if not isinstance(normal, str):
+            found = {name: type(value) for name, value in normal.items()}
+            shape = shape or found
+            normal = normal if found == shape else _unlike(shape, found)
         if isinstance(normal, str):
             raw = json.dumps(row.values, ensure_ascii=True, default=str)
             rejected.append(Rejected(row.file, row.line, normal, raw))
         else:
             yield normal
+
+
+def _unlike(shape: dict[str, type], found: dict[str, type]) -> str:
+    """Returns why a row does not go with the rows before it."""
+    for name in sorted(shape.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is missing, the rows before have it"
+        if name not in shape:
+            return f"{name} is given, the rows before have none"
+    name = next(name for name in shape if shape[name] is not found[name])
+    kinds: dict[type, str] = {list: "a conversation", str: "a text"}
+    return f"{name} is {kinds.get(found[name], found[name].__name__)}, in the rows before it is not"
 
 
 def _check(recipe: Recipe, found: dict[str, Any], rejected: list[Rejected]) -> None:

@@ -4,16 +4,16 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]) -> float:
-    """Measures held-out loss and writes samples, before and after training.
+def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+    """Measures the model on held-out rows and lets it write, before and after training.
 
     Args:
         run_uri: Address of the run.
         checkpoint_uri: What this stage waits for: the last chunk's checkpoint.
-        metrics: Loss and perplexity, before and after.
+        metrics: Loss, perplexity, accuracy or reward, before and after.
 
     Returns:
-        Held-out loss of the trained model, in nats per token.
+        The figures that say most, in words.
     """
     from components.evaluate.evaluation import evaluate_run
     from components.shared import events
@@ -21,6 +21,6 @@ def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]
     with events.stage("evaluate"):
         found = evaluate_run(run_uri)
         for when in ("before", "after"):
-            metrics.log_metric(f"loss_{when}", found[when]["loss"])
-            metrics.log_metric(f"perplexity_{when}", found[when]["perplexity"])
-    return found["after"]["loss"]
+            for name, value in found[when].items():
+                metrics.log_metric(f"{name}_{when}", value)
+    return found["summary"]

@@ -4,12 +4,12 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def export(run_uri: str, loss: float, metrics: dsl.Output[dsl.Metrics]) -> str:
+def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> str:
     """Writes the trained model where others can load it.
 
     Args:
         run_uri: Address of the run.
-        loss: What this stage waits for: the evaluation.
+        evaluation: What this stage waits for: the evaluation.
         metrics: Size of the export.
 
     Returns:

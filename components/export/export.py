@@ -39,7 +39,7 @@ def export_run(run_uri: str) -> dict[str, Any]:
             target = f"{scratch}/model"
             os.makedirs(target)
             _write(run, recipe, trained.final_folder(run, scratch), target)
-            _, checkpoint = trained.final_checkpoint(run)
+            _, checkpoint = trained.chosen_checkpoint(run)
             meta = {"run": run.name, "digest": checkpoint.meta["digest"]}
             manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
     model_uri = run.storage.uri(manifest.path(prefix))
@@ -50,10 +50,10 @@ def export_run(run_uri: str) -> dict[str, Any]:
 
 
 def _write(run: Run, recipe: Recipe, checkpoint: str, target: str) -> None:
-    if recipe.adapter and recipe.export.merge_adapter:
+    if recipe.export.merge_adapter and (recipe.adapter or _has_experts(checkpoint)):
         tokenizer = models.load_tokenizer(checkpoint, trust_remote_code=recipe.model.trust_remote_code)
-        merged: Any = trained.trained_model(recipe, tokenizer, checkpoint)
-        merged.merge_and_unload().save_pretrained(target)
+        merged: Any = trained.trained_model(recipe, tokenizer, checkpoint, whole=True)
+        (merged.merge_and_unload() if recipe.adapter else merged).save_pretrained(target)
         tokenizer.save_pretrained(target)
     else:
         for name in sorted(os.listdir(checkpoint)):
@@ -63,8 +63,18 @@ def _write(run: Run, recipe: Recipe, checkpoint: str, target: str) -> None:
         file.write(_card(run, recipe))
 
 
+def _has_experts(checkpoint: str) -> bool:
+    """Tells whether weights are of a mixture of experts, which a checkpoint holds under the names in memory."""
+    from transformers import AutoConfig
+
+    if not os.path.isfile(f"{checkpoint}/config.json"):
+        return False
+    config = AutoConfig.from_pretrained(checkpoint).get_text_config()
+    return any(hasattr(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
 def _card(run: Run, recipe: Recipe) -> str:
-    step, manifest = trained.final_checkpoint(run)
+    step, manifest = trained.chosen_checkpoint(run)
     split, evaluation = run.get("split.json") or {}, run.get("evaluation.json")
     base = recipe.model.base or f"from scratch ({recipe.model.from_scratch and recipe.model.from_scratch.architecture})"
     lines = [
@@ -79,6 +89,5 @@ def _card(run: Run, recipe: Recipe) -> str:
         f"- resume proof: `{manifest.meta['chain']}`",
     ]
     if evaluation:
-        before, after = evaluation["before"]["loss"], evaluation["after"]["loss"]
-        lines.append(f"- held-out loss: {before:.4f} before, {after:.4f} after (nats per token)")
+        lines.append(f"- held-out rows, before → after training: {evaluation['summary']}")
     return "\n".join(lines) + "\n"

@@ -26,10 +26,11 @@ def collect(run: Run) -> dict[str, Any]:
     tracking = run.get("tracking.json") or {}
     export = run.get("export.json") or {}
     plan = run.get("plan.json")
+    finished = newest in committed and committed[newest].meta.get("finished", False)
     return {
         "run": run.name,
         "recipe_name": recipe.name,
-        "state": "succeeded" if plan and newest >= plan["num_steps"] else "failed",
+        "state": "succeeded" if plan and (finished or newest >= plan["num_steps"]) else "failed",
         "created": run.require("recipe.json")["created"],
         "run_uri": run.uri,
         "model_uri": export.get("model_uri"),
@@ -54,6 +55,7 @@ def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int, manifest:
     epochs = steps / plan["steps_per_epoch"] if plan else 0
     values: dict[str, Any] = {
         "steps": steps,
+        "stopped_before": plan["num_steps"] if plan and manifest and manifest.meta.get("finished") else None,
         "chunks": len(plan["targets"]) if plan else None,
         "train_rows": split.get("train"),
         "eval_rows": split.get("eval"),
@@ -63,8 +65,10 @@ def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int, manifest:
     }
     for when in ("before", "after"):
         found = evaluation[when] if evaluation else {}
-        values |= {f"eval_loss_{when}": found.get("loss"), f"perplexity_{when}": found.get("perplexity")}
-    return values
+        values |= {f"eval_loss_{when}": found.get("loss")}
+        values |= {f"{name}_{when}": found.get(name) for name in ("perplexity", "reward", "accuracy")}
+    judged = evaluation["after"] if evaluation else {}
+    return values | {name: judged.get(name) for name in ("reward_accuracy", "reward_margin")}
 
 
 def _tokens(run: Run) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def _stages(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
     """Orders stages as the pipeline has them: each chunk's checkpoint behind it."""
-    order = ("data-split", "tokenize", "train-chunk", "evaluate", "export")
+    order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "export")
     name = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
     return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
 

@@ -17,7 +17,7 @@ from components.report import figures
 from components.shared import pages
 from components.shared.pages import count
 
-PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log")
+PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4
@@ -88,12 +88,20 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
         return "bad", f"The run failed {where}. {told[:1].upper()}{told[1:]}."
     extent = f"in {count(num_steps, 'step')} over {count(num_chunks, 'chunk')}" if num_steps else "in an unknown span"
+    if report["headline"].get("stopped_before"):
+        extent += f", stopped before step {report['headline']['stopped_before']:,} as evaluation did not improve"
     tone = "warn" if loss_tone == "warn" and proof.tone == "good" else proof.tone
     return tone, f"{loss} {extent}; {proof.sentence}."
 
 
 def loss_clause(headline: Mapping[str, Any]) -> tuple[str, str]:
-    """How the eval loss moved: a tone (good, warn, none where not measured) and the words."""
+    """How what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
+    for key, label in (("reward", "Reward"), ("accuracy", "Accuracy on held-out pairs")):
+        old, new = headline.get(f"{key}_before"), headline.get(f"{key}_after")
+        if old is not None and new is not None:
+            verb = "rose" if new > old else "fell" if new < old else "stayed"
+            moved = f"from {old:.3g} to {new:.3g}" if new != old else f"at {new:.3g}"
+            return "good" if new > old else "warn", f"{label} {verb} {moved}"
     before, after = headline.get("eval_loss_before"), headline.get("eval_loss_after")
     if after is not None and not math.isfinite(after):
         return "warn", "Eval loss is no longer a finite number"
@@ -192,12 +200,20 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
     """Label, value and a remark for each key figure that is known."""
     head = report["headline"]
     found: list[tuple[str, str, str]] = []
-    for label, key in (("Eval loss", "eval_loss"), ("Perplexity", "perplexity")):
+    for label, key in (
+        ("Reward", "reward"),
+        ("Accuracy", "accuracy"),
+        ("Eval loss", "eval_loss"),
+        ("Perplexity", "perplexity"),
+    ):
         before, after = head.get(f"{key}_before"), head.get(f"{key}_after")
         if before is not None or after is not None:
             remark = "not measured before" if before is None else f"before: {number(before)}"
             value, remark = (before, "before training") if after is None else (after, remark)
             found.append((label, number(value), remark))
+    if head.get("reward_accuracy") is not None:
+        remark = f"margin {number(head['reward_margin'])} nats"
+        found.append(("Preference accuracy", f"{head['reward_accuracy']:.0%}", remark))
     if head["steps"]:
         found.append(("Steps", f"{head['steps']:,}", f"in {count(head['chunks'], 'chunk')}"))
     if head["trained_tokens"]:

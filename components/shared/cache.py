@@ -6,17 +6,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import shutil
 import uuid
 
 from components.shared.recipe import Store
+from components.shared.recipe.base import amount
 
 logger = logging.getLogger("baton")
-
-_UNITS = {"": 1.0, "m": 1e-3}
-for _power, _unit in enumerate("kMGTPE", 1):
-    _UNITS |= {_unit: 1e3**_power, f"{_unit.upper()}i": 1024.0**_power}
 
 
 class NodeCache:
@@ -36,9 +32,7 @@ class NodeCache:
         """Returns the cache that a recipe names, None where it names none."""
         if store.cache_dir is None:
             return None
-        match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", store.cache_size)
-        assert match, store.cache_size
-        return cls(os.path.expanduser(store.cache_dir), float(match[1]) * _UNITS[match[2]])
+        return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))
 
     def take(self, digest: str, local_path: str) -> bool:
         """Puts a file where it is wanted, if it is here and its bytes have this SHA-256.

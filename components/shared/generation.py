@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from components.shared import models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model with its tokenizer, for reward functions that look at what wrote a completion."""
+
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
 
 
 def write(
@@ -40,6 +49,13 @@ def write(
             eos_token_id=tokenizer.eos_token_id,
         )
     return str(tokenizer.decode(out[0, tensors["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins."""
+    if isinstance(prompt, str):
+        return prompt
+    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
 
 
 def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files of a hub repository that are taken: no pickled weights among them."""
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
+    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """Chat template of tokenizers trained by Baton (OpenAI's ChatML)."""
 
@@ -87,26 +90,81 @@ def start_model(
         weights: Whether they are needed; left undefined for a checkpoint that is about to be loaded over them.
     """
     import torch
-    from transformers import AutoModelForCausalLM, set_seed
+    from transformers import set_seed
     from transformers.initialization import no_init_weights
 
-    dtype = getattr(torch, recipe.model.dtype)
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+        config.num_labels = 1 if recipe.training.method == "reward" else config.num_labels
+        attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
         with contextlib.nullcontext() if weights else no_init_weights():
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return load_model(base_folder or "", dtype=dtype, trust_remote_code=recipe.model.trust_remote_code)
+            dtype = getattr(torch, recipe.model.dtype)
+            built: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
+            return built
+    return load_model(base_folder or "", recipe)
 
 
-def load_model(folder: str, *, dtype: Any = None, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Loads a causal language model from safetensors files; pickled weights are refused."""
+def auto_class(recipe: Recipe) -> Any:
+    """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if recipe.training.method == "reward" else AutoModelForCausalLM
+
+
+def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
+    """Loads a model from safetensors files; pickled weights are refused.
+
+    Args:
+        folder: Local files.
+        recipe: Says kind, type, quantization and attention; a causal language model as it was saved without one.
+    """
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
-    )
+    if recipe is None:
+        _require_writer(folder)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+        return model
+    kind, settings = auto_class(recipe), load_settings(recipe)
+    if recipe.training.method == "reward":
+        settings["num_labels"] = 1
+    model = kind.from_pretrained(folder, use_safetensors=True, **settings)
     return model
+
+
+def _require_writer(folder: str) -> None:
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        kinds = json.load(file).get("architectures") or []
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise UserError(f"{folder} is a reward model: it scores texts and writes none.", remedy="Name another model.")
+
+
+def load_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns what `from_pretrained` is told beside the folder."""
+    import torch
+
+    spec = recipe.model
+    found: dict[str, Any] = {
+        "dtype": getattr(torch, spec.dtype),
+        "trust_remote_code": spec.trust_remote_code,
+    }
+    if spec.attention:
+        found["attn_implementation"] = spec.attention
+    if spec.quantization:
+        from transformers import BitsAndBytesConfig
+
+        few = spec.quantization
+        found["quantization_config"] = (
+            BitsAndBytesConfig(load_in_8bit=True)
+            if few.bits == 8
+            else BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type=few.type,
+                bnb_4bit_use_double_quant=few.double,
+                bnb_4bit_compute_dtype=getattr(torch, few.compute_dtype),
+            )
+        )
+    return found
 
 
 def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:

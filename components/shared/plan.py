@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import Recipe, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
         raise UserError(
             "no training rows are left after the split.", remedy="Check data.source and data.eval_fraction."
         )
-    steps_per_epoch = math.ceil(rows / training.batch_size)
+    steps_per_epoch = _steps_per_epoch(training, rows)
     num_steps = training.max_steps or math.ceil(steps_per_epoch * (training.epochs or 1.0))
     if count > num_steps:
         raise UserError(
@@ -64,3 +64,25 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
         )
     targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
     return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)
+
+
+def _steps_per_epoch(training: Training, rows: int) -> int:
+    """Returns the optimizer steps of one pass.
+
+    Where the model writes, a round takes as many prompts as its completions ask for, each round is trained on
+    `num_iterations` times, and prompts that do not fill a round are left out of that pass, as in TRL.
+
+    Raises:
+        UserError: there are too few prompts for one round.
+    """
+    generation = training.generation
+    if generation is None:
+        return math.ceil(rows / training.batch_size)
+    batches = generation.steps_per_generation or training.accumulation
+    prompts = training.micro * batches // generation.num_generations
+    if rows < prompts:
+        raise UserError(
+            f"one round of {training.method} takes {prompts} prompts, and there are {rows}.",
+            remedy="Give more rows, or lower batch_size or steps_per_generation, or raise num_generations.",
+        )
+    return math.ceil(rows // prompts * batches * generation.num_iterations / training.accumulation)

@@ -27,7 +27,7 @@ _Loader.add_implicit_resolver(
 
 
 def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file.
+    """Reads a recipe file and checks it.
 
     Args:
         path: YAML file.
@@ -35,6 +35,15 @@ def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
 
     Raises:
         UserError: the file is missing or not YAML, a key is unknown or a value does not fit.
+    """
+    return validate(read(path, overrides), origin=path)
+
+
+def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe file as plain values, not checked yet; see `load`.
+
+    Raises:
+        UserError: the file is missing or not YAML, or an override is malformed.
     """
     file = Path(path)
     if not file.is_file():
@@ -49,7 +58,7 @@ def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
         document["store"] = {"uri": document["store"]}
     for override in overrides:
         _override(document, override)
-    return validate(document, origin=path)
+    return document
 
 
 def validate(document: dict[str, Any], *, origin: str) -> Recipe:
@@ -114,7 +123,7 @@ def _override(document: dict[str, Any], override: str) -> None:
 
 def _explain(problem: dict[str, Any]) -> str:
     location = problem["loc"]
-    if location and re.match(r"constrained|list\[|str$", str(location[-1])):
+    if location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1])):
         location = location[:-1]  # the member of a union that was tried
     path = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":

@@ -91,6 +91,16 @@ class Run:
         """
         return recipe_file.validate(self.require("recipe.json")["recipe"], origin=self.uri)
 
+    def settled_recipe(self) -> Recipe:
+        """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
+        recipe = self.recipe()
+        asked = {"lr_find": recipe.training.lr_find, "micro_batch": recipe.training.micro_batch_size == "auto"}
+        found: dict[str, Any] = {}
+        for name in (name for name, wanted in asked.items() if wanted):
+            found |= self.get(f"{name}.json") or {}
+        settled: dict[str, Any] = {name: found[name] for name in ("learning_rate", "micro_batch_size") if name in found}
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update=settled)}) if settled else recipe
+
     def plan(self) -> Plan:
         """Returns the run's plan."""
         return Plan.from_json(self.require("plan.json"))
@@ -147,14 +157,14 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
 
     Where things lie, what pods ask for, what happens after training and how often a checkpoint is
-    written do not count; the data counts by its digest (see `data.json`), not by its address.
+    written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
     """
     document = recipe.model_dump(mode="json")
     for section in ("name", "store", "resources", "tracking", "export"):
         del document[section]
     document["evaluation"] = {"every": recipe.evaluation.every}
     document["chunks"] = {"count": recipe.chunks.count}
-    del document["data"]["source"]
+    del document["data"]["source"], document["hooks"]["source"]
     return document
 
 

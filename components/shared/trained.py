@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def final_checkpoint(run: Run) -> tuple[int, Manifest]:
-    """Returns the checkpoint of the run's last step.
+    """Returns the checkpoint that the run ended on: of its last step, or where early stopping ended it.
 
     Raises:
         BatonError: the run has not come that far.
@@ -25,9 +25,10 @@ def final_checkpoint(run: Run) -> tuple[int, Manifest]:
     last = run.plan().num_steps
     manifest = CheckpointStore(run).manifest(last)
     if manifest is None:
-        newest = max(
-            (step for step, found in CheckpointStore(run).committed() if isinstance(found, Manifest)), default=0
-        )
+        committed = [(step, found) for step, found in CheckpointStore(run).committed() if isinstance(found, Manifest)]
+        if committed and committed[0][1].meta.get("finished"):
+            return committed[0]
+        newest = committed[0][0] if committed else 0
         raise BatonError(
             f"run {run.name!r} is at step {newest} of {last}: its chunks, spare ones included, did not reach the end.",
             remedy=f"Go on with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
@@ -36,9 +37,27 @@ def final_checkpoint(run: Run) -> tuple[int, Manifest]:
     return last, manifest
 
 
+def chosen_checkpoint(run: Run) -> tuple[int, Manifest]:
+    """Returns the checkpoint that the run's result is taken from: the last, or the best where `export.checkpoint` asks.
+
+    Raises:
+        BatonError: the run has not come to its end.
+    """
+    last, manifest = final_checkpoint(run)
+    if run.recipe().export.checkpoint == "last":
+        return last, manifest
+    store = CheckpointStore(run)
+    losses = store.evaluation_losses(last, manifest)
+    committed = {step: found for step, found in store.committed() if isinstance(found, Manifest) and step in losses}
+    if not committed:
+        return last, manifest
+    best = min(committed, key=lambda step: (losses[step], step))
+    return best, committed[best]
+
+
 def final_folder(run: Run, scratch: str) -> str:
-    """Returns a local folder with the files of the run's last checkpoint, every byte checked."""
-    step, manifest = final_checkpoint(run)
+    """Returns a local folder with the files of the checkpoint that the result is taken from, every byte checked."""
+    step, manifest = chosen_checkpoint(run)
     return CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint")
 
 
@@ -60,13 +79,21 @@ def base_folder(recipe: Recipe) -> str | None:
     return models.local_model(recipe.model.base, recipe.model.revision) if recipe.model.base else None
 
 
-def trained_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedModel:
-    """Loads what training came to; an adapter is put on its base."""
-    import torch
+def trained_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str, *, whole: bool = False
+) -> PreTrainedModel:
+    """Loads what training came to; an adapter is put on its base.
 
-    dtype = getattr(torch, recipe.model.dtype)
+    Args:
+        recipe: The resolved recipe.
+        tokenizer: Sizes the embeddings of a model from scratch.
+        folder: Files of a checkpoint.
+        whole: Take the base in full precision even where it was held in few bits: to merge the adapter into it.
+    """
+    if whole and recipe.model.quantization:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:
-        return models.load_model(folder, dtype=dtype, trust_remote_code=recipe.model.trust_remote_code)
+        return models.load_model(folder, recipe)
     from peft import PeftModel
 
     return PeftModel.from_pretrained(models.start_model(recipe, tokenizer, base_folder(recipe)), folder)

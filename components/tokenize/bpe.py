@@ -45,5 +45,6 @@ def _texts(train_file: str) -> Iterator[str]:
     with open(train_file, encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
-            yield from (message["content"] for message in row.get("messages", ()))
-            yield from (row[name] for name in ("text", "prompt", "completion") if name in row)
+            for name in ("messages", "text", "prompt", "completion", "chosen", "rejected", "answer"):
+                value = row.get(name, ())
+                yield from [value] if isinstance(value, str) else (message["content"] for message in value)

@@ -1,4 +1,4 @@
-"""Rows to tokens: the same `input_ids` and `labels` that TRL's own preparation gives, written once."""
+"""Rows to tokens: the same that TRL's own preparation gives, written once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.tokenize import bpe
+from components.tokenize import bpe, encoding
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-IGNORED = -100
-"""Label of a token that does not count in the loss."""
 
 SIDES = ("train", "eval")
 
@@ -77,7 +74,14 @@ def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_dig
         "base": base_digest,
         "other": other_digest,
         "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
-        "settings": [data.max_length, data.packing, data.completion_only_loss, data.separator],
+        "settings": [
+            data.max_length,
+            data.packing,
+            data.completion_only_loss,
+            data.assistant_only_loss,
+            data.separator,
+        ],
+        "method": recipe.training.method,
         "libraries": [version("tokenizers"), version("transformers")],
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -98,9 +102,11 @@ def _tokenize_into(run: Run, recipe: Recipe, split: str, base: str | None, folde
         counts: dict[str, Any] = {"tokens": 0, "truncated": 0, "dropped": 0}
         for side in SIDES:
             tokens = _encode(_load(f"{source}/{side}.jsonl", f"{scratch}/cache"), tokenizer, recipe, counts)
+            if side == "train" and recipe.data.packing == "best-fit":
+                tokens = _best_fit(tokens, recipe.data.max_length)
             counts[side] = len(tokens)
             if side == "train":
-                counts["tokens"] = sum(len(ids) for ids in tokens["input_ids"])
+                counts["tokens"] = _num_tokens(tokens)
             tokens.save_to_disk(f"{folder}/{side}")
     for side in SIDES:
         if counts[side] == 0:
@@ -112,13 +118,13 @@ def _tokenize_into(run: Run, recipe: Recipe, split: str, base: str | None, folde
 
 
 def _load(path: str, cache_dir: str) -> Dataset:
-    """Loads rows with every value as text: left to guess, the JSON reader turns dates into timestamps."""
+    """Loads rows with the types of the first one: left to guess, the JSON reader turns dates into timestamps."""
     import datasets
 
-    text = datasets.Value("string")
-    conversation = datasets.List({"role": text, "content": text})
-    names = next(_lines(path), {})
-    features = datasets.Features({name: conversation if name == "messages" else text for name in names})
+    kinds = {str: datasets.Value("string"), bool: datasets.Value("bool")}
+    conversation = datasets.List({"role": kinds[str], "content": kinds[str]})
+    first = next(_lines(path), {})
+    features = datasets.Features({name: kinds.get(type(value), conversation) for name, value in first.items()})
     return datasets.Dataset.from_generator(_lines, gen_kwargs={"path": path}, features=features, cache_dir=cache_dir)
 
 
@@ -144,56 +150,67 @@ def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedT
 
 
 def _encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, counts: dict[str, Any]) -> Dataset:
-    if "messages" in rows.column_names and tokenizer.chat_template is None:
-        raise UserError("data has messages, but the tokenizer has no chat template.", remedy="Use an instruct model.")
-    encoded = rows.map(
-        lambda row: encode(row, tokenizer, recipe.data.separator, recipe.data.completion_only_loss),
-        remove_columns=rows.column_names,
-    )
-    limit = recipe.data.max_length
-    if recipe.data.packing:
+    encoding.require_template(tokenizer, rows[0], recipe.data)
+    encode = encoding.encoder(recipe, tokenizer)
+
+    def batch(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        names = list(columns)
+        found = [
+            new
+            for values in zip(*columns.values(), strict=True)
+            for new in encode(dict(zip(names, values, strict=True)))
+        ]
+        return {name: [row[name] for row in found] for name in found[0]}
+
+    encoded = rows.map(batch, batched=True, remove_columns=rows.column_names)
+    if recipe.data.packing is True:
         from trl import pack_dataset
 
-        packed = pack_dataset(encoded, limit, strategy="wrapped")
+        limit = recipe.data.max_length
+        packed = pack_dataset(encoded.select_columns(["input_ids", "labels"]), limit, strategy="wrapped")
         return packed.filter(lambda row: len(row["input_ids"]) == limit or len(packed) == 1)
-    counts["truncated"] += sum(len(ids) > limit for ids in encoded["input_ids"])
-    cut = encoded.map(lambda row: {name: values[:limit] for name, values in row.items()})
-    kept = cut.filter(lambda row: any(label != IGNORED for label in row["labels"][1:]))
-    counts["dropped"] += len(cut) - len(kept)
+    return _fitted(encoded, recipe, counts)
+
+
+def _best_fit(rows: Dataset, limit: int) -> Dataset:
+    """Puts whole rows side by side; `seq_lengths` says where each ends."""
+    from trl import pack_dataset
+
+    return pack_dataset(rows.select_columns(["input_ids", "labels"]), limit, strategy="bfd")
+
+
+def _fitted(encoded: Dataset, recipe: Recipe, counts: dict[str, Any]) -> Dataset:
+    """Returns the rows from which something can be learned within `data.max_length`, and counts the others.
+
+    Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole.
+    """
+    limit, method = recipe.data.max_length, recipe.training.method
+
+    def length(row: dict[str, Any]) -> int:
+        if "length" in row:
+            return int(row["length"])
+        ids = encoding.id_columns(row)
+        head = len(row["prompt_ids"]) if "prompt_ids" in row else 0
+        return head + max(len(row[name]) for name in ids if name != "prompt_ids")
+
+    def is_usable(row: dict[str, Any]) -> bool:
+        if "labels" in row:
+            return any(label != encoding.IGNORED for label in row["labels"][1:])
+        if method == "reward" or "length" in row:
+            return length(row) <= limit
+        return len(row["prompt_ids"]) < limit
+
+    counts["truncated"] += sum(encoded.map(lambda row: {"over": length(row) > limit})["over"])
+    if "labels" in encoded.column_names:
+        columns = ("input_ids", "labels")
+        encoded = encoded.map(lambda row: {name: row[name][:limit] for name in columns})
+    kept = encoded.filter(is_usable)
+    counts["dropped"] += len(encoded) - len(kept)
     return kept
 
 
-def encode(
-    row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, separator: str, completion_only: bool
-) -> dict[str, list[int]]:
-    """Turns a normalised row into token ids and labels.
-
-    The completion starts where the tokens of the prompt alone and of prompt and completion diverge,
-    as in TRL, so that a merge across the boundary counts as completion.
-
-    Returns:
-        `input_ids` and `labels`, each of the row's length; labels of the prompt are -100 where
-        `completion_only`.
-    """
-    if "messages" in row:
-        ids = list(tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"])
-        return {"input_ids": ids, "labels": ids}
-    if "text" in row:
-        ids = tokenizer(_ended(row["text"], tokenizer))["input_ids"]
-        return {"input_ids": ids, "labels": ids}
-    prompt = row["prompt"] + separator
-    ids = tokenizer(prompt + _ended(row["completion"], tokenizer))["input_ids"]
-    if not completion_only:
-        return {"input_ids": ids, "labels": ids}
-    length = common_prefix_length(tokenizer(prompt)["input_ids"], ids)
-    return {"input_ids": ids, "labels": [IGNORED] * length + ids[length:]}
-
-
-def common_prefix_length(a: list[int], b: list[int]) -> int:
-    """Returns how many elements two lists share from the start."""
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    end = str(tokenizer.eos_token)
-    return text if text.endswith(end) else text + end
+def _num_tokens(rows: Dataset) -> int:
+    """Returns the tokens that a side of the data has."""
+    if "length" in rows.column_names:
+        return sum(rows["length"])
+    return sum(len(ids) for name in encoding.id_columns(rows.features) for ids in rows[name])

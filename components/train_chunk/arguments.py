@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 from components.shared.plan import Plan
-from components.shared.recipe import Recipe
+from components.shared.recipe import Recipe, Training
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str, Any]:
@@ -24,15 +25,6 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str,
         "per_device_train_batch_size": training.micro,
         "per_device_eval_batch_size": recipe.evaluation.batch_size or training.micro,
         "gradient_accumulation_steps": training.accumulation,
-        "learning_rate": training.learning_rate,
-        "lr_scheduler_type": training.lr_scheduler,
-        "warmup_steps": training.warmup_steps,
-        "weight_decay": training.weight_decay,
-        "max_grad_norm": training.max_grad_norm,
-        "optim": training.optimizer,
-        "bf16": training.precision == "bf16",
-        "fp16": training.precision == "fp16",
-        "gradient_checkpointing": training.gradient_checkpointing,
         "logging_strategy": "steps",
         "logging_steps": training.log_every,
         "logging_nan_inf_filter": False,
@@ -41,8 +33,58 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str,
         "eval_steps": recipe.evaluation.every,
         "dataloader_num_workers": training.workers,
         "dataloader_pin_memory": recipe.resources.gpus > 0,
+        "use_cpu": recipe.resources.gpus == 0 and recipe.resources.profile != "mps",
         "report_to": "none",
         "disable_tqdm": True,
+        **_optimization(training),
+        **_arithmetic(training),
+        **_early_stopping(training),
+    }
+
+
+def _optimization(training: Training) -> dict[str, Any]:
+    options = ",".join(f"{name}={value}" for name, value in training.optimizer_options.items())
+    clips_groups = any(group.max_grad_norm for group in training.groups)
+    return {
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler,
+        "lr_scheduler_kwargs": dict(training.lr_scheduler_options) or None,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        # Trainer clips nothing at 0, groups included
+        "max_grad_norm": training.max_grad_norm or (math.inf if clips_groups else 0.0),
+        "optim": training.optimizer,
+        "optim_args": options or None,
+        "adam_beta1": training.adam_betas[0],
+        "adam_beta2": training.adam_betas[1],
+        "adam_epsilon": training.adam_epsilon,
+        "neftune_noise_alpha": training.neftune_alpha,
+    }
+
+
+def _arithmetic(training: Training) -> dict[str, Any]:
+    mode = ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile
+    found: dict[str, Any] = {
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "torch_compile": mode is not None,
+        "use_liger_kernel": training.liger,
+    }
+    if mode:
+        found["torch_compile_mode"] = mode
+    if training.precision == "tf32":
+        found["tf32"] = True
+    return found
+
+
+def _early_stopping(training: Training) -> dict[str, Any]:
+    stopping = training.early_stopping
+    if stopping is None:
+        return {}
+    return {
+        "metric_for_best_model": stopping.metric.removeprefix("eval_"),
+        "greater_is_better": stopping.greater_is_better,
     }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
-from components.shared import events, fingerprint, models, trained
+from components.shared import code, events, fingerprint, models, trained
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -21,6 +21,9 @@ from components.shared.runs import Run, identity
 from components.train_chunk.keeping import CheckpointKeeper
 from components.train_chunk.restoring import Restored, Restorer
 from components.train_chunk.staging import Staging
+
+if TYPE_CHECKING:
+    from components.train_chunk.chunked import Setup
 
 logger = logging.getLogger("baton")
 
@@ -37,7 +40,7 @@ class Chunk:
     def __init__(self, run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
         self.clock = Clock()
         self.run = Run.open(run_uri)
-        self.recipe: Recipe = self.run.recipe()
+        self.recipe: Recipe = self.run.settled_recipe()
         self.plan: Plan = self.run.plan()
         slots = len(self.plan.targets) + self.recipe.chunks.spare
         if not 1 <= index <= slots:
@@ -55,7 +58,8 @@ class Chunk:
         """Trains to the target, unless it is committed already.
 
         Returns:
-            `uri`, `step`, `digest` and `outcome`: `done`, `already_done`, or `partial` where the machine is taken away.
+            `uri`, `step`, `digest` and `outcome`: `done`, `already_done`, `finished` where early stopping ended the
+            run, or `partial` where the machine is taken away.
 
         Raises:
             BatonError: the state restored differs from the state saved, or the store fails for good.
@@ -78,6 +82,10 @@ class Chunk:
         return self._result(*keeper.parent, outcome)
 
     def _outcome(self, keeper: CheckpointKeeper, watch: Watch) -> str:
+        if keeper.handover.finished:
+            logger.info("evaluation has stopped improving at step %d: the run ends here", keeper.reached)
+            events.emit("finished", chunk=self.index, step=keeper.reached)
+            return "finished"
         if keeper.overtaken:
             return "already_done"
         if keeper.reached >= self.target:
@@ -94,6 +102,7 @@ class Chunk:
             identity(self.recipe),
             self.plan.to_json(),
             *(self.run.require(f"{x}.json") for x in ("data", "model")),
+            self.run.get("code.json"),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -111,15 +120,17 @@ class Chunk:
         events.emit("consistent", changed=changed)
 
     def _train(self, watch: Watch) -> CheckpointKeeper:
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(4) as pool:
             fetching = pool.submit(self.restorer.fetch, self.staging.folder)
             tokens = pool.submit(trained.tokens_folder, self.run, self.staging.folder(0), self.cache)
             base = pool.submit(self._base)
+            own_code = pool.submit(code.fetch, self.run, self.staging.folder(0))
             self.clock.enter("import")
             from components.train_chunk import arguments, methods
             from components.train_chunk.reporting import LiveReport
             from components.train_chunk.resume import Handover
 
+            method = methods.load(self.recipe.training.method)
             self.clock.enter("fetch")
             restored = self.restorer.require_no_code(fetching.result(), self.staging.folder)
         threads = restored.manifest.meta["fingerprint"]["threads"] if restored else self.recipe.training.threads
@@ -127,13 +138,15 @@ class Chunk:
         if restored:
             self._compare_fingerprint(restored)
         self.clock.enter("build")
-        train, held_out, tokenizer = self._rows(tokens)
+        code.install(own_code.result())
         whole_weights = restored is not None and self.recipe.adapter is None
-        model = models.start_model(self.recipe, tokenizer, base.result(), weights=not whole_weights)
-        settings = arguments.training_arguments(self.recipe, self.plan, self.staging.folder(0))
-        trainer = methods.build_trainer(self.recipe, settings, model, tokenizer, train, held_out)
-        report = LiveReport(self.run)
+        trainer = method.build(self.setup(tokens.result(), base.result(), start_weights=not whole_weights))
+        report = LiveReport(self.run, self.recipe, self.staging.folder(0))
         trainer.add_callback(report)
+        if self.recipe.evaluation.write_every:
+            from components.train_chunk.writing import Writing
+
+            trainer.add_callback(Writing(self.run, self.recipe, trainer.processing_class, report))
         keeper = CheckpointKeeper(self, trainer, restored, watch)
         keeper.handover = Handover(
             trainer,
@@ -144,6 +157,7 @@ class Chunk:
             resume_from=restored.folder if restored else None,
             expected=restored.manifest.meta["state"] if restored else None,
             leave_out=self.leave_out,
+            keep_best=self.recipe.export.checkpoint == "best",
         )
         self.clock.enter("restore", step=keeper.start_step)
         try:
@@ -156,15 +170,41 @@ class Chunk:
             report.close()
         return keeper
 
-    def _rows(self, tokens: Future[str]) -> tuple[Any, Any, Any]:
-        """Returns the tokenized training and held-out rows, and the tokenizer."""
+    def setup(self, tokens: str, base: str | None, *, start_weights: bool, recipe: Recipe | None = None) -> Setup:
+        """Returns what the method's trainer is built from.
+
+        Args:
+            tokens: Folder of the tokenized rows and the tokenizer.
+            base: Folder of the base model.
+            start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
+            recipe: In place of the run's, for a trial.
+        """
         import datasets
 
-        folder = tokens.result()
-        train = datasets.load_from_disk(f"{folder}/train")
-        held_out = datasets.load_from_disk(f"{folder}/eval") if self.recipe.evaluation.every else None
-        trust = self.recipe.model.trust_remote_code
-        return train, held_out, models.load_tokenizer(f"{folder}/tokenizer", trust_remote_code=trust)
+        from components.train_chunk import arguments, micro_batch, parameters
+        from components.train_chunk.chunked import Setup
+
+        if recipe is None and self.recipe.training.micro_batch_size == "auto":
+            micro_batch.settle(self, tokens, base)
+        recipe = recipe or self.recipe
+        tokenizer = models.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+        model = models.start_model(recipe, tokenizer, base, weights=start_weights)
+        if recipe.training.trainable:
+            parameters.freeze(model, recipe.training.trainable)
+        return Setup(
+            recipe=recipe,
+            arguments=arguments.training_arguments(recipe, self.plan, self.staging.folder(0)),
+            model=model,
+            tokenizer=tokenizer,
+            train=datasets.load_from_disk(f"{tokens}/train"),
+            held_out=datasets.load_from_disk(f"{tokens}/eval") if recipe.evaluation.every else None,
+            reference=lambda: models.start_model(recipe, tokenizer, base),
+        )
+
+    def settle(self) -> None:
+        """Takes over what was found out for the run since it was opened."""
+        self.recipe = self.run.settled_recipe()
+        self.restorer.identity = self._identity()
 
     def _base(self) -> str | None:
         """Returns the base model's folder, if it still is the model that the run began with."""

@@ -108,8 +108,8 @@ class CheckpointKeeper:
         for name in os.listdir(folder):
             os.remove(os.path.join(folder, name))
 
-    def save(self, step: int, folder: str, digests: dict[str, str]) -> None:
-        """Takes a complete checkpoint folder and sends it on its way."""
+    def save(self, step: int, folder: str, digests: dict[str, str], *, wanted: bool) -> None:
+        """Takes a complete checkpoint folder and sends it on its way; a wanted one is not given up for a newer one."""
         every = self.recipe.chunks.keep.every
         trained_for = self.chunk.clock.seconds.get("train", 0.0)
         snapshot = Snapshot(
@@ -118,7 +118,7 @@ class CheckpointKeeper:
             digests,
             lambda: self._meta(digests, trained_for),
             publication=self._publication,
-            wanted=bool(every and step % every == 0),
+            wanted=wanted or bool(every and step % every == 0),
         )
         if self.overtaken:
             shutil.rmtree(folder, ignore_errors=True)
@@ -167,6 +167,7 @@ class CheckpointKeeper:
                 "skipped": chunk.restorer.skipped,
             },
             "identity": chunk.restorer.identity,
+            "finished": self.handover.finished,
             "fingerprint": self._fingerprint,
             "trainable_parameters": self.handover.num_trainable(),
             "chunk": chunk.index,

@@ -48,9 +48,10 @@ class Restorer:
         self._skipped_steps: set[int] = set()
 
     def standing(self) -> tuple[int, Manifest] | None:
-        """Returns a committed checkpoint at the target or beyond, if its files are there."""
+        """Returns a committed checkpoint at the target or beyond, or one that ended the run, if its files are there."""
         for step, manifest in self.store.committed():
-            if step < self.target:
+            finished = isinstance(manifest, Manifest) and manifest.meta.get("finished")
+            if step < self.target and not finished:
                 return None
             if isinstance(manifest, Manifest) and self.store.is_whole(step, manifest):
                 return step, manifest

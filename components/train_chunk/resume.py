@@ -39,6 +39,16 @@ class Resumable:
         if self.handover:
             self.handover.check_rng()
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.handover and "optimizer" in self.handover.leave_out:
+            return
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if self.handover and "scaler" in self.handover.leave_out:
+            return
+        super()._load_scaler(checkpoint)  # type: ignore[misc]
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes a checkpoint where there is room, weights and optimizer at the same time."""
         assert self.handover
@@ -67,6 +77,17 @@ class Resumable:
             pool = ThreadPoolExecutor(1)
             self._weights = pool.submit(save, output_dir, _internal_call)
             pool.shutdown(wait=False)
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """Returns the rows as they are: the tokenize stage has prepared them."""
+        return dataset
+
+    def method_state(self) -> dict[str, Any]:
+        """Returns what the method keeps between steps that `Trainer` does not save."""
+        return {}
+
+    def load_method_state(self, saved: dict[str, Any]) -> None:
+        """Puts it back."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Writes none: TRL makes one in each checkpoint, for 0.1 s of the training thread's time."""
@@ -100,8 +121,8 @@ class Keeper(Protocol):
     def must_stop(self) -> bool:
         """Tells, after each step, whether to save and leave; raises what went wrong in the background."""
 
-    def save(self, step: int, folder: str, digests: dict[str, str]) -> None:
-        """Takes a complete checkpoint folder."""
+    def save(self, step: int, folder: str, digests: dict[str, str], *, wanted: bool) -> None:
+        """Takes a complete checkpoint folder; a wanted one is not given up for a newer one."""
 
 
 class Handover(TrainerCallback):
@@ -116,6 +137,7 @@ class Handover(TrainerCallback):
         resume_from: Local folder of the checkpoint, None at the start of a run.
         expected: Digests in its manifest.
         leave_out: Parts not to restore: a negative control for tests of exactness.
+        keep_best: Save where an evaluation finds the lowest loss so far.
     """
 
     stateless = True
@@ -131,8 +153,10 @@ class Handover(TrainerCallback):
         resume_from: str | None = None,
         expected: dict[str, str] | None = None,
         leave_out: tuple[str, ...] = (),
+        keep_best: bool = False,
     ) -> None:
         self.trainer = trainer
+        self.keep_best = keep_best
         self.target = target
         self.keeper = keeper
         self.every_steps = every_steps
@@ -141,6 +165,9 @@ class Handover(TrainerCallback):
         self.expected = expected or {}
         self.leave_out = leave_out
         self.checked: dict[str, str] = {}
+        self.finished = False
+        self._is_best = False
+        self._saved_step = -1
         self._rng_digest: str | None = None
         self._saved_at = time.monotonic()
         self._first = True
@@ -176,6 +203,10 @@ class Handover(TrainerCallback):
             return
         extra = torch.load(os.path.join(self.resume_from, state.EXTRA_FILE), weights_only=True)
         state.restore_log_window(self.trainer, extra["log_window"])
+        if "method" not in self.leave_out:
+            self.trainer.load_method_state(extra["method"])
+        if "callbacks" in self.leave_out:
+            return
         try:
             state.restore_callbacks(self.trainer, extra["callbacks"])
         except KeyError as error:
@@ -194,17 +225,27 @@ class Handover(TrainerCallback):
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
         step = trainer_state.global_step
         self._leaving = self.keeper.must_stop() or step >= self.target
-        if self._leaving:
-            control.should_training_stop = True
+        # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
+        control.should_training_stop = control.should_training_stop or (self._leaving and not control.should_evaluate)
         if not self._ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
 
     def on_epoch_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Saves what waited; silences an epoch's end that only the stop of a chunk brought about."""
         if self._ends_epoch(trainer_state):
-            control.should_save = control.should_save or self._is_due(trainer_state.global_step)
+            due = self._is_due(trainer_state.global_step) and self._saved_step != trainer_state.global_step
+            control.should_save = control.should_save or due
         else:
             control.should_save = control.should_evaluate = control.should_log = False
+
+    def on_evaluate(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
+        """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
+        losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
+        if self.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
+            self._is_best = control.should_save = True
+        if control.should_training_stop:
+            self.finished = self._leaving = control.should_save = True
+        control.should_training_stop = self._leaving
 
     def on_save(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digest of the state."""
@@ -212,11 +253,13 @@ class Handover(TrainerCallback):
         extra = {
             "log_window": state.log_window(self.trainer),
             "callbacks": state.callback_states(self.trainer),
+            "method": self.trainer.method_state(),
         }
         torch.save(extra, os.path.join(folder, state.EXTRA_FILE))
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that nobody needs to resume
-        self.keeper.save(trainer_state.global_step, folder, state.digests(self.trainer))
+        self.keeper.save(trainer_state.global_step, folder, state.digests(self.trainer), wanted=self._is_best)
+        self._is_best, self._saved_step = False, trainer_state.global_step
         self._saved_at, self._overdue = time.monotonic(), False
 
     def on_log(self, args: Any, trainer_state: Any, control: Any, logs: Any = None, **_: Any) -> None:

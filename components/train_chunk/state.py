@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,11 +13,14 @@ from transformers.trainer_callback import ExportableState
 from components.shared import rng
 from components.shared.digest import tree_digest
 
-PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log")
+PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 """What a checkpoint restores, item by item."""
 
 EXTRA_FILE = "baton_state.pt"
-"""What `Trainer` does not save: running sums of logged values, and callbacks' state."""
+"""What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
+
+TIMED = ("step_time",)
+"""Logged values that depend on the clock."""
 
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 
@@ -32,7 +35,8 @@ def digests(trainer: Trainer) -> dict[str, str]:
         "rng": rng.capture(),
         "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps],
         "callbacks": callback_states(trainer),
-        "log": [log_window(trainer), values_logged(trainer.state.log_history)],
+        "log": [untimed(log_window(trainer)), values_logged(trainer.state.log_history)],
+        "method": trainer.method_state(),
     }
     found = {name: tree_digest(parts[name]) for name in PARTS}
     return {**found, "state": combined(found)}
@@ -51,10 +55,18 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def num_bytes(trainer: Trainer) -> int:
-    """Returns about how many bytes a checkpoint has: weights that are saved, and the optimizer's state."""
-    weights = trained_weights(trainer.model).values()
-    moments = (value for entry in trainer.optimizer.state.values() for value in entry.values())
-    return sum(x.numel() * x.element_size() for x in (*weights, *moments) if isinstance(x, torch.Tensor)) + 2**20
+    """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
+    kept = [trained_weights(trainer.model), list(trainer.optimizer.state.values()), trainer.method_state()]
+    return sum(x.numel() * x.element_size() for x in _tensors(kept)) + 2**20
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields all tensors in nested mappings and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
 
 
 def log_window(trainer: Trainer) -> dict[str, Any]:
@@ -62,7 +74,7 @@ def log_window(trainer: Trainer) -> dict[str, Any]:
     return {
         "tr_loss": trainer._tr_loss.detach().cpu(),
         "globalstep_last_logged": trainer._globalstep_last_logged,
-        "metrics": {mode: dict(values) for mode, values in getattr(trainer, "_metrics", {}).items()},
+        "metrics": {mode: dict(values) for mode, values in _windows(trainer).items()},
         "total_train_tokens": getattr(trainer, "_total_train_tokens", 0),
     }
 
@@ -72,14 +84,28 @@ def restore_log_window(trainer: Trainer, saved: dict[str, Any]) -> None:
     trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
     trainer._globalstep_last_logged = saved["globalstep_last_logged"]
     for mode, values in saved["metrics"].items():
-        trainer._metrics[mode].update({name: list(items) for name, items in values.items()})
+        _windows(trainer)[mode].update({name: list(items) for name, items in values.items()})
     if hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = saved["total_train_tokens"]
 
 
+def _windows(trainer: Trainer) -> Any:
+    """Returns TRL's values to be averaged at the next log, by mode; its experimental trainers have another name."""
+    return getattr(trainer, "_metrics", None) or getattr(trainer, "_stored_metrics", {})
+
+
+def untimed(window: dict[str, Any]) -> dict[str, Any]:
+    """Returns a log window without the values that depend on the clock."""
+    metrics = {
+        mode: {name: value for name, value in values.items() if name not in TIMED}
+        for mode, values in window["metrics"].items()
+    }
+    return {**window, "metrics": metrics}
+
+
 def values_logged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the logged values that do not depend on the clock."""
-    timed = ("_runtime", "_per_second")
+    timed = ("_runtime", "_per_second", *TIMED)
     return [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in history]
 
 

@@ -26,7 +26,7 @@ FIELDS = [
 )
 def test_committed_file_is_what_the_code_gives(path: str, fresh: Callable[[], str]) -> None:
     committed = (ROOT / path).read_text(encoding="utf-8")
-    assert committed == fresh(), f"{path} is older than components/shared/recipe.py: run `make docs` and commit it"
+    assert committed == fresh(), f"{path} is older than components/shared/recipe/: run `make docs` and commit it"
 
 
 def test_generation_is_stable() -> None:
@@ -37,7 +37,7 @@ def test_generation_is_stable() -> None:
 @pytest.mark.parametrize(("section", "name"), FIELDS)
 def test_field_is_described(section: reference.Schema, name: str) -> None:
     assert section["properties"][name].get("description", "").strip(), (
-        f"{section['title']}.{name} needs a docstring below it in components/shared/recipe.py"
+        f"{section['title']}.{name} needs a docstring below it in components/shared/recipe/"
     )
 
 

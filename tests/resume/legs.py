@@ -21,7 +21,9 @@ from components.shared.storage import Storage
 from pipelines import processes
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["components.train_chunk.methods.sft", "components.tokenize.bpe", "datasets"])
+_context.set_forkserver_preload(
+    ["components.train_chunk.methods.sft", "components.train_chunk.methods.grpo", "components.tokenize.bpe", "datasets"]
+)
 
 
 def leg(function: Callable[..., None], *arguments: Any) -> tuple[int, str]:
@@ -79,6 +81,44 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
     if kill_at:
         _kill_at(kill_at)
     Chunk(run_uri, index, leave_out).bring()
+
+
+def trying_chunk(run_uri: str, index: int, most: int) -> None:
+    """Runs a chunk on what passes for a GPU, whose memory takes so many rows."""
+    import torch
+    from transformers import Trainer
+
+    from components.shared import machine
+    from components.train_chunk.chunk import Chunk
+
+    step = Trainer.training_step
+
+    def training_step(self: Any, model: Any, inputs: Any, *rest: Any) -> Any:
+        if len(inputs["input_ids"]) > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is.")
+        return step(self, model, inputs, *rest)
+
+    Trainer.training_step = training_step
+    machine.gpu = lambda: machine.GPU("a small one", 2**30)
+    Chunk(run_uri, index).bring()
+
+
+def find_lr(run_uri: str) -> None:
+    from components.lr_find.finder import find
+
+    find(run_uri)
+
+
+def evaluate(run_uri: str) -> None:
+    from components.evaluate.evaluation import evaluate_run
+
+    evaluate_run(run_uri)
+
+
+def export(run_uri: str) -> None:
+    from components.export.export import export_run
+
+    export_run(run_uri)
 
 
 def verify_chunk(run_uri: str, index: int) -> None:
@@ -167,17 +207,27 @@ def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:
         assert code == 0, printed
 
 
-def final(run: Run) -> Manifest:
-    """Returns the manifest of the run's last step."""
-    manifest = CheckpointStore(run).manifest(run.plan().num_steps)
+def steps(run: Run) -> list[int]:
+    """Returns the steps that are committed."""
+    return [step for step, _ in CheckpointStore(run).committed()]
+
+
+def final(run: Run, step: int | None = None) -> Manifest:
+    """Returns the manifest of the run's last step, or of a given one."""
+    manifest = CheckpointStore(run).manifest(step or run.plan().num_steps)
     assert manifest is not None
     return manifest
 
 
-def losses(run: Run) -> list[tuple[int, float]]:
+def history(run: Run) -> list[dict[str, Any]]:
+    """Returns everything that a run logged."""
+    return CheckpointStore(run).history(run.plan().num_steps, final(run))
+
+
+def losses(run: Run, step: int | None = None) -> list[tuple[int, float]]:
     """Returns the logged losses of a run, by step."""
-    step = run.plan().num_steps
-    history = CheckpointStore(run).history(step, final(run))
+    step = step or run.plan().num_steps
+    history = CheckpointStore(run).history(step, final(run, step))
     return [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
 
 

@@ -1,26 +1,11 @@
-"""Training methods, one file each, found by the name in `training.method`."""
+"""Training methods, one file each, found by the name in `training.method`; see the README beside this file."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
-
-    from components.shared.recipe import Recipe
+from types import ModuleType
 
 
-def build_trainer(
-    recipe: Recipe,
-    arguments: dict[str, Any],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    train: Dataset,
-    held_out: Dataset | None,
-) -> Trainer:
-    """Returns the trainer of the recipe's method; see the README beside this file."""
-    method = importlib.import_module(f"{__name__}.{recipe.training.method}")
-    trainer: Trainer = method.build(recipe, arguments, model, tokenizer, train, held_out)
-    return trainer
+def load(method: str) -> ModuleType:
+    """Returns a method's module, whose `build` takes a `Setup` and returns a trainer."""
+    return importlib.import_module(f"{__name__}.{method}")

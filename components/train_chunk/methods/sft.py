@@ -1,55 +1,32 @@
-"""Supervised fine-tuning and training from scratch, by TRL's `SFTTrainer`."""
+"""Supervised fine-tuning, by TRL's `SFTTrainer`; also from scratch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
-from components.shared.recipe import Adapter, Recipe
-from components.train_chunk.resume import Resumable
+from components.shared import hooks
+from components.train_chunk.chunked import Chunked, Setup
 
 
-class ChunkedSFTTrainer(Resumable, SFTTrainer):
-    """`SFTTrainer` that checks what it restored."""
+class ChunkedSFTTrainer(Chunked, SFTTrainer):
+    """`SFTTrainer` in chunks."""
 
 
-def build(
-    recipe: Recipe,
-    arguments: dict[str, Any],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    train: Dataset,
-    held_out: Dataset | None,
-) -> Trainer:
+def build(setup: Setup) -> Trainer:
     """Builds the trainer on rows that have `input_ids` and `labels`."""
+    recipe = setup.recipe
     config = SFTConfig(
-        **arguments,
+        **setup.arguments,
         max_length=recipe.data.max_length,
         dataset_kwargs={"skip_prepare_dataset": True},
-        packing=False,
+        packing=recipe.data.packing == "best-fit",
+        eval_packing=False,
+        activation_offloading=recipe.training.activation_offloading,
+        router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
-    return ChunkedSFTTrainer(
-        model=model,
-        args=config,
-        train_dataset=train,
-        eval_dataset=held_out,
-        processing_class=tokenizer,
-        peft_config=lora(recipe.adapter),
-    )
-
-
-def lora(adapter: Adapter | None) -> LoraConfig | None:
-    """Returns PEFT's configuration of the recipe's adapter."""
-    if adapter is None:
-        return None
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=adapter.r,
-        lora_alpha=adapter.alpha,
-        lora_dropout=adapter.dropout,
-        target_modules=adapter.target_modules,
-    )
+    loss = hooks.loss(recipe.hooks)
+    extra: dict[str, Any] = {"compute_loss_func": loss} if loss else {}
+    return setup.trainer(ChunkedSFTTrainer, config, **extra)

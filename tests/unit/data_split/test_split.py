@@ -24,14 +24,18 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def split(store: str, source: str, name: str = "run-1", *, seed: int = 7, **data: Any) -> dict[str, Any]:
+def split(
+    store: str, source: str, name: str = "run-1", *, seed: int = 7, method: str = "sft", **data: Any
+) -> dict[str, Any]:
     """Split a source into a store."""
+    own = {"grpo": {"rewards": ["length"]}} if method == "grpo" else {}
     recipe = {
         "name": "tiny",
         "seed": seed,
         "store": store,
         "model": {"base": "org/model"},
         "data": {"source": source, **data},
+        "training": {"method": method, **own},
         "tracking": {"mlflow": None},
     }
     return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
@@ -107,6 +111,58 @@ def test_rows_nested_as_deep_as_the_parser_goes(tmp_path: Path):
 
     assert (found["rows"], found["rejected"]) == (300, 130)
     assert len(rejected(str(tmp_path / "store"))) == 130
+
+
+USER, ANSWER, OTHER = (
+    {"role": role, "content": content} for role, content in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+)
+TEXTS = {"prompt": "p", "chosen": "x", "rejected": "y"}
+UNLIKE = {
+    "a conversation among texts": (
+        "dpo",
+        TEXTS,
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        "chosen is a conversation, in the rows before it is not",
+    ),
+    "a text among conversations": (
+        "dpo",
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        TEXTS,
+        "prompt is a text, in the rows before it is not",
+    ),
+    "an answer missing": (
+        "grpo",
+        {"prompt": "p", "answer": "x"},
+        {"prompt": "p"},
+        "answer is missing, the rows before have it",
+    ),
+    "an answer too many": (
+        "grpo",
+        {"prompt": "p"},
+        {"prompt": "p", "answer": "x"},
+        "answer is given, the rows before have none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "first", "unlike", "reason"), UNLIKE.values(), ids=UNLIKE)
+def test_a_row_unlike_those_before_is_rejected(
+    method: str, first: dict[str, Any], unlike: dict[str, Any], reason: str, tmp_path: Path
+):
+    def numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
+        tag = f" {number}"
+        messages = isinstance(row["prompt"], list)
+        prompt = [{**USER, "content": f"a{tag}"}] if messages else row["prompt"] + tag
+        return {**row, "prompt": prompt}
+
+    rows = [numbered(first, number) for number in range(60)]
+    source = write(tmp_path / "rows.jsonl", [*rows, unlike, numbered(first, 60)])
+    store = str(tmp_path / "store")
+
+    found = split(store, source, method=method, max_rejected=0.1)
+
+    assert (found["rows"], found["rejected"]) == (61, 1)
+    assert [(row["line"], row["reason"]) for row in rejected(store)] == [(61, reason)]
 
 
 EMPTY = {

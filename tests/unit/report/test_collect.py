@@ -173,3 +173,21 @@ def test_a_run_that_has_trained_nothing(tmp_path: Path, scratch_recipe: dict[str
     assert found["cost"]["goodput"] is None
     assert found["state"] == "failed"
     assert "The run failed" in render(found)
+
+
+def test_what_the_evaluation_found_is_in_the_headline(history: History) -> None:
+    history.run.put(
+        "evaluation.json",
+        {
+            "before": {"loss": 2.0, "perplexity": 7.4},
+            "after": {"loss": 1.0, "reward_accuracy": 0.75, "reward_margin": 2.5},
+            "samples": [],
+            "parameters": 7,
+        },
+    )
+    found = collect(history.run)["headline"]
+
+    assert (found["eval_loss_before"], found["eval_loss_after"]) == (2.0, 1.0)
+    assert (found["perplexity_before"], found["perplexity_after"]) == (7.4, None)
+    assert (found["reward_accuracy"], found["reward_margin"]) == (0.75, 2.5)
+    assert (found["reward_before"], found["accuracy_after"]) == (None, None)

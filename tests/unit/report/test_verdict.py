@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.report.page import read_proof, verdict
+from components.report.page import loss_clause, read_proof, tiles, verdict
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 
@@ -93,3 +93,33 @@ def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report:
     report["proof"] = [proof_row(step, step - 20 or None) for step in range(20, 121, 20)]
     report["proof"] += [proof_row(180, 120, checked=None), proof_row(240, 180)]
     assert read_proof(report).sentence == "2 of 3 hand-overs checked, bit-exact each"
+
+
+JUDGED = {
+    "reward rose": ({"reward": (0.1, 0.75)}, "good", "Reward rose from 0.1 to 0.75"),
+    "reward fell": ({"reward": (0.75, -0.1)}, "warn", "Reward fell from 0.75 to -0.1"),
+    "reward stayed": ({"reward": (0.5, 0.5)}, "warn", "Reward stayed at 0.5"),
+    "accuracy beside a loss": (
+        {"accuracy": (0.5, 0.875), "eval_loss": (0.7, 0.9)},
+        "good",
+        "Accuracy on held-out pairs rose from 0.5 to 0.875",
+    ),
+    "loss alone": ({"eval_loss": (3.2, 3.0), "reward": (None, None)}, "good", "Eval loss fell from 3.20 to 3.00"),
+}
+
+
+@pytest.mark.parametrize(("figures", "tone", "words"), JUDGED.values(), ids=JUDGED)
+def test_what_a_method_is_judged_by_comes_first(figures: dict[str, Any], tone: str, words: str) -> None:
+    headline = {
+        f"{name}_{when}": value
+        for name, pair in figures.items()
+        for when, value in zip(("before", "after"), pair, strict=True)
+    }
+    assert loss_clause(headline) == (tone, words)
+
+
+def test_preferences_have_a_tile(full_report: Any) -> None:
+    report = full_report()
+    report["headline"] |= {"reward_accuracy": 0.755, "reward_margin": 1.2345}
+    assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(report)
+    assert "Preference accuracy" not in [label for label, _, _ in tiles(full_report())]

@@ -45,6 +45,48 @@ def test_plan(rows: int, count: int, training: Any, per_epoch: int, steps: int, 
     assert make_plan(recipe(count, **training), rows) == expected
 
 
+WRITES = {"rewards": ["length"], "num_generations": 4}
+ROUNDS = {
+    "a round is a step": (10, {"batch_size": 8}, {}, 5),
+    "prompts left over": (11, {"batch_size": 8}, {}, 5),
+    "a round of two steps": (10, {"batch_size": 8}, {"steps_per_generation": 2}, 4),
+    "a round of half a step": (
+        10,
+        {"batch_size": 8, "micro_batch_size": 4},
+        {"steps_per_generation": 1},
+        5,
+    ),
+    "a round ends within a step": (
+        3,
+        {"batch_size": 8, "micro_batch_size": 4},
+        {"steps_per_generation": 1},
+        2,
+    ),
+    "each round three times": (10, {"batch_size": 8}, {"num_iterations": 3}, 15),
+    "more generations than a micro-batch": (10, {"batch_size": 8, "micro_batch_size": 2}, {}, 5),
+}
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+@pytest.mark.parametrize(("rows", "training", "generation", "per_epoch"), ROUNDS.values(), ids=ROUNDS)
+def test_steps_where_the_model_writes(method: str, rows: int, training: Any, generation: Any, per_epoch: int):
+    given = recipe(1, method=method, **training, **{method: {**WRITES, **generation}})
+
+    assert make_plan(given, rows).steps_per_epoch == per_epoch
+
+
+def test_too_few_prompts_for_a_round():
+    given = recipe(method="grpo", batch_size=8, grpo={**WRITES, "steps_per_generation": 3})
+
+    assert make_plan(given, 6).num_steps == 3
+    with pytest.raises(UserError) as caught:
+        make_plan(given, 5)
+    assert str(caught.value) == (
+        "one round of grpo takes 6 prompts, and there are 5. Give more rows, or lower batch_size or "
+        "steps_per_generation, or raise num_generations."
+    )
+
+
 @given(rows=st.integers(1, 10**7), batch=st.integers(1, 4096), count=st.integers(1, 100), epochs=st.floats(0.01, 50))
 def test_targets(rows: int, batch: int, count: int, epochs: float):
     steps = math.ceil(math.ceil(rows / batch) * epochs)

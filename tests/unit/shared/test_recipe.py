@@ -74,7 +74,7 @@ REFUSED = {
     "all held out": ({"data.eval_fraction": 1}, "data.eval_fraction: Input should be less than 1 (got 1)"),
     "packed conversations": (
         {"data.format": "messages", "data.packing": True},
-        "data.packing: conversations are not packed; set it to false",
+        "data.packing: conversations are not cut; set it to best-fit or false",
     ),
     "unknown format": ({"data.format": "chat"}, "data.format: Input should be 'auto', 'text', 'prompt-completion'"),
     "infinite rate": ({"training.learning_rate": float("inf")}, "training.learning_rate: Input should be a finite"),
@@ -147,7 +147,7 @@ UNKNOWN = {
         {"resources.tolerations": [{"key": "spot"}, {"efect": "NoSchedule"}]},
         "resources.tolerations.1.efect: unknown key; did you mean 'effect'?",
     ),
-    "like nothing": ({"export.zzz": 1}, "export.zzz: unknown key; known here: format, merge_adapter"),
+    "like nothing": ({"export.zzz": 1}, "export.zzz: unknown key; known here: format, checkpoint, merge_adapter"),
 }
 
 

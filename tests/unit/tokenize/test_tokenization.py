@@ -17,8 +17,8 @@ from components.shared.errors import UserError
 from components.shared.recipe import Recipe, TrainTokenizer
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.tokenize import bpe, tokenization
-from components.tokenize.tokenization import IGNORED, encode
+from components.tokenize import bpe, encoding, tokenization
+from components.tokenize.encoding import IGNORED, encode
 
 PAIRS = [
     {"prompt": f"def area_{n}(width, height):", "completion": f"Return the area number {n} of a rectangle."}
@@ -94,6 +94,20 @@ def prepared_by_trl(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest
     return prepare
 
 
+def encoded(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, completion_only: bool) -> list[Any]:
+    """Tokenize rows as a recipe without a separator does."""
+    recipe = recipe_file.validate(
+        {
+            "name": "tiny",
+            "model": {"base": "org/model"},
+            "data": {"source": "r.jsonl", "separator": "", "completion_only_loss": completion_only},
+        },
+        origin="r.yaml",
+    )
+    encode_row = encoding.encoder(recipe, tokenizer)
+    return [made for row in rows for made in encode_row(row)]
+
+
 @pytest.mark.parametrize(
     ("rows", "completion_only"),
     [([*PAIRS, *AWKWARD], True), ([*PAIRS, *AWKWARD], False), (TEXTS, False), (TALKS, False)],
@@ -102,7 +116,7 @@ def prepared_by_trl(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest
 def test_rows_become_what_trl_makes_of_them(
     rows: list[dict[str, Any]], completion_only: bool, tokenizer: PreTrainedTokenizerBase, prepared_by_trl: Any
 ):
-    ours = [encode(row, tokenizer, "", completion_only) for row in rows]
+    ours = encoded(rows, tokenizer, completion_only)
     cut = [{name: values[:LIMIT] for name, values in row.items()} for row in ours]
     kept = [row for row in cut if any(label != IGNORED for label in row["labels"])]
     theirs = prepared_by_trl(rows, completion_only)
@@ -137,7 +151,7 @@ def test_a_text_ends_once(tokenizer: PreTrainedTokenizerBase):
     ids=["empty", "one empty", "prefix", "diverging", "equal"],
 )
 def test_common_prefix_length(a: list[int], b: list[int], length: int):
-    assert tokenization.common_prefix_length(a, b) == length
+    assert encoding.common_prefix_length(a, b) == length
 
 
 def run_of(tmp_path: Path, train: list[dict[str, Any]], held_out: list[dict[str, Any]], **changes: Any) -> Run:

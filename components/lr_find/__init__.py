@@ -1,0 +1,1 @@
+"""Learning-rate finder: the stage before the first chunk, where the recipe asks for one."""

@@ -1,0 +1,81 @@
+"""The user's Python files: they travel with the run, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+
+from components.shared import bundles
+from components.shared.errors import BatonError, UserError
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+
+def ship(run: Run, source: str | None) -> None:
+    """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run.
+
+    Raises:
+        UserError: there are none, or the run began with others.
+    """
+    if source is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+        _collect(source, folder)
+        names = sorted(os.listdir(folder))
+        parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in names]
+        if not parts:
+            raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
+        prefix = f"data/{hashlib.sha256(''.join(parts).encode()).hexdigest()}/code"
+        if bundles.usable_manifest(run.storage, prefix) is None:
+            bundles.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
+    run.set_once("code.json", {"prefix": prefix})
+
+
+def fetch(run: Run, scratch: str) -> str | None:
+    """Returns a local folder with the run's Python files, every byte checked, None where it has none.
+
+    Raises:
+        BatonError: they are gone.
+    """
+    noted = run.get("code.json")
+    if noted is None:
+        return None
+    manifest = bundles.read_manifest(run.storage, noted["prefix"])
+    if manifest is None:
+        raise BatonError(f"{run.storage.uri(noted['prefix'])} is gone.", remedy="Run the data-split stage again.")
+    return bundles.fetch(run.storage, noted["prefix"], manifest, os.path.join(scratch, "code"))
+
+
+def install(folder: str | None) -> None:
+    """Makes the modules in a folder importable, if there is one."""
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _collect(source: str, folder: str) -> None:
+    if "://" in source:
+        storage = Storage(source if not source.endswith(".py") else source.rpartition("/")[0])
+        wanted = [source.rpartition("/")[2]] if source.endswith(".py") else storage.list("")
+        for name in wanted:
+            if not name.endswith(".py"):
+                continue
+            try:
+                storage.download(name, os.path.join(folder, name))
+            except FileNotFoundError:
+                raise UserError(f"hooks.source {source!r} does not exist.", remedy="Check the address.") from None
+    elif os.path.isfile(source) and source.endswith(".py"):
+        shutil.copy(source, folder)
+    elif os.path.isdir(source):
+        for name in os.listdir(source):
+            if os.path.isfile(os.path.join(source, name, "__init__.py")):
+                raise UserError(
+                    f"hooks.source {source!r} holds the package {name!r}; only modules side by side travel with a run.",
+                    remedy="Install the package in the image, or move its modules up.",
+                )
+            if name.endswith(".py"):
+                shutil.copy(os.path.join(source, name), folder)
+    else:
+        raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")

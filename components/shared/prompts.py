@@ -1,0 +1,42 @@
+"""Held-out rows as prompts, for the model to go on from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+from components.shared import bundles, generation
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEXT_PROMPT_SHARE = 3
+"""A row of plain text is cut after this fraction (1/3) to be continued by the model."""
+
+
+def held_out_prompts(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int) -> list[tuple[str, str]]:
+    """Returns the first held-out rows as (prompt, reference), none for a model that writes nothing."""
+    prefix = f"data/{run.require('data.json')['digest']}/split"
+    manifest = bundles.read_manifest(run.storage, prefix)
+    if manifest is None or count == 0 or recipe.training.method == "reward":
+        return []
+    lines = run.storage.read(manifest.path(prefix, "eval.jsonl")).decode().rstrip("\n").split("\n")
+    rows = (json.loads(line) for line in itertools.islice(lines, count))
+    return [_prompt(row, recipe, tokenizer) for row in rows]
+
+
+def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    if "messages" in row:
+        last = max(i for i, message in enumerate(row["messages"]) if message["role"] == "assistant")
+        return generation.rendered(row["messages"][:last], tokenizer), str(row["messages"][last]["content"])
+    if "text" in row:
+        at = len(row["text"]) // TEXT_PROMPT_SHARE
+        return row["text"][:at], row["text"][at:]
+    reference = next((row[name] for name in ("completion", "chosen", "answer") if name in row), "")
+    if isinstance(row["prompt"], list):
+        said = reference if isinstance(reference, str) else "".join(message["content"] for message in reference)
+        return generation.rendered(row["prompt"], tokenizer), said
+    return row["prompt"] + recipe.data.separator, reference

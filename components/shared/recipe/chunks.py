@@ -1,0 +1,105 @@
+"""How a run is cut, and where it lives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, seconds
+
+MAX_CHUNKS = 100
+"""A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""
+
+
+class Keep(Section):
+    """Which checkpoints stay in the store. The newest that is whole always does."""
+
+    last: Positive = 2
+    """The newest ones."""
+    best: Annotated[int, Field(ge=0)] = 1
+    """Those with the lowest evaluation loss, where `evaluation.every` measures it."""
+    every: Positive | None = None
+    """Those whose step is a multiple of this."""
+
+
+class Preemption(Section):
+    """Where a train-chunk learns that its machine will be taken away. SIGTERM always counts."""
+
+    notice_file: str | None = None
+    """A file whose appearance is the notice."""
+    notice_url: str | None = None
+    """`aws`, `gcp` or `azure` for the cloud's own metadata endpoint, or an address whose answer 200 is the notice."""
+    node_taints: list[str] = []
+    """Taint keys of the pod's node that are the notice, such as `cloud.google.com/impending-node-termination`; needs
+    the right to read nodes."""
+
+    @field_validator("notice_url")
+    @classmethod
+    def _known_place(cls, value: str | None) -> str | None:
+        if value is None or value in ("aws", "gcp", "azure") or value.startswith(("http://", "https://")):
+            return value
+        raise ValueError(f"is {value!r}; expected aws, gcp, azure or an http address")
+
+
+class Chunks(Section):
+    """How the run is cut into processes that hand on to each other."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
+    """Number of train-chunks, each a pod of its own."""
+    spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = 0
+    """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
+    checkpoint_every: Positive | str | None = None
+    """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`."""
+    wait_for_commit: bool = False
+    """Hold training until each checkpoint is in the store. Off, it goes on meanwhile, and a checkpoint that falls due
+    before the one on its way has arrived is taken when it has."""
+    keep: Keep = Keep()
+    """Which checkpoints stay."""
+    max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
+    """How long training goes on while the store takes no checkpoint; then the chunk fails."""
+    preemption: Preemption = Preemption()
+    """Where a chunk learns that it must go."""
+    exactness: Literal["bitwise", "consistent"] = "consistent"
+    """`bitwise` refuses to go on where hardware or software differ from the checkpoint's;
+    `consistent` goes on and says so in log and proof."""
+
+    @field_validator("checkpoint_every", mode="before")
+    @classmethod
+    def _steps_orduration(cls, value: Any) -> Any:
+        steps = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if value is None or steps or (isinstance(value, str) and DURATION.fullmatch(value)):
+            return value
+        raise ValueError(f"is {value!r}; expected a number of steps or a time such as 30s, 5m, 1h")
+
+    @property
+    def every_steps(self) -> int | None:
+        """Steps between checkpoints inside a chunk, where given as steps."""
+        return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
+
+    @property
+    def every_seconds(self) -> float | None:
+        """Seconds between checkpoints inside a chunk, where given as a time."""
+        return seconds(self.checkpoint_every) if isinstance(self.checkpoint_every, str) else None
+
+    @property
+    def max_unsaved_seconds(self) -> float:
+        """Seconds without a checkpoint after which a chunk gives up."""
+        return seconds(self.max_unsaved)
+
+    @model_validator(mode="after")
+    def _fits_a_workflow(self) -> Chunks:
+        if self.count + self.spare > MAX_CHUNKS:
+            raise ValueError(f"{self.count} chunks and {self.spare} spare ones are more than {MAX_CHUNKS}; use fewer")
+        return self
+
+
+class Store(Section):
+    """Where runs and data live."""
+
+    uri: str = "baton-store"
+    """A folder or `s3://bucket[/prefix]`."""
+    cache_dir: str | None = None
+    """A folder on the node, in memory or on a fast disk, from which the next pod takes what it finds by its hash."""
+    cache_size: Quantity = "50Gi"
+    """Size of `cache_dir` at which the files used longest ago are removed."""

@@ -1,0 +1,54 @@
+"""The user's own code."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from components.shared.recipe.base import Section
+
+OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+"""`module:object`."""
+
+
+def short(key: str) -> BeforeValidator:
+    """Returns a validator that takes a plain string for a section with that one field set."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+class Hook(Section):
+    """An object by its import path, with keyword arguments to make it."""
+
+    use: Annotated[str, Field(pattern=OBJECT)]
+    """`module:object`, found in the image or in `hooks.source`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments."""
+
+
+class Hooks(Section):
+    """The user's own code, from the image or from `source`, which travels with the run."""
+
+    source: str | None = None
+    """A Python file or a folder of them, here or `s3://…`; its content is part of the run's identity."""
+    callbacks: list[Annotated[Hook, short("use")]] = []
+    """Classes of `TrainerCallback`, made with their options. One with `state_dict` and `load_state_dict` is kept across
+    chunks."""
+    collator: Annotated[Hook, short("use")] | None = None
+    """Called with `tokenizer` and its options, returns what joins rows to a batch. Random numbers it draws are seeded
+    for each batch, so that they do not depend on where chunks end."""
+    loss: Annotated[Hook, short("use")] | None = None
+    """Called with `outputs`, `labels`, `num_items_in_batch` and its options, returns the loss; for `sft` and
+    `pretrain`."""
+    metrics: list[Annotated[Hook, short("use")]] = []
+    """Called with the `EvalPrediction` of an evaluation and its options, return a mapping of names to numbers."""
+    trainer: Annotated[str, Field(pattern=OBJECT)] | None = None
+    """A class to put in front of the method's own trainer: its methods come first and may call `super()`."""
+
+    @field_validator("source")
+    @classmethod
+    def _is_code(cls, value: str | None) -> str | None:
+        if value is not None and re.search(r"\.(zip|whl|egg|tar|gz)$", value):
+            raise ValueError(f"is {value!r}; expected a Python file or a folder of them")
+        return value

@@ -1,0 +1,116 @@
+"""What training starts from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from components.shared.recipe.base import Positive, Section
+
+
+class FromScratch(Section):
+    """A model built from its configuration instead of a checkpoint."""
+
+    architecture: str = "llama"
+    """Model type as Transformers names it: `llama`, `qwen3`, `gpt2`, …"""
+    hidden_size: Positive = 256
+    """Width of the residual stream."""
+    num_hidden_layers: Positive = 4
+    """Number of transformer blocks."""
+    num_attention_heads: Positive = 4
+    """Number of attention heads; must divide `hidden_size`."""
+    num_key_value_heads: Positive | None = None
+    """Number of key/value heads for grouped-query attention; as many as heads when left out."""
+    intermediate_size: Positive | None = None
+    """Width of the feed-forward layer; four times `hidden_size` when left out."""
+    vocab_size: Positive | None = None
+    """Rows of the embedding; the tokenizer's size when left out, never less than it."""
+    config: dict[str, Any] = {}
+    """Any other setting of the architecture's own configuration, by its Transformers name."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> FromScratch:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}, which does not divide hidden_size "
+                f"{self.hidden_size}; choose a divisor"
+            )
+        return self
+
+
+class TrainTokenizer(Section):
+    """A byte-level BPE tokenizer learned from the training split."""
+
+    vocab_size: Annotated[int, Field(ge=300)] = 4096
+    """Size of the vocabulary, special tokens included; at least the 256 bytes and some merges."""
+    min_frequency: Positive = 2
+    """How often a pair must occur to be merged."""
+
+
+class Tokenizer(Section):
+    """Where the tokenizer comes from, when it is not the base model's own."""
+
+    train: TrainTokenizer | None = None
+    """Learn one from the training split."""
+    base: str | None = None
+    """Take that of another model: hub id, folder or URI."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Tokenizer:
+        if (self.train is None) == (self.base is None):
+            raise ValueError("give exactly one of train and base")
+        return self
+
+
+class Quantization(Section):
+    """Weights of the base held in few bits (bitsandbytes); what is trained is the adapter on top."""
+
+    bits: Literal[4, 8] = 4
+    """Bits per weight."""
+    type: Literal["nf4", "fp4"] = "nf4"
+    """Number format of 4 bits."""
+    double: bool = True
+    """Quantize the 4-bit format's own constants too."""
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Type in which the weights are multiplied."""
+
+
+class Model(Section):
+    """What training starts from: a checkpoint (`base`) or a configuration (`from_scratch`)."""
+
+    base: str | None = None
+    """Hub id, folder, or URI such as `s3://bucket/model`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; pin a commit for runs that last."""
+    from_scratch: FromScratch | None = None
+    """Build the model from this configuration with weights drawn from `seed`."""
+    tokenizer: Tokenizer | None = None
+    """Needed with `from_scratch`; with `base`, the model's own when left out."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type in which weights are held; mixed precision is `training.precision`."""
+    quantization: Quantization | None = None
+    """Hold the base's weights in 4 or 8 bits; needs an adapter and a CUDA GPU."""
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
+    """Implementation of attention; Transformers' choice when left out."""
+    trust_remote_code: bool = False
+    """Run Python code that ships with the checkpoint. Leave off unless you have read it."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Model:
+        if (self.base is None) == (self.from_scratch is None):
+            raise ValueError("give exactly one of base and from_scratch")
+        if self.from_scratch and self.tokenizer is None:
+            raise ValueError(
+                "a model trained from scratch needs a tokenizer; add tokenizer: {train: {vocab_size: 4096}} "
+                "or tokenizer: {base: …}"
+            )
+        if self.base and self.tokenizer and self.tokenizer.train:
+            raise ValueError("tokenizer.train would not fit the embeddings of base; leave it out")
+        size, trained = (
+            self.from_scratch and self.from_scratch.vocab_size,
+            self.tokenizer and self.tokenizer.train,
+        )
+        if size and trained and size < trained.vocab_size:
+            raise ValueError(f"from_scratch.vocab_size {size} is smaller than the tokenizer's {trained.vocab_size}")
+        return self

@@ -1,0 +1,72 @@
+"""What the pods ask for."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from components.shared.recipe.base import Quantity, Section
+
+
+class Toleration(Section):
+    """A Kubernetes toleration of the pods that run the model."""
+
+    key: str | None = None
+    """Taint key; every taint when left out."""
+    operator: Literal["Equal", "Exists"] = "Exists"
+    """How the key is matched."""
+    value: str | None = None
+    """Taint value, with `Equal`."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect tolerated; all when left out."""
+
+
+class Resources(Section):
+    """What the pods ask for. Accelerators, memory, nodes and tolerations are those of the pods that run the model
+    (train-chunk, evaluate); retries are the train-chunks'."""
+
+    profile: Literal["cpu", "mps", "cuda-small", "cuda-large", "auto"] | None = None
+    """Kind of machine, which chooses precision, optimizer, attention, workers and what pods ask for wherever the recipe
+    leaves them out; `baton validate` prints what it chose. `cuda-small` is a GPU of up to 24 GB; `auto` looks at this
+    machine, for runs on it."""
+    image: str = "baton-python:0.1.0"
+    """Container image with Baton installed."""
+    accelerator: str = "nvidia.com/gpu"
+    """Resource name of the accelerator."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """Accelerators per pod that runs the model; 0 trains on the CPU."""
+    gpu_memory: Quantity | None = None
+    """Memory of one accelerator, which `baton validate` compares its estimate with; when left out, as far as known from
+    `node_selector` or from this machine."""
+    cpu: Quantity | None = None
+    """CPU request and limit of a pod that runs the model."""
+    memory: Quantity | None = None
+    """Memory request and limit of a pod that runs the model."""
+    shm: Quantity | None = "2Gi"
+    """Size of `/dev/shm` in a pod that runs the model; counts as its memory."""
+    node_selector: dict[str, str] = {}
+    """Node labels such a pod needs."""
+    tolerations: list[Toleration] = []
+    """Taints such a pod puts up with: spot nodes usually have one."""
+    labels: dict[str, str] = {}
+    """Labels on every pod."""
+    secret: str | None = None
+    """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, given to every pod as environment."""
+    image_pull_secret: str | None = None
+    """Name of the Secret for a private registry."""
+    cache_claim: str | None = None
+    """Name of a PersistentVolumeClaim mounted at `store.cache_dir` in pods that run the model."""
+    env: dict[str, str] = {}
+    """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Times a failed train-chunk is started again; it goes on from its newest checkpoint."""
+
+    @field_validator("env")
+    @classmethod
+    def _no_credentials(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if re.search(r"SECRET|PASSWORD|TOKEN(?!IZER)|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
+                raise ValueError(f"holds {name}, which looks like a credential; name its Secret in resources.secret")
+        return value

@@ -1,0 +1,202 @@
+"""How the model learns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from components.shared.errors import UserError
+from components.shared.recipe.base import Positive, Section
+from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward
+from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+
+SECTIONS = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
+"""Methods that have a section of their own."""
+
+
+class Training(Section):
+    """How the model learns."""
+
+    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo"] = "sft"
+    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
+    (`dpo`, `kto`, `orpo`, `cpo`), or by rewards of what the model writes (`grpo`, `rloo`)."""
+    reward: Reward | None = None
+    """Settings of `method: reward`."""
+    dpo: DPO | None = None
+    """Settings of `method: dpo`."""
+    kto: KTO | None = None
+    """Settings of `method: kto`."""
+    orpo: ORPO | None = None
+    """Settings of `method: orpo`."""
+    cpo: CPO | None = None
+    """Settings of `method: cpo`."""
+    grpo: GRPO | None = None
+    """Settings of `method: grpo`."""
+    rloo: RLOO | None = None
+    """Settings of `method: rloo`."""
+    batch_size: Positive = 8
+    """Rows per optimizer step: what the optimizer sees."""
+    micro_batch_size: Positive | Literal["auto"] | None = None
+    """Rows per forward pass: what memory sees. Must divide `batch_size`; equal to it when left out. With `auto` the
+    first chunk finds the most that memory takes, and the run keeps to it."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training rows; 1 when neither this nor `max_steps` is given."""
+    max_steps: Positive | None = None
+    """Optimizer steps, instead of `epochs`."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    """Peak learning rate."""
+    lr_find: LRFind | None = None
+    """Find the learning rate in a stage of its own; `learning_rate` holds when left out."""
+    lr_scheduler: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+        "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
+    ] = "linear"  # fmt: skip
+    """Learning-rate schedule over the whole run, whatever the chunks; by its Transformers name."""
+    lr_scheduler_options: dict[str, Any] = {}
+    """The schedule's own settings by their Transformers names, such as `{num_cycles: 3}` or `{min_lr_rate: 0.1}`."""
+    warmup_steps: Annotated[float, Field(ge=0)] = 0
+    """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Gradient norm above which gradients are scaled down; 0 turns clipping off."""
+    groups: list[Group] = []
+    """Parameters with a learning rate, weight decay or clipping of their own."""
+    optimizer: Literal[
+        "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop", "adagrad",
+        "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit",
+        "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_8bit",
+    ] = "adamw_torch"  # fmt: skip
+    """Optimizer, by its Transformers name; those with bits in their name need bitsandbytes and a CUDA GPU."""
+    adam_betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Adam's decay rates of the two moments."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Adam's ε, added to the root of the second moment."""
+    optimizer_options: dict[str, str | int | float | bool] = {}
+    """The optimizer's own settings by their Transformers names (`optim_args`), such as `{momentum: 0.9}`."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward; `bf16` and `fp16` are mixed precision, `tf32` rounds matrix products."""
+    fp16_initial_scale: Annotated[float, Field(gt=0)] | None = None
+    """First loss scale of `fp16`; 65536 when left out."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    activation_offloading: bool = False
+    """Hold activations in the host's memory between forward and backward."""
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    """`torch.compile` the model, by mode; true for `default`."""
+    compile_optimizer: bool = False
+    """`torch.compile` the optimizer's step."""
+    liger: bool = False
+    """Use Liger's kernels where they exist for the architecture; needs `liger-kernel` and a CUDA GPU."""
+    neftune_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Noise on the embeddings in training (NEFTune, arXiv:2310.05914); 5 is usual."""
+    router: Router | None = None
+    """Losses on the router of a mixture of experts; the architecture's own when left out."""
+    trainable: Trainable | None = None
+    """Freeze all weights but these; everything is trained when left out."""
+    curriculum: Curriculum | None = None
+    """Easy rows first."""
+    group_by_length: bool = False
+    """Bring rows of about the same length together: less padding. The order is a function of seed and epoch."""
+    early_stopping: EarlyStopping | None = None
+    """End the run when evaluation stops improving."""
+    log_every: Positive = 1
+    """Steps between logged losses."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that prepare batches."""
+    threads: Positive | None = None
+    """CPU threads of torch. Bits depend on it, so the first chunk's number holds for the run."""
+    deterministic: bool = True
+    """Refuse kernels whose result varies from call to call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_section(cls, value: Any) -> Any:
+        """Gives the chosen method its section where it has one that can be left out."""
+        if not isinstance(value, dict):
+            return value
+        method = value.get("method", "sft")
+        if method in SECTIONS and value.get(method) is None and method not in ("grpo", "rloo"):
+            return {**value, method: {}}
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if self.epochs is not None and self.max_steps is not None:
+            raise ValueError("give epochs or max_steps, not both")
+        if isinstance(self.micro_batch_size, int) and self.batch_size % self.micro_batch_size:
+            divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            raise ValueError(
+                f"micro_batch_size {self.micro_batch_size} does not divide batch_size {self.batch_size}; "
+                f"choose one of {', '.join(map(str, divisors))}"
+            )
+        for name in SECTIONS:
+            if name != self.method and getattr(self, name) is not None:
+                raise ValueError(f"{name} has settings, but method is {self.method}; remove them or set method: {name}")
+        if self.curriculum and self.group_by_length:
+            raise ValueError("curriculum and group_by_length both decide the order of rows; leave one out")
+        if self.fp16_initial_scale and self.precision != "fp16":
+            raise ValueError(f"fp16_initial_scale is for precision fp16, not {self.precision}")
+        return self
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Training:
+        if self.micro_batch_size == "auto" and self.method in ("kto", "grpo", "rloo"):
+            raise ValueError(
+                f"micro_batch_size: the loss of {self.method} depends on it, so auto would let memory decide what is "
+                "learned; give a number"
+            )
+        if self.method in ("grpo", "rloo"):
+            self._check_generation()
+        elif self.method == "kto":
+            if self.kto and self.kto.loss == "kto" and self.micro < 2:
+                raise ValueError("kto estimates a divergence within each micro-batch; use micro_batch_size 2 or more")
+            if self.curriculum or self.group_by_length:
+                raise ValueError("kto takes rows in their order; leave out curriculum and group_by_length")
+        return self
+
+    def _check_generation(self) -> None:
+        generation = self.generation
+        if self.lr_find:
+            raise ValueError(f"lr_find: the loss of {self.method} says nothing about the learning rate; leave it out")
+        if generation is None:
+            raise ValueError(f"{self.method} needs a reward; give {self.method}: {{rewards: [numeric]}}")
+        per_round = self.micro * (generation.steps_per_generation or self.accumulation)
+        if per_round % generation.num_generations:
+            raise ValueError(
+                f"{self.method}.num_generations {generation.num_generations} does not divide the {per_round} "
+                "completions of a round (micro-batch size × steps_per_generation); change one of them"
+            )
+        if self.curriculum or self.group_by_length:
+            raise ValueError(f"{self.method} repeats prompts in an order of its own; leave out curriculum and "
+                             "group_by_length")  # fmt: skip
+
+    @property
+    def generation(self) -> Generation | None:
+        """Settings of the methods that let the model write."""
+        return self.grpo or self.rloo
+
+    @property
+    def micro(self) -> int:
+        """Rows per forward pass.
+
+        Raises:
+            UserError: it is `auto`, and no chunk has found it yet.
+        """
+        if self.micro_batch_size == "auto":
+            raise UserError(
+                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
+                remedy="Let the first chunk run, or give a number.",
+            )
+        return self.micro_batch_size or self.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.batch_size // self.micro
+
+    @property
+    def split(self) -> str:
+        """How a batch is split, in words."""
+        return "split as memory allows" if self.micro_batch_size == "auto" else f"{self.accumulation} x {self.micro}"

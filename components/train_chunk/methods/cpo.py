@@ -1,0 +1,30 @@
+"""Contrastive preference optimisation and SimPO, by TRL's experimental `CPOTrainer`."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+from components.train_chunk.chunked import Chunked, Setup
+from components.train_chunk.pairs import Tokenized
+
+
+class ChunkedCPOTrainer(Tokenized, Chunked, CPOTrainer):
+    """`CPOTrainer` in chunks, on tokenized rows."""
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+    settings = setup.recipe.training.cpo
+    assert settings
+    config = CPOConfig(
+        **setup.arguments,
+        max_length=setup.recipe.data.max_length,
+        beta=settings.beta,
+        loss_type=settings.loss,
+        cpo_alpha=settings.likelihood,
+        simpo_gamma=settings.simpo_margin,
+        label_smoothing=settings.label_smoothing,
+        disable_dropout=settings.disable_dropout,
+    )
+    return setup.trainer(ChunkedCPOTrainer, config)

@@ -1,0 +1,26 @@
+"""Odds-ratio preference optimisation, by TRL's experimental `ORPOTrainer`."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+from components.train_chunk.chunked import Chunked, Setup
+from components.train_chunk.pairs import Tokenized
+
+
+class ChunkedORPOTrainer(Tokenized, Chunked, ORPOTrainer):
+    """`ORPOTrainer` in chunks, on tokenized rows."""
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+    settings = setup.recipe.training.orpo
+    assert settings
+    config = ORPOConfig(
+        **setup.arguments,
+        max_length=setup.recipe.data.max_length,
+        beta=settings.beta,
+        disable_dropout=settings.disable_dropout,
+    )
+    return setup.trainer(ChunkedORPOTrainer, config)

@@ -1,0 +1,24 @@
+"""REINFORCE with a leave-one-out baseline, by TRL's `RLOOTrainer`."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+from trl import RLOOConfig, RLOOTrainer
+
+from components.train_chunk import generating
+from components.train_chunk.chunked import Setup
+
+
+class ChunkedRLOOTrainer(generating.Generating, RLOOTrainer):
+    """`RLOOTrainer` in chunks."""
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have a `prompt` and the columns that reward functions look at."""
+    rloo = setup.recipe.training.rloo
+    assert rloo
+    config = RLOOConfig(
+        **generating.settings(setup, rloo), beta=rloo.beta, normalize_advantages=rloo.normalize_advantages
+    )
+    trainer: Trainer = generating.build(setup, ChunkedRLOOTrainer, config, rloo)
+    return trainer

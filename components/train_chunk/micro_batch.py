@@ -1,0 +1,183 @@
+"""`training.micro_batch_size: auto`: the most rows per forward pass that memory takes, found once for a run.
+
+On a GPU it is tried: a model that is thrown away trains on the longest rows, with ever fewer of them, until none of it
+runs out of memory. On a CPU, where running out ends the process, it is estimated. Neither leaves a trace in what the
+chunk then computes: random state and the libraries' own are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils.memory import should_reduce_batch_size
+
+from components.shared import events, machine, memory, rng, skeleton
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.recipe.base import amount
+from components.train_chunk import methods, ordering
+
+if TYPE_CHECKING:
+    from components.train_chunk.chunk import Chunk
+
+logger = logging.getLogger("baton")
+
+FILE = "micro_batch.json"
+USABLE = 0.95
+"""Share of a GPU's memory that a trial may fill: rows of other lengths leave holes in it."""
+HOST_SHARE = 0.8
+"""Share of the host's memory that may be filled."""
+STEPS = 2
+"""Optimizer steps of a trial: from the second on, the optimizer's state is there too."""
+
+
+def settle(chunk: Chunk, tokens: str, base: str | None) -> None:
+    """Finds the micro-batch size of a run and notes it, once; whoever is first decides for all.
+
+    Args:
+        chunk: The chunk that is about to train; afterwards its recipe has the number.
+        tokens: Folder of the tokenized rows and the tokenizer.
+        base: Folder of the base model.
+
+    Raises:
+        UserError: not even one row fits.
+    """
+    recipe = chunk.recipe
+    with _undisturbed():
+        if gpu := machine.gpu():
+            room = USABLE * gpu.bytes
+            size, by = largest(recipe, lambda n: _fits_gpu(chunk, n, tokens, base, room)), "trial"
+        else:
+            size, by = largest(recipe, _fits_host(recipe, base)), "estimate"
+    found = {"micro_batch_size": size, "found_by": by, "device": gpu.name if gpu else "cpu"}
+    try:
+        chunk.run.set_once(FILE, found)
+    except UserError:
+        if chunk.run.get(FILE) is None:  # not another process that was first
+            raise
+    chunk.settle()
+    settled = chunk.recipe.training
+    logger.info("%d rows per forward pass, %d passes per step, by %s", settled.micro, settled.accumulation, by)
+    events.emit("micro_batch", size=settled.micro, accumulation=settled.accumulation, found_by=by)
+
+
+def largest(recipe: Recipe, fits: Callable[[int], bool]) -> int:
+    """Returns the largest divisor of the batch size that fits.
+
+    Raises:
+        UserError: none does.
+    """
+    batch_size = recipe.training.batch_size
+    for size in range(batch_size, 0, -1):
+        if batch_size % size == 0 and fits(size):
+            return size
+    raise UserError(
+        f"training.micro_batch_size is auto, and not one row of data.max_length {recipe.data.max_length} fits memory.",
+        remedy="Set training.gradient_checkpointing, train an adapter, lower data.max_length, or use a larger machine; "
+        "`baton validate` shows what takes how much.",
+    )
+
+
+def with_size(recipe: Recipe, size: int) -> Recipe:
+    """Returns a recipe with its micro-batch size given as a number."""
+    training = recipe.training.model_copy(update={"micro_batch_size": size})
+    return recipe.model_copy(update={"training": training})
+
+
+def _fits_host(recipe: Recipe, base: str | None) -> Callable[[int], bool]:
+    local = recipe.model_copy(update={"model": recipe.model.model_copy(update={"base": base})})
+    model = skeleton.build(local)
+    room = min(HOST_SHARE * machine.total_memory(), machine.available_memory())
+    if recipe.resources.memory:
+        room = min(room, amount(recipe.resources.memory) - amount(recipe.resources.shm or "0"))
+    return lambda size: memory.estimate(with_size(local, size), model).total <= room
+
+
+def _fits_gpu(chunk: Chunk, size: int, tokens: str, base: str | None, room: float) -> bool:
+    """Tells whether some steps of training on the longest rows stay within the room there is."""
+    fits = _survives(lambda: _try(chunk, size, tokens, base))
+    peak = torch.cuda.max_memory_allocated()
+    _forget()
+    return fits and peak <= room
+
+
+def _survives(trial: Callable[[], None]) -> bool:
+    """Tells whether a trial ends without running out of memory."""
+    try:
+        trial()
+    except RuntimeError as error:
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and not should_reduce_batch_size(error):
+            raise
+        logger.info("that is too much: %s", str(error).partition(".")[0])
+        return False
+    return True
+
+
+def _try(chunk: Chunk, size: int, tokens: str, base: str | None) -> None:
+    """Trains a model that is thrown away, with nothing of the user's that could act outside of it."""
+    recipe = _trial(with_size(chunk.recipe, size))
+    setup = chunk.setup(tokens, base, start_weights=True, recipe=recipe)
+    passes = min(2, recipe.training.accumulation)  # gradients are there while the second one's activations are
+    lengths = ordering.lengths(setup.train)
+    longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[: size * passes]
+    rows = [longest[number % len(longest)] for number in range(size * passes)]
+    changed: dict[str, Any] = {
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": passes,
+        "lr_scheduler_type": "constant",
+        "lr_scheduler_kwargs": None,
+        "warmup_steps": 0,
+        "logging_strategy": "no",
+        "dataloader_num_workers": 0,
+    }
+    setup = dataclasses.replace(setup, arguments={**setup.arguments, **changed}, train=setup.train.select(rows))
+    methods.load(recipe.training.method).build(setup).train()
+
+
+def _trial(recipe: Recipe) -> Recipe:
+    training = {"curriculum": None, "group_by_length": False, "early_stopping": None}
+    return recipe.model_copy(
+        update={
+            "training": recipe.training.model_copy(update=training),
+            "hooks": recipe.hooks.model_copy(update={"callbacks": []}),
+            "evaluation": recipe.evaluation.model_copy(update={"every": None}),
+        }
+    )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts the random state back."""
+    before = rng.capture()
+    try:
+        yield
+    finally:
+        random.setstate(before["python"])
+        np.random.set_state(before["numpy"])
+        torch.random.set_rng_state(before["cpu"])
+        if before["cuda"]:
+            torch.cuda.random.set_rng_state_all(before["cuda"])
+
+
+def _forget() -> None:
+    """Frees what a trial held, and what libraries remember of it."""
+    if "bitsandbytes" in sys.modules:
+        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

@@ -1,0 +1,60 @@
+"""What a user might bring: hooks of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DataCollatorForSeq2Seq, TrainerCallback
+
+
+def shortness(completion_ids: list[list[int]], completions: list[str], **_: Any) -> list[float]:
+    """Rewards few different tokens, so that completions of an untrained model differ."""
+    return [len(set(ids)) / 10 + len(said) / 100 for ids, said in zip(completion_ids, completions, strict=True)]
+
+
+class NoisyCollator:
+    """Replaces tokens at random, as masking does."""
+
+    def __init__(self, tokenizer: Any, share: float = 0.2) -> None:
+        self.pad = DataCollatorForSeq2Seq(tokenizer)
+        self.share = share
+
+    def __call__(self, rows: list[Any]) -> Any:
+        batch = self.pad(rows)
+        hit = torch.rand(batch["input_ids"].shape) < self.share
+        batch["input_ids"] = torch.where(hit, torch.randint_like(batch["input_ids"], 300), batch["input_ids"])
+        return batch
+
+
+class Cooling(TrainerCallback):
+    """Lowers the learning rate a little more at each step: what it keeps decides the bits."""
+
+    def __init__(self, factor: float = 0.5) -> None:
+        self.factor = factor
+        self.power = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.power += 1
+        for group in optimizer.param_groups:
+            for value in group["params"]:
+                value.data.mul_(1 - 1e-3 * self.factor**self.power)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"power": self.power}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.power = saved["power"]
+
+
+def doubled_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None, factor: float = 2.0) -> Any:
+    """Cross entropy, twice."""
+    logits = outputs.logits[:, :-1].flatten(0, 1).float()
+    return factor * torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=-100)
+
+
+class Clumsy:
+    """Draws a random number in each step."""
+
+    def training_step(self, *arguments: Any, **options: Any) -> Any:
+        return super().training_step(*arguments, **options) * (1 + torch.rand(()) / 10)  # type: ignore[misc]

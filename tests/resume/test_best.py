@@ -1,0 +1,83 @@
+"""Early stopping and the best checkpoint, across chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.shared import trained
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.recipe import Recipe
+from components.train_chunk.writing import matches
+
+RISING = {
+    "training__learning_rate": 3.0,
+    "training__lr_scheduler": "constant_with_warmup",
+    "training__warmup_steps": 15,
+    "evaluation__every": 2,
+}
+"""A learning rate that grows until the loss, which fell, leaps about."""
+
+
+def test_the_best_state_is_the_result_wherever_chunks_end(recipes: dict[str, Recipe], legs: Any) -> None:
+    recipe = legs.changed(recipes["scratch"], export__checkpoint="best", chunks__keep={"last": 1, "best": 1}, **RISING)
+    found = {}
+    for count in (1, 4):
+        run = legs.prepare(legs.changed(recipe, chunks__count=count), f"best-{count}")
+        legs.train(run)
+        step, manifest = trained.chosen_checkpoint(run)
+        losses = CheckpointStore(run).evaluation_losses(15, legs.final(run))
+        assert losses[step] == min(losses.values())
+        assert step < 14, "the test wants a best step that is not the last evaluation"
+        found[count] = step, manifest.meta["state"]
+    assert found[1] == found[4]
+
+
+@pytest.mark.parametrize("count", [2, 5, 15])
+def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Recipe], legs: Any) -> None:
+    stopping = {"patience": 2, "threshold": 0.0}
+    recipe = legs.changed(recipes["scratch"], training__early_stopping=stopping, **RISING)
+    whole, run = legs.prepare(recipe, "stopped-whole"), legs.prepare(recipe, f"stopped-{count}")
+    run.put(
+        "plan.json", {**run.require("plan.json"), "targets": sorted({-(-15 * k // count) for k in range(1, count + 1)})}
+    )
+    for each in (whole, run):
+        legs.train(each)
+    step, manifest = trained.final_checkpoint(run)
+    losses = [loss for _, loss in sorted(CheckpointStore(run).evaluation_losses(step, manifest).items())]
+    assert manifest.meta["finished"]
+    assert step < 15
+    assert min(losses[-2:]) >= min(losses[:-2])  # two in a row without improvement, and not before
+    assert (step, manifest.meta["state"]) == (step_of(whole), trained.final_checkpoint(whole)[1].meta["state"])
+    outcomes = [record["outcome"] for record in run.records("train-chunk")]
+    assert outcomes.count("finished") == 1
+    assert (
+        outcomes[outcomes.index("finished") + 1 :].count("already_done")
+        == len(outcomes) - outcomes.index("finished") - 1
+    )
+    code, printed = legs.leg(legs.evaluate, run.uri)
+    assert code == 0, printed
+
+
+def step_of(run: Any) -> int:
+    return trained.final_checkpoint(run)[0]
+
+
+def test_writing_in_between_leaves_no_trace(recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, evaluation__write_every=3), "scratch-writing")
+    legs.train(run)
+    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    written = run.require("samples/step-00000012.json")["samples"]
+    assert len(written) == 2
+    assert all(row["prompt"] and row["reference"] and row["written"] for row in written)
+
+
+def test_matches_by_hand() -> None:
+    rows = [
+        {"written": " so #### 12 ", "reference": "so #### 12"},
+        {"written": "it is 7", "reference": "2 and 5 is #### 7"},
+        {"written": "it is 8", "reference": "#### 7"},
+        {"written": "8", "reference": "none"},
+    ]
+    assert matches(rows) == {"written_exact_match": 0.25, "written_numeric_match": pytest.approx(2 / 3)}

@@ -1,0 +1,71 @@
+"""The learning-rate finder: what it finds is used, and the run starts from untouched state."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.lr_find import finder
+from components.shared.errors import BatonError
+from components.shared.recipe import LRFind, Recipe
+
+SPEC = LRFind(start=1e-5, end=10.0, steps=40, smoothing=0.5)
+
+
+def test_the_run_is_that_of_the_rate_written_out(recipes: dict[str, Recipe], legs: Any) -> None:
+    recipe = legs.changed(recipes["scratch"], chunks__count=2, training__lr_find=SPEC.model_dump(mode="json"))
+    run = legs.prepare(recipe, "lr-found")
+    code, printed = legs.leg(legs.find_lr, run.uri)
+    assert code == 0, printed
+    rate = run.require("lr_find.json")["learning_rate"]
+    assert SPEC.start < rate < SPEC.end
+    legs.train(run)
+    told = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, training__learning_rate=rate), "lr-told")
+    legs.train(told)
+    assert legs.losses(run) == legs.losses(told)
+    assert legs.final(run).meta["state"] == legs.final(told).meta["state"]
+
+
+def test_a_second_search_finds_what_the_first_did(recipes: dict[str, Recipe], legs: Any) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], training__lr_find=SPEC.model_dump(mode="json")), "lr-twice")
+    for _ in range(2):
+        code, printed = legs.leg(legs.find_lr, run.uri)
+        assert code == 0, printed
+    assert len(run.records("lr-find")) == 1
+
+
+def test_rates_grow_by_the_same_factor() -> None:
+    rates = [finder.rate_at(SPEC, step) for step in range(SPEC.steps)]
+    assert rates[0] == pytest.approx(1e-5)
+    assert rates[-1] == pytest.approx(10.0)
+    assert np.allclose(np.diff(np.log(rates)), np.log(1e6) / 39)
+
+
+def test_the_average_has_no_bias_at_its_start() -> None:
+    assert finder.smooth([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+    assert finder.smooth([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
+
+
+def test_steepest_and_tenth_of_a_known_curve() -> None:
+    rates = [10.0**power for power in np.linspace(-5, 0, 51)]
+    losses = [4 - 3 / (1 + np.exp(-4 * (np.log10(rate) + 3))) + 40 * max(0.0, np.log10(rate) + 1) for rate in rates]
+    exact = SPEC.model_copy(update={"smoothing": 0.0})
+    assert finder.suggest(rates, losses, exact) == pytest.approx(1e-3, rel=0.3)
+    assert finder.suggest(rates, losses, exact.model_copy(update={"take": "tenth"})) == pytest.approx(1e-2, rel=0.3)
+
+
+def test_losses_that_never_fall_are_an_error() -> None:
+    rates = [1e-5 * 2**step for step in range(20)]
+    with pytest.raises(BatonError, match="never falls between"):
+        finder.suggest(rates, [float(step) for step in range(1, 21)], SPEC)
+
+
+def test_the_page_shows_the_rate_and_needs_nothing_else() -> None:
+    found = {"learning_rate": 0.0012, "rates": [1e-5, 1e-3, 1e-1], "losses": [3.0, 2.0, 9.0]}
+    html = finder.page("my-run", found, SPEC)
+    assert "Learning rate 0.0012 is taken." in html
+    assert html.count("<svg") == 2
+    assert not re.search(r"(src|href)=\"http", html)

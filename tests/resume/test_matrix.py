@@ -1,0 +1,48 @@
+"""Every cell of the matrix ends on the bits of one run, whatever its chunks' ends; without its state it does not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from components.shared.runs import Run
+from tests.resume import matrix
+from tests.resume.matrix import Cell
+
+CELLS = [
+    pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow, pytest.mark.timeout(900)])
+    for cell in matrix.cells()
+]
+
+
+@pytest.fixture(scope="session")
+def grid(tmp_path_factory: pytest.TempPathFactory, base_model: str) -> Any:
+    """Returns a cell's recipe on a store that all cells share."""
+    store, source = str(tmp_path_factory.mktemp("matrix")), matrix.write_rows(tmp_path_factory.mktemp("rows"))
+    return lambda cell: matrix.recipe(cell, store, base_model, source)
+
+
+def cut(run: Run, targets: list[int]) -> None:
+    """Gives a run that has not begun chunks with these ends."""
+    run.put("plan.json", {**asdict(run.plan()), "targets": targets})
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_chunks_end_on_the_bits_of_one_run(cell: Cell, grid: Any, legs: Any) -> None:
+    recipe = grid(cell)
+    whole, parts = legs.prepare(recipe, f"{cell.name}-whole"), legs.prepare(recipe, f"{cell.name}-parts")
+    legs.train(whole)
+    end = max(legs.steps(whole))
+    targets = matrix.targets(cell, end)
+    cut(parts, targets)
+    legs.train(parts)
+    assert legs.losses(parts, end) == legs.losses(whole, end)
+    assert legs.final(parts, end).meta["state"] == legs.final(whole, end).meta["state"]
+    assert set(legs.final(parts, end).meta["restored"]["checked"].values()) <= {"match", "absent"}
+    if cell.quick:
+        control = legs.prepare(recipe, f"{cell.name}-control")
+        cut(control, targets)
+        legs.train(control, leave_out=cell.needs)
+        assert legs.final(control, end).meta["state"] != legs.final(whole, end).meta["state"]

@@ -1,0 +1,210 @@
+"""Figures on held-out rows: those that TRL's own evaluation gives, and some by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from components.evaluate import evaluation, measures
+from components.shared import models
+from components.shared.recipe import Recipe
+from tests.unit import tiny
+
+QUIET = {"report_to": "none", "bf16": False, "per_device_eval_batch_size": 64}
+"""One batch for all rows: then the mean over batches that `Trainer` reports is the mean over tokens."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_base: str) -> PreTrainedTokenizerBase:
+    """The tiny base's tokenizer."""
+    return models.load_tokenizer(tiny_base)
+
+
+def rows_of(method: str, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns pairs as the rows a method learns from."""
+    if method == "sft":
+        return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
+    if method == "kto":
+        rated = [(pair["prompt"], pair[side], side == "chosen") for pair in pairs for side in ("chosen", "rejected")]
+        return [{"prompt": prompt, "completion": said, "label": label} for prompt, said, label in rated]
+    return pairs
+
+
+def recipe_of(base: str, method: str, **evaluation_settings: Any) -> Recipe:
+    """Returns a recipe of a method."""
+    writes = {"rewards": ["length"], "num_generations": 2, "max_completion_length": 6}
+    own = {method: writes} if method in ("grpo", "rloo") else {}
+    return tiny.recipe(base, training={"method": method, **own}, evaluation=evaluation_settings)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_held_out_loss_is_that_of_trl(
+    batch_size: int, tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tiny_base, "sft", batch_size=batch_size)
+    rows = tiny.tokens(recipe, rows_of("sft", tiny.PAIRS))
+    model = models.load_model(tiny_base)
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(str(tmp_path), **QUIET),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer,
+    )
+    theirs = trainer.evaluate()["eval_loss"]
+    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    assert found["loss"] == pytest.approx(theirs, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(theirs), rel=1e-4)
+    assert found["tokens"] == sum(label != -100 for labels in rows["labels"] for label in labels[1:])
+    assert likelihoods == {}
+
+
+class Uniform(torch.nn.Module):
+    """A language model that finds every one of its tokens as likely."""
+
+    device = torch.device("cpu")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        logits = torch.zeros(*input_ids.shape, 8)
+        return type("Output", (), {"logits": logits})
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=9), min_size=1, max_size=9
+    ),
+    batch_size=st.integers(1, 10),
+)
+def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary(rows: Any, batch_size: int) -> None:
+    ids = [[token for token, _ in row] for row in rows]
+    labels = [[token if counts else -100 for token, counts in row] for row in rows]
+    counted = sum(counts for row in rows for _, counts in row[1:])
+    held_out = datasets.Dataset.from_dict({"input_ids": ids, "labels": labels})
+    found = measures.held_out_loss(Uniform(), held_out, batch_size)  # type: ignore[arg-type]
+    assert found["tokens"] == counted
+    assert found["loss"] == pytest.approx(math.log(8) if counted else 0.0, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(8.0 if counted else 1.0, rel=1e-5)
+
+
+def test_likelihoods_of_pairs_are_those_of_trl(
+    tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tiny_base, "dpo", batch_size=5)
+    rows = tiny.tokens(recipe, tiny.PAIRS)
+    model = models.load_model(tiny_base)
+    texts = [{**pair, "prompt": pair["prompt"] + "\n"} for pair in tiny.PAIRS]
+    trainer = DPOTrainer(
+        model=model,
+        args=DPOConfig(str(tmp_path), max_length=64, **QUIET),
+        train_dataset=datasets.Dataset.from_list(texts),
+        processing_class=tokenizer,
+    )
+    batch = trainer.data_collator(trainer.train_dataset.to_list())
+    chosen, rejected = trainer.compute_ref_log_probs(model, batch)
+    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    assert likelihoods["chosen"] == pytest.approx(chosen.tolist(), rel=1e-5)
+    assert likelihoods["rejected"] == pytest.approx(rejected.tolist(), rel=1e-5)
+    assert found["loss"] == pytest.approx(-sum(chosen.tolist()) / found["tokens"], rel=1e-5)
+    assert found["tokens"] == sum(len(ids) for ids in rows["chosen_ids"])
+
+
+def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    model = models.load_model(tiny_base).eval()
+    rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
+    ours, _ = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
+    theirs, _ = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
+    assert ours == pytest.approx(theirs)
+
+
+def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    recipe = recipe_of(tiny_base, "kto")
+    bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
+    model = models.load_model(tiny_base).eval()
+    assert measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe) == ({}, {})
+
+
+def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    recipe = recipe_of(tiny_base, "reward", batch_size=5)
+    rows = tiny.tokens(recipe, tiny.PAIRS)
+    model = models.start_model(recipe, tokenizer, tiny_base)
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(str(tmp_path), max_length=64, **QUIET),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer,
+    )
+    theirs = trainer.evaluate()
+    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    assert found["loss"] == pytest.approx(theirs["eval_loss"], rel=1e-5)
+    assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"], rel=1e-6)
+    assert found["margin"] == pytest.approx(theirs["eval_margin"], rel=1e-5)
+    assert 0 < found["accuracy"] < 1
+    assert likelihoods == {}
+
+
+def test_gains_of_pairs_by_hand() -> None:
+    """Chosen gain 2, -1 and 0; rejected -1, 1 and 0: margins 3, -2 and 0, of which one is above 0."""
+    before = {"chosen": [-10.0, -8.0, -5.0], "rejected": [-9.0, -7.0, -5.0]}
+    after = {"chosen": [-8.0, -9.0, -5.0], "rejected": [-10.0, -6.0, -5.0]}
+    found = measures.preference(before, after)
+    assert found == pytest.approx({"reward_accuracy": 1 / 3, "reward_margin": 1 / 3})
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo"])
+def test_rewards_are_those_of_greedy_completions(
+    method: str, tiny_base: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    judges = [{"use": "length", "weight": 2.0, "options": {"target": 6}}, {"use": "exact", "weight": 0.5}]
+    settings = {"rewards": judges, "num_generations": 2, "max_completion_length": 6}
+    recipe = tiny.recipe(tiny_base, training={"method": method, method: settings}, evaluation={"samples": 3})
+    model = models.load_model(tiny_base).eval()
+    prompts = [pair["prompt"] + "\n" for pair in tiny.PAIRS[:3]]
+    said = []
+    for prompt in prompts:
+        given_ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = model.generate(given_ids, max_new_tokens=6, do_sample=False)[0, given_ids.shape[1] :]
+        said.append(tokenizer.decode(out, skip_special_tokens=True))
+    lengths = [len(tokenizer(text)["input_ids"]) for text in said]
+    mean_length = sum(1 - abs(length - 6) / 6 for length in lengths) / 3
+    answers = [said[0], "something else", f" {said[2]} "]
+    rows = [
+        {"prompt": pair["prompt"], "answer": answer}
+        for pair, answer in zip(tiny.PAIRS, [*answers, "-"] * 2, strict=False)
+    ]
+    found, _ = measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe)
+    exact = 2 / 3
+    assert found["reward_length"] == pytest.approx(mean_length)
+    assert found["reward_exact"] == pytest.approx(exact)
+    assert found["reward"] == pytest.approx(2.0 * mean_length + 0.5 * exact)
+
+
+SUMMARIES = {
+    "loss": ({"loss": 8.31234, "perplexity": 4000.0}, {"loss": 3.2, "perplexity": 24.5}, "held-out loss 8.312 → 3.2"),
+    "reward": ({"reward": 0.1}, {"reward": 0.75}, "reward 0.1 → 0.75"),
+    "scores": (
+        {"loss": 0.7, "accuracy": 0.5},
+        {"loss": 0.25, "accuracy": 0.875},
+        "held-out loss 0.7 → 0.25, accuracy 0.5 → 0.875",
+    ),
+    "pairs": (
+        {"loss": 2.0},
+        {"loss": 1.5, "reward_accuracy": 0.755, "reward_margin": 1.2345},
+        "held-out loss 2 → 1.5, preference accuracy 76%, margin 1.23 nats",
+    ),
+    "nothing": ({}, {}, ""),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "words"), SUMMARIES.values(), ids=SUMMARIES)
+def test_the_figures_that_say_most(before: Any, after: Any, words: str) -> None:
+    assert evaluation.summary(before, after) == words

@@ -1,0 +1,282 @@
+"""Rules of methods, schedules, groups and hooks: each refuses once, with the path and what to do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+
+BASE: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"base": "org/model"},
+    "data": {"source": "rows.jsonl"},
+    "training": {},
+}
+SCRATCH = {"model": {"from_scratch": {}, "tokenizer": {"train": {}}}}
+GRPO = {"training.method": "grpo", "training.grpo.rewards": ["numeric"]}
+SYNC = {"every": 2}
+
+
+def checked(changes: dict[str, Any]) -> Recipe:
+    """A recipe with values set by dotted path."""
+    document = copy.deepcopy(BASE)
+    for path, value in changes.items():
+        node = document
+        *parents, last = path.split(".")
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return recipe_file.validate(document, origin="r.yaml")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "settings of another method": (
+        {"training.dpo": {"beta": 0.2}},
+        "training: dpo has settings, but method is sft; remove them or set method: dpo",
+    ),
+    "two orders of rows": (
+        {"training.curriculum": {}, "training.group_by_length": True},
+        "training: curriculum and group_by_length both decide the order of rows; leave one out",
+    ),
+    "loss scale without fp16": (
+        {"training.fp16_initial_scale": 2.0},
+        "training: fp16_initial_scale is for precision fp16, not fp32",
+    ),
+    "fp16 on a CPU": (
+        {"training.precision": "fp16"},
+        "training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32",
+    ),
+    "kto with nothing to compare": (
+        {"training.method": "kto", "training.micro_batch_size": 1},
+        "training: kto estimates a divergence within each micro-batch; use micro_batch_size 2 or more",
+    ),
+    "kto in an order": (
+        {"training.method": "kto", "training.group_by_length": True},
+        "training: kto takes rows in their order; leave out curriculum and group_by_length",
+    ),
+    "grpo without a reward": (
+        {"training.method": "grpo"},
+        "training: grpo needs a reward; give grpo: {rewards: [numeric]}",
+    ),
+    "rloo without a reward": (
+        {"training.method": "rloo"},
+        "training: rloo needs a reward; give rloo: {rewards: [numeric]}",
+    ),
+    "no rewards": (
+        {"training.method": "grpo", "training.grpo.rewards": []},
+        "training.grpo.rewards: List should have at least 1 item after validation",
+    ),
+    "half a group": (
+        {**GRPO, "training.batch_size": 12},
+        "training: grpo.num_generations 8 does not divide the 12 completions of a round "
+        "(micro-batch size × steps_per_generation); change one of them",
+    ),
+    "half a group in a short round": (
+        {**GRPO, "training.batch_size": 8, "training.micro_batch_size": 4, "training.grpo.steps_per_generation": 1},
+        "training: grpo.num_generations 8 does not divide the 4 completions of a round",
+    ),
+    "grpo in an order": (
+        {**GRPO, "training.curriculum": {}},
+        "training: grpo repeats prompts in an order of its own; leave out curriculum and group_by_length",
+    ),
+    "unknown reward": (
+        {**GRPO, "training.grpo.rewards": ["lenght"]},
+        "training.grpo.rewards.0.use: is 'lenght'; expected one of numeric, exact, format, length, information_gain, "
+        "or module:object",
+    ),
+    "a weight too few": (
+        {"training.method": "dpo", "training.dpo": {"loss": ["sigmoid", "sft"], "loss_weights": [1.0]}},
+        "training.dpo: loss_weights has 1 values for 2 losses",
+    ),
+    "exo without smoothing": (
+        {"training.method": "dpo", "training.dpo.loss": "exo_pair"},
+        "training.dpo: loss exo_pair needs label_smoothing above 0; 0.001 is usual",
+    ),
+    "group without a pattern": (
+        {"training.groups": [{"pattern": "embed"}, {"pattern": "("}]},
+        "training.groups.1.pattern: is '(', which is no regular expression: missing ), unterminated subpattern",
+    ),
+    "trainable without a pattern": (
+        {"training.trainable": {"patterns": ["norm", "["]}},
+        "training.trainable.patterns: is '[', which is no regular expression: unterminated character set",
+    ),
+    "nothing trainable": (
+        {"training.trainable": {}},
+        "training.trainable: nothing would be trained; give last_layers or patterns, or remove trainable",
+    ),
+    "trainable beside an adapter": (
+        {"training.trainable": {"last_layers": 1}, "adapter": {}},
+        "training.trainable: an adapter freezes the weights already; leave one of the two out",
+    ),
+    "dora on parameters": (
+        {"adapter": {"dora": True, "target_parameters": ["experts"]}},
+        "adapter: dora does not work with target_parameters; leave one out",
+    ),
+    "an archive of code": (
+        {"hooks.source": "own.zip"},
+        "hooks.source: is 'own.zip'; expected a Python file or a folder of them",
+    ),
+    "a hook without an object": (
+        {"hooks.callbacks": ["own.Cooling"]},
+        "hooks.callbacks.0.use: String should match pattern",
+    ),
+    "a loss for pairs": (
+        {"training.method": "dpo", "hooks.loss": "own:loss"},
+        "hooks.loss: dpo has a loss of its own; use hooks.trainer to change it",
+    ),
+    "a format of another method": (
+        {"training.method": "kto", "data.format": "messages"},
+        "data.format: kto does not learn from messages; expected rated or preference",
+    ),
+    "packed pairs": (
+        {"training.method": "reward", "data.packing": True},
+        "data.packing: reward compares whole answers; set it to false",
+    ),
+    "curriculum by what is lost": (
+        {"training.curriculum.by": "level"},
+        "training.curriculum.by: column 'level' is not kept; add it to data.extra_columns",
+    ),
+    "curriculum by what packing loses": (
+        {"training.curriculum.by": "level", "data.extra_columns": ["level"], "data.packing": True},
+        "training.curriculum.by: packed rows have no 'level'; leave out packing or use length",
+    ),
+    "few bits without an adapter": (
+        {"model.quantization": {}, "resources.gpus": 1},
+        "model.quantization: weights in few bits cannot be trained; add an adapter",
+    ),
+    "few bits on a CPU": (
+        {"model.quantization": {}, "adapter": {}},
+        "model.quantization: needs a CUDA GPU; set resources.gpus",
+    ),
+    "an adapter's reference does not move": (
+        {"training.method": "dpo", "training.dpo.sync_reference": SYNC, "adapter": {}},
+        "training.dpo.sync_reference: an adapter's reference is its base, fixed",
+    ),
+    "no reference to move": (
+        {**GRPO, "training.grpo.sync_reference": SYNC},
+        "training.grpo.sync_reference: without beta there is no reference",
+    ),
+    "no reference from scratch": (
+        {**GRPO, **SCRATCH, "training.grpo.beta": 0.1},
+        "training.grpo.beta: there is no reference for a model from scratch; set it to 0",
+    ),
+    "rloo's own beta from scratch": (
+        {**SCRATCH, "training.method": "rloo", "training.rloo.rewards": ["length"]},
+        "training.rloo.beta: there is no reference for a model from scratch; set it to 0",
+    ),
+    "early stopping blind": (
+        {"training.early_stopping": {}},
+        "training.early_stopping: looks at evaluations, and there are none; set evaluation.every",
+    ),
+    "best of nothing": (
+        {"export.checkpoint": "best"},
+        "export.checkpoint: looks at evaluations, and there are none; set evaluation.every",
+    ),
+    "best that is thrown away": (
+        {"export.checkpoint": "best", "evaluation.every": 5, "chunks.keep.best": 0},
+        "export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more",
+    ),
+    "a collator where prompts are joined": (
+        {**GRPO, "hooks.collator": "own:collate"},
+        "hooks.collator: grpo joins its batches itself; leave one of the two out",
+    ),
+    "a collator where rows are packed": (
+        {"data.packing": "best-fit", "hooks.collator": "own:collate"},
+        "hooks.collator: best-fit packing joins its batches itself; leave one of the two out",
+    ),
+    "a loss that depends on memory": (
+        {"training.method": "kto", "training.micro_batch_size": "auto"},
+        "training: micro_batch_size: the loss of kto depends on it, so auto would let memory decide what is learned",
+    ),
+    "a rate from rewards": (
+        {**GRPO, "training.lr_find": {}},
+        "training: lr_find: the loss of grpo says nothing about the learning rate; leave it out",
+    ),
+    "a range that does not grow": (
+        {"training.lr_find": {"start": 0.1, "end": 0.1}},
+        "training.lr_find: end 0.1 is not above start 0.1",
+    ),
+    "phases of one name": ({"phases": ["sft", "sft"]}, "phases: sft, sft are not different names"),
+    "a reward model in the middle": (
+        {"phases": ["reward", "sft"]},
+        "phases: reward trains a reward model, which nothing can go on from; put it last",
+    ),
+    "phases of too many chunks": (
+        {"phases": ["sft", "dpo"], "chunks.count": 60},
+        "phases: 120 chunks in all, at most 100 fit a workflow; use fewer",
+    ),
+    "a phase that is wrong": (
+        {"phases": ["sft", {"name": "rl", "training": {"method": "grpo"}}]},
+        "phase rl: training: grpo needs a reward; give grpo: {rewards: [numeric]}",
+    ),
+    "plateau blind": (
+        {"training.lr_scheduler": "reduce_lr_on_plateau"},
+        "training.lr_scheduler: looks at evaluations, and there are none; set evaluation.every",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_rule_names_the_path_and_the_remedy(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        checked(changes)
+    first, *problems = str(caught.value).splitlines()
+    assert first == "recipe 'r.yaml' has 1 problem(s):"
+    assert problems[0].startswith(f"  {message}"), problems
+
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "kto without a divergence": {
+        "training.method": "kto",
+        "training.micro_batch_size": 1,
+        "training.kto.loss": "apo_zero_unpaired",
+    },
+    "a group over several micro-batches": {**GRPO, "training.micro_batch_size": 2},
+    "ones own reward": {"training.method": "grpo", "training.grpo.rewards": "own.rewards:short"},
+    "early stopping": {"training.early_stopping": {}, "evaluation.every": 5},
+    "exo with smoothing": {"training.method": "dpo", "training.dpo": {"loss": "exo_pair", "label_smoothing": 0.001}},
+    "few bits": {"model.quantization": {}, "adapter": {}, "resources.gpus": 1},
+    "rloo from scratch": {
+        **SCRATCH,
+        "training.method": "rloo",
+        "training.rloo": {"rewards": ["length"], "beta": 0.0},
+    },
+    "packed pretraining": {"training.method": "pretrain", "data.packing": True},
+    "a loss for text": {"hooks.loss": "own:loss", "training.method": "pretrain"},
+}
+
+
+@pytest.mark.parametrize("changes", ALLOWED.values(), ids=ALLOWED)
+def test_what_is_next_to_a_rule_is_allowed(changes: dict[str, Any]) -> None:
+    given = checked(changes)
+    assert recipe_file.loads(recipe_file.dumps(given)) == given
+
+
+@pytest.mark.parametrize("method", ["reward", "dpo", "kto", "orpo", "cpo"])
+def test_a_method_has_its_settings_without_being_asked(method: str) -> None:
+    training = checked({"training.method": method}).training
+    sections = {name: getattr(training, name) for name in ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")}
+    assert [name for name, section in sections.items() if section is not None] == [method]
+
+
+def test_short_forms_say_the_same_as_long_ones() -> None:
+    short = checked(
+        {
+            "training.method": "grpo",
+            "training.grpo.rewards": "numeric",
+            "hooks.callbacks": ["own:Cooling"],
+        }
+    )
+    long = checked(
+        {
+            "training.method": "grpo",
+            "training.grpo.rewards": [{"use": "numeric", "weight": 1.0, "options": {}}],
+            "hooks.callbacks": [{"use": "own:Cooling", "options": {}}],
+        }
+    )
+    assert short == long

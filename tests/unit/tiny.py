@@ -1,0 +1,107 @@
+"""A model small enough to be trained in a test, and the trainer that a recipe makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from components.shared import models, recipe_file
+from components.shared.plan import make_plan
+from components.shared.recipe import Recipe, TrainTokenizer
+from components.shared.trainable import freeze
+from components.tokenize import bpe, encoding
+from components.train_chunk import arguments, methods
+from components.train_chunk.chunked import Setup
+
+Row = dict[str, Any]
+
+PAIRS: list[Row] = [
+    {
+        "prompt": f"What is {n} and {n % 7}?" + " Think." * (n % 4),
+        "chosen": f"the value of {n + n % 7}" + " is here" * (n % 3),
+        "rejected": f"the fox {n}" + " jumps" * (n % 5 + 1),
+    }
+    for n in range(24)
+]
+"""Rows of all lengths."""
+
+
+def make_base(folder: Path) -> str:
+    """Saves a Llama of two blocks with random weights and its tokenizer."""
+    text = folder / "text.jsonl"
+    folder.mkdir(parents=True)
+    text.write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
+    tokenizer = bpe.train(str(text), TrainTokenizer(vocab_size=300), 64)
+    text.unlink()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def recipe(base: str, **sections: Any) -> Recipe:
+    """Returns a recipe for the base; sections are merged one deep."""
+    document: dict[str, Any] = {
+        "name": "tiny",
+        "seed": 7,
+        "model": {"base": base},
+        "data": {"source": "rows.jsonl", "max_length": 64},
+        "training": {"batch_size": 8, "max_steps": 3, "optimizer": "sgd", "learning_rate": 0.1},
+        "tracking": {"mlflow": None},
+    }
+    for name, section in sections.items():
+        document[name] = {**document.get(name, {}), **section}
+    return recipe_file.validate(document, origin="tiny")
+
+
+def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
+    """Returns normalised rows as the tokens that the recipe's method learns from."""
+    assert given.model.base
+    encode = encoding.encoder(given, models.load_tokenizer(given.model.base))
+    return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
+
+
+def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
+    """Builds a recipe's trainer as a chunk does."""
+    base = given.model.base
+    assert base
+    tokenizer = models.load_tokenizer(base)
+    model = models.start_model(given, tokenizer, base)
+    if given.training.trainable:
+        freeze(model, given.training.trainable)
+    setup = Setup(
+        recipe=given,
+        arguments=arguments.training_arguments(given, make_plan(given, len(train)), str(folder)),
+        model=model,
+        tokenizer=tokenizer,
+        train=train,
+        held_out=None,
+        reference=lambda: models.start_model(given, tokenizer, base),
+    )
+    return methods.load(given.training.method).build(setup)
+
+
+def losses(trained: Any) -> list[float]:
+    """Returns the loss of each step."""
+    return [entry["loss"] for entry in trained.state.log_history if "loss" in entry]
+
+
+def weights(trained: Any) -> dict[str, torch.Tensor]:
+    """Returns a copy of the weights by name."""
+    return {name: value.detach().clone() for name, value in trained.model.named_parameters()}
