@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 from urllib.parse import urlparse
 
@@ -137,11 +138,9 @@ class S3:
             SHA-256 of the bytes, taken in their order while later ones are on their way.
         """
         digest = hashlib.sha256()
-        with open(local_path, "wb+") as file:
-            if size:
-                os.ftruncate(file.fileno(), size)
-                with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
-                    self._fetch_into(key, file.fileno(), mapped, digest)
+        with open(local_path, "wb") as file:
+            os.ftruncate(file.fileno(), size)
+            self._fetch_into(key, file.fileno(), size, digest)
         return digest.hexdigest()
 
     def blocks(self, key: str) -> Iterator[bytes]:
@@ -149,26 +148,26 @@ class S3:
         for block in obstore.get(self._store, key).stream(min_chunk_size=4 * 1024 * 1024):
             yield bytes(block)
 
-    def _fetch_into(self, key: str, descriptor: int, mapped: mmap.mmap, digest: Any) -> None:
-        ends = [(start, min(start + RANGE, len(mapped))) for start in range(0, len(mapped), RANGE)]
-        stop = threading.Event()
+    def _fetch_into(self, key: str, descriptor: int, size: int, digest: Any) -> None:
+        def receive(start: int) -> obstore.Bytes:
+            end = min(start + RANGE, size)
+            data = obstore.get_range(self._store, key, start=start, end=end)
+            if len(data) != end - start:
+                raise ConnectionError(f"{len(data)} bytes came of {end - start} asked for")
+            os.pwrite(descriptor, data, start)  # unlike a write to a mapping, this frees the interpreter
+            return data
 
-        def receive(span: tuple[int, int]) -> tuple[int, int]:
-            if not stop.is_set():
-                data = obstore.get_range(self._store, key, start=span[0], end=span[1])
-                if len(data) != span[1] - span[0]:
-                    raise ConnectionError(f"{len(data)} bytes came of {span[1] - span[0]} asked for")
-                os.pwrite(descriptor, data, span[0])  # unlike a write to the mapping, this frees the interpreter
-            return span
-
-        with ThreadPoolExecutor(PARALLEL) as pool, memoryview(mapped) as view:
+        starts = iter(range(0, size, RANGE))
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            coming = deque(pool.submit(receive, start) for start in islice(starts, PARALLEL + 2))
             try:
-                for start, end in pool.map(receive, ends):
-                    with view[start:end] as block:
-                        digest.update(block)
-            except BaseException:
-                stop.set()
-                raise
+                while coming:
+                    data = coming.popleft().result()
+                    coming.extend(pool.submit(receive, start) for start in islice(starts, 1))
+                    digest.update(data)  # from the answer itself: reading the file back costs a fault per page
+            finally:
+                for request in coming:
+                    request.cancel()
 
 
 def _parts(mapped: mmap.mmap, seen: Callable[[memoryview], None]) -> Iterator[bytes]:
