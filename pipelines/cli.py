@@ -15,6 +15,7 @@ from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
 from pipelines import checkpoint_commands, drill_command, memory, prepare, profiles, results
 from pipelines.display import Display, console
+from pipelines.importing import command as import_command
 from pipelines.options import (
     ChunkCount,
     Control,
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
+app.add_typer(import_command.app, name="import")
 
 
 @app.command()

@@ -158,6 +158,7 @@ def test_validate(folder: Path):
 
 COMMANDS = ["", "validate", "schema", "compile", "run", "submit", "generate", "prove", "drill", "doctor", "checkpoints"]
 COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune")]
+COMMANDS += ["import", "import axolotl", "import llamafactory"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -170,7 +171,8 @@ def test_help(command: str):
 
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
-    names = set(top.commands) | {f"checkpoints {name}" for name in top.commands["checkpoints"].commands}
+    names = set(top.commands)
+    names |= {f"{group} {name}" for group in ("checkpoints", "import") for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}
 

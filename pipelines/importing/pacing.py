@@ -1,0 +1,204 @@
+"""What both trainers say in much the same way: batches, warm-up, and how often something is done."""
+
+from __future__ import annotations
+
+import math
+
+from pipelines.importing.draft import Draft
+from pipelines.importing.rules import carry, flag, number, read, steps, whole
+
+HELD_OUT = 0.05
+"""Share of rows held out where the file holds out none: enough that small data has one."""
+
+_EVALUATE = carry("evaluation.every", steps)
+_CHECKPOINT = carry("chunks.checkpoint_every", steps)
+
+
+def batch(draft: Draft, micro_key: str, accumulation_key: str, *, micro: int, whole_key: str | None = None) -> None:
+    """Sets the batch sizes from rows per pass and passes per step.
+
+    Args:
+        draft: The recipe in the making.
+        micro_key: Key of the rows per forward pass.
+        accumulation_key: Key of the passes per optimizer step.
+        micro: The other trainer's default of the first.
+        whole_key: Key of their product, where it can be given in place of the second.
+    """
+    rows = read(draft, micro_key, whole, micro)
+    passes = read(draft, accumulation_key, whole, 1)
+    size = rows * passes
+    if whole_key and draft.has(whole_key) and not draft.has(accumulation_key):
+        size = max(read(draft, whole_key, whole), rows)
+        draft.carry("training.batch_size", whole_key)
+        if size % rows:
+            raise draft.wrong(whole_key, f"a multiple of {micro_key} {rows}")
+    draft.put("training.batch_size", size, micro_key, accumulation_key)
+    if rows < size:
+        draft.put("training.micro_batch_size", rows, micro_key)
+
+
+def fit_memory(draft: Draft, method: str) -> None:
+    """Sets rows per forward pass to what memory takes, where the loss does not depend on them."""
+    key = "auto_find_batch_size"
+    if draft.has(key) and read(draft, key, flag) and method not in ("kto", "grpo"):
+        draft.put("training.micro_batch_size", "auto", key)
+        draft.changed(key, "the rows of an optimizer step stay; only those of a forward pass are found")
+
+
+def fit_kto(draft: Draft, micro_key: str) -> None:
+    """Gives a KTO batch the two rows that its divergence is estimated from."""
+    size = draft.look("training.batch_size")
+    if draft.look("training.micro_batch_size", size) >= 2:
+        return
+    size = max(size, 2)
+    micro = next(n for n in range(2, size + 1) if size % n == 0)
+    draft.put("training.batch_size", size)
+    draft.put("training.micro_batch_size", micro)
+    draft.changed(
+        micro_key, f"Baton estimates KTO's divergence within a micro-batch, which needs 2 rows; {micro} taken"
+    )
+
+
+def fit_generations(draft: Draft, generations: int, micro_key: str) -> None:
+    """Makes a batch a multiple of the completions per prompt."""
+    size = draft.look("training.batch_size")
+    if size % generations:
+        fitting = math.lcm(size, generations)
+        draft.put("training.batch_size", fitting)
+        draft.put("training.micro_batch_size", draft.look("training.micro_batch_size", size))
+        draft.changed(
+            micro_key, f"a step needs a multiple of {generations} completions on one GPU; batch_size is {fitting}"
+        )
+
+
+def length(draft: Draft, epochs_key: str, *, epochs: float) -> None:
+    """Sets epochs or steps; steps win, as they do in `Trainer`."""
+    if read(draft, "max_steps", number, -1) > 0:
+        draft.put("training.max_steps", read(draft, "max_steps", whole), "max_steps")
+        if draft.has(epochs_key):
+            draft.needless(epochs_key, "max_steps is given, and decides")
+        return
+    draft.rest("max_steps")
+    if draft.get(epochs_key) is None:
+        draft.assume("training.epochs", epochs)
+    else:
+        draft.put("training.epochs", read(draft, epochs_key, number), epochs_key)
+
+
+def warmup(draft: Draft) -> None:
+    """Sets the warm-up from steps or, without them, from a share of all steps."""
+    given, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
+    if given:
+        draft.put("training.warmup_steps", given if given < 1 else int(given), "warmup_steps")
+        if share:
+            draft.needless("warmup_ratio", "warmup_steps is given, and decides")
+    elif share:
+        draft.put("training.warmup_steps", share, "warmup_ratio")
+    draft.rest("warmup_steps")
+    draft.rest("warmup_ratio")
+
+
+def held_out(draft: Draft, key: str) -> None:
+    """Sets the share of rows held out, which in Baton is never nothing."""
+    share = read(draft, key, number, 0.0)
+    if 0 < share < 1:
+        draft.put("data.eval_fraction", share, key)
+        return
+    draft.put("data.eval_fraction", HELD_OUT)
+    if share:
+        draft.left(key, f"a number of rows; Baton holds out a share, {HELD_OUT} here: change data.eval_fraction")
+    elif key in draft.given:
+        draft.changed(key, f"Baton always holds rows out, {HELD_OUT} of them here: change data.eval_fraction")
+    else:
+        draft.assumed.append(f"data.eval_fraction {HELD_OUT}, as Baton always holds rows out")
+
+
+def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: bool) -> None:
+    """Sets how often the model is evaluated.
+
+    Args:
+        draft: The recipe in the making.
+        strategy_keys: Keys of when it is: `no`, `steps` or `epoch`.
+        by_default: Whether `eval_steps` alone turns it on.
+    """
+    strategy_key = next((key for key in strategy_keys if draft.has(key)), strategy_keys[0])
+    strategy = str(draft.get(strategy_key, "steps" if by_default else "no")).lower()
+    if strategy == "epoch":
+        draft.left(strategy_key, "set evaluation.every to the number of steps of an epoch")
+    elif strategy == "steps" and draft.has("eval_steps"):
+        _EVALUATE(draft, "eval_steps")
+        draft.carry("evaluation.every", *strategy_keys)
+    elif strategy == "steps" and draft.has(strategy_key):
+        every = read(draft, "logging_steps", number, 500)  # what Transformers takes then
+        draft.put("evaluation.every", max(int(every), 1))
+        draft.carry("evaluation.every", *strategy_keys)
+    else:
+        draft.carry("evaluation.every", strategy_key)
+    if draft.has("eval_steps") and not draft.is_settled("eval_steps"):
+        draft.needless("eval_steps", f"there is no evaluation while {strategy_key} is not steps")
+
+
+def checkpoints(draft: Draft) -> None:
+    """Sets how often a checkpoint is taken inside a chunk, and how many stay."""
+    strategy = str(draft.get("save_strategy", "steps")).lower()
+    if strategy in ("no", "steps"):
+        draft.carry("chunks.checkpoint_every", "save_strategy")
+    else:
+        draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
+    if draft.has("save_steps") and strategy == "steps":
+        _CHECKPOINT(draft, "save_steps")
+    elif draft.has("save_steps"):
+        draft.needless("save_steps", "save_strategy is not steps")
+    if draft.has("save_total_limit"):
+        draft.put("chunks.keep.last", read(draft, "save_total_limit", whole), "save_total_limit")
+
+
+def early_stopping(draft: Draft, key: str) -> None:
+    """Sets early stopping, which looks at evaluations."""
+    if not draft.has(key):
+        draft.rest(key)
+        return
+    patience = read(draft, key, whole)
+    if not draft.look("evaluation.every"):
+        draft.left(
+            key,
+            f"it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
+            f"training.early_stopping: {{patience: {patience}}}",
+        )
+        return
+    draft.put("training.early_stopping.patience", patience, key)
+    if draft.has("metric_for_best_model"):
+        metric = str(draft.get("metric_for_best_model"))
+        metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+        draft.put("training.early_stopping.metric", metric, "metric_for_best_model")
+    if draft.get("greater_is_better") is not None:
+        greater = read(draft, "greater_is_better", flag)
+        draft.put("training.early_stopping.greater_is_better", greater, "greater_is_better")
+
+
+def order(draft: Draft, method: str) -> None:
+    """Notes that rows of like length are not brought together where the method has an order of its own."""
+    key = "group_by_length"
+    if draft.has(key) and read(draft, key, flag) and method in ("kto", "grpo"):
+        draft.left(key, f"{method} takes rows in an order of its own")
+
+
+def best(draft: Draft) -> None:
+    """Sets the export of the best state, which evaluations tell."""
+    key = "load_best_model_at_end"
+    if not draft.has(key) or not read(draft, key, flag):
+        draft.rest(key)
+    elif not draft.look("evaluation.every"):
+        draft.left(key, "it looks at evaluations: set evaluation.every and export.checkpoint: best")
+    else:
+        draft.put("export.checkpoint", "best", key)
+        metric = str(draft.get("metric_for_best_model", "loss")).removeprefix("eval_")
+        if metric == "loss":
+            draft.carry("export.checkpoint", "metric_for_best_model", "greater_is_better")
+
+
+def plateau(draft: Draft, key: str) -> None:
+    """Takes back a schedule that looks at evaluations where there are none."""
+    if draft.look("training.lr_scheduler") == "reduce_lr_on_plateau" and not draft.look("evaluation.every"):
+        draft.document["training"].pop("lr_scheduler")
+        draft.left(key, "it looks at evaluations: set evaluation.every and training.lr_scheduler; linear is used")

@@ -1,0 +1,71 @@
+"""The other trainer's file: YAML with keys and values, made flat."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.shared.errors import UserError
+
+SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
+"""Keys whose values are not repeated."""
+
+
+def load(path: str, tool: str) -> dict[str, Any]:
+    """Reads a file of another trainer.
+
+    Raises:
+        UserError: it is missing, not YAML, or does not hold keys and values.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict) or not document:
+        held = "nothing" if document is None else f"a {type(document).__name__}"
+        raise UserError(f"{path!r} holds {held}, expected keys and values, as {tool} reads them.")
+    return {str(key): value for key, value in document.items()}
+
+
+def flatten(document: dict[str, Any], nested: tuple[str, ...]) -> dict[str, Any]:
+    """Returns a document with the sections named `nested` taken apart: `trl.beta`, `datasets[0].type.field_prompt`."""
+    flat: dict[str, Any] = {}
+    try:
+        for key, value in document.items():
+            flat.update(_apart(key, value) if key in nested else {key: value})
+    except RecursionError:
+        raise UserError("the file contains itself.", remedy="Remove the anchors (&) that lead back.") from None
+    return flat
+
+
+def _apart(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _apart(f"{key}.{name}", inner)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for at, item in enumerate(value):
+            yield from _apart(f"{key}[{at}]", item)
+    else:
+        yield key, value
+
+
+def name_for(path: str) -> str:
+    """Returns a recipe's name for a file's."""
+    stem = os.path.basename(path).partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:63].strip("-") or "imported"
+
+
+def shown(key: str, value: Any) -> str:
+    """Returns a value for one line of a report: short, and no secret."""
+    if SECRET.search(key) and value:
+        return "(not shown)"
+    line = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return line if len(line) <= 60 else f"{line[:57]}…"

@@ -1,0 +1,217 @@
+"""Entries of the tables that say what becomes of a key, and the kinds of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from components.shared.recipe import Training
+from pipelines.importing.draft import EMPTY, Draft
+
+Rule = Callable[[Draft, str], None]
+Kind = Callable[[Any], Any]
+
+
+class UnsupportedError(Exception):
+    """A value that is fine for the other trainer and that Baton has nothing for; the text says what to do."""
+
+
+def whole(value: Any) -> int:
+    """Returns a whole number above 0."""
+    result = number(value)
+    if result < 1 or result != int(result):
+        raise ValueError("a whole number above 0")
+    return int(result)
+
+
+def number(value: Any) -> float:
+    """Returns a number, also where YAML 1.1 reads text: it takes `1e-4` for a word."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a number")
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError("a number") from None
+    if not math.isfinite(result):
+        raise ValueError("a number")
+    return result
+
+
+def count(value: Any) -> int:
+    """Returns a whole number, 0 included."""
+    result = number(value)
+    if result < 0 or result != int(result):
+        raise ValueError("a whole number")
+    return int(result)
+
+
+def numbers(value: Any) -> list[float]:
+    """Returns a list of numbers."""
+    if not isinstance(value, list):
+        raise ValueError("a list of numbers")
+    return [number(item) for item in value]
+
+
+def positive(value: Any) -> float | None:
+    """Returns a number above 0, None for 0: what it is for is off then."""
+    return number(value) or None
+
+
+def steps(value: Any) -> int:
+    """Returns a number of steps; a share of all steps, which Transformers takes as well, is none."""
+    if 0 < number(value) < 1:
+        raise UnsupportedError("a share of all steps; give a number of steps")
+    return whole(value)
+
+
+def flag(value: Any) -> bool:
+    """Returns true or false, also from the words that Transformers' arguments take."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in words:
+        raise ValueError("true or false")
+    return words[str(value).lower()]
+
+
+def text(value: Any) -> str:
+    """Returns a text."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("a text")
+    return str(value)
+
+
+def words(value: Any) -> list[str]:
+    """Returns a list of texts, also from one text with commas."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list) or not all(isinstance(item, str | int | float) for item in value):
+        raise ValueError("texts by commas, or a list of them")
+    return [str(item).strip() for item in value]
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Returns keys and values, also from `a=1,b=2`."""
+    if isinstance(value, str) and all("=" in part for part in value.split(",")):
+        pairs = [part.split("=", 1) for part in value.split(",")]
+        return {name.strip(): _plain(given.strip()) for name, given in pairs}
+    if not isinstance(value, dict):
+        raise ValueError("keys and values")
+    return {str(name): _plain(given) if isinstance(given, str) else given for name, given in value.items()}
+
+
+def _plain(given: str) -> Any:
+    try:
+        return number(given)
+    except ValueError:
+        return {"true": True, "false": False}.get(given.lower(), given)
+
+
+def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Kind:
+    """Returns a kind for names of which Baton has some.
+
+    Args:
+        allowed: The recipe's own names.
+        aliases: Other names of the same thing.
+        why: What to do where it has none.
+    """
+
+    def named(value: Any) -> str:
+        name = aliases.get(text(value), text(value))
+        if name not in allowed:
+            raise UnsupportedError(why)
+        return name
+
+    return named
+
+
+def names_of(field: str) -> tuple[str, ...]:
+    """Returns the names that a setting of `training` allows."""
+    annotation = Training.model_fields[field].annotation
+    assert get_origin(annotation) is Literal, field
+    return tuple(str(name) for name in get_args(annotation))
+
+
+OPTIMIZER = choice(
+    names_of("optimizer"),
+    {"adamw_8bit": "adamw_bnb_8bit", "adamw": "adamw_torch", "adamw_hf": "adamw_torch"},
+    "Baton has no such optimizer; adamw_torch is used. See training.optimizer in docs/recipe.md for the others",
+)
+SCHEDULER = choice(
+    names_of("lr_scheduler"),
+    {},
+    "Baton has no such schedule; linear is used. See training.lr_scheduler in docs/recipe.md for the others",
+)
+
+
+def carry(path: str, kind: Kind, *, within: str | None = None) -> Rule:
+    """Returns a rule that sets a value of the recipe.
+
+    Args:
+        path: Where.
+        kind: Reads the value, None for one that asks for nothing; raises `ValueError` with what it expects, or
+            `UnsupportedError`.
+        within: Section that must be there already for the key to have an effect.
+    """
+
+    def rule(draft: Draft, key: str) -> None:
+        if within and draft.look(within) is None:
+            draft.needless(key, f"has no effect without {within}")
+            return
+        value = read(draft, key, kind)
+        if value is not None:
+            draft.put(path, value, key)
+        draft.rest(key)
+
+    return rule
+
+
+def leave(why: str) -> Rule:
+    """Returns a rule that lists a key as not carried over, unless it is off."""
+    return lambda draft, key: draft.left(key, why) if draft.has(key) else draft.rest(key)
+
+
+def drop(why: str) -> Rule:
+    """Returns a rule that lists a key as one that nothing is lost without, unless it is off."""
+    return lambda draft, key: draft.needless(key, why) if draft.has(key) else draft.rest(key)
+
+
+def read(draft: Draft, key: str, kind: Kind, default: Any = None) -> Any:
+    """Returns a key's value, the default where it has none or one that Baton has nothing for.
+
+    Raises:
+        UserError: the value cannot be meant.
+    """
+    value = draft.get(key)
+    if value is None:
+        return default
+    try:
+        return kind(value)
+    except UnsupportedError as error:
+        draft.left(key, str(error))
+        return default
+    except ValueError as error:
+        raise draft.wrong(key, str(error)) from None
+
+
+def apply(draft: Draft, table: Mapping[str, Rule], families: Mapping[str, Rule]) -> None:
+    """Deals with every key that is left: by its name, by how it begins, or as unknown.
+
+    Args:
+        draft: The recipe in the making.
+        table: Rule by key.
+        families: Rule by how a key begins.
+    """
+    for key in draft.given:
+        if draft.is_settled(key):
+            continue
+        if draft.given[key] in EMPTY:
+            draft.rest(key)
+            continue
+        family = next((rule for start, rule in families.items() if key.startswith(start)), None)
+        rule = table.get(key) or family
+        if rule is None:
+            draft.left(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
+        else:
+            rule(draft, key)

@@ -1,0 +1,309 @@
+"""axolotl's files: what each setting becomes, and what is said of the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from components.shared.errors import UserError
+from pipelines.importing.draft import Fate
+
+Make = Callable[[str], Any]
+Write = Callable[[str, str], Any]
+
+
+def test_qlora_on_alpaca_rows(imported: Make):
+    made = imported("axolotl/qlora.yml")
+
+    assert made.recipe.model_dump(mode="json", exclude_defaults=True) == {
+        "name": "qlora",
+        "model": {
+            "base": "NousResearch/Llama-3.2-1B",
+            "dtype": "bfloat16",
+            "quantization": {},
+            "attention": "flash_attention_2",
+        },
+        "data": {
+            "source": ["hf://datasets/acme/instructions"],
+            "format": "instruction",
+            "max_length": 2048,
+            "packing": "best-fit",
+        },
+        "adapter": {
+            "r": 32,
+            "alpha": 16,
+            "dropout": 0.05,
+            "target_modules": "all-linear",
+            "modules_to_save": ["embed_tokens", "lm_head"],
+        },
+        "training": {
+            "micro_batch_size": 2,
+            "epochs": 1.0,
+            "learning_rate": 2e-4,
+            "lr_scheduler": "cosine",
+            "warmup_steps": 0.1,
+            "optimizer": "adamw_bnb_8bit",
+            "precision": "bf16",
+            "gradient_checkpointing": True,
+        },
+        "resources": {"gpus": 1},
+        "tracking": {"wandb": "tiny-llama"},
+    }
+    assert (made.recipe.training.batch_size, made.recipe.model.quantization.bits) == (8, 4)
+    assert made.keys(Fate.left) == {
+        "output_dir",
+        "loss_watchdog_threshold",
+        "loss_watchdog_patience",
+        "evals_per_epoch",
+        "saves_per_epoch",
+        "special_tokens",
+    }
+    assert made.keys(Fate.changed) == {"bf16", "datasets[0].split"}
+
+
+def test_full_fine_tuning_on_conversations(imported: Make):
+    made = imported("axolotl/full_chat.yaml")
+    recipe = made.recipe
+
+    assert recipe.adapter is None
+    assert recipe.model.model_dump(exclude_defaults=True) == {
+        "base": "Qwen/Qwen3-8B",
+        "dtype": "bfloat16",
+        "attention": "flash_attention_2",
+    }
+    assert recipe.data.model_dump(exclude_defaults=True) == {
+        "source": ["hf://datasets/acme/chats@v2?config=en"],
+        "format": "messages",
+        "columns": {"messages": "conversations"},
+        "eval_fraction": 0.02,
+        "max_length": 4096,
+        "packing": "best-fit",
+        "assistant_only_loss": True,
+    }
+    assert recipe.training.model_dump(mode="json", exclude_defaults=True) == {
+        "micro_batch_size": 2,
+        "max_steps": 500,
+        "lr_scheduler": "cosine_with_min_lr",
+        "lr_scheduler_options": {"min_lr_rate": 0.1},
+        "warmup_steps": 100,
+        "weight_decay": 0.01,
+        "groups": [{"pattern": "embed_tokens|lm_head", "learning_rate": 2e-6}],
+        "optimizer": "adamw_torch_fused",
+        "adam_betas": [0.9, 0.95],
+        "precision": "bf16",
+        "gradient_checkpointing": True,
+        "activation_offloading": True,
+        "liger": True,
+        "trainable": {
+            "patterns": [
+                "^lm_head.weight$",
+                "^model.embed_tokens.weight$",
+                "^model.layers.2[0-9]+.block_sparse_moe.gate",
+            ]
+        },
+        "early_stopping": {},
+    }
+    assert recipe.training.learning_rate == 2e-5
+    assert (recipe.chunks.checkpoint_every, recipe.chunks.keep.last, recipe.evaluation.every) == (50, 3, 50)
+    assert recipe.export.checkpoint == "best"
+    assert made.keys(Fate.left) >= {"tf32", "chat_template", "plugins", "fsdp", "fsdp_config"}
+    assert "CutCrossEntropyPlugin" in made.text("plugins")
+
+
+def test_dpo(imported: Make):
+    made = imported("axolotl/dpo.yml")
+    recipe = made.recipe
+
+    assert recipe.training.dpo.model_dump(exclude_defaults=True) == {
+        "beta": 0.3,
+        "loss": ["sigmoid", "sft"],
+        "loss_weights": [1.0, 0.5],
+    }
+    assert recipe.data.source == ["hf://datasets/acme/orca-pairs", "hf://datasets/acme/more-pairs"]
+    assert (recipe.data.format, recipe.data.columns) == ("preference", {"prompt": "question"})
+    assert recipe.model.quantization.bits == 8
+    assert recipe.model.attention == "sdpa"
+    assert recipe.adapter.target_modules == ["q_proj", "v_proj"]
+    assert recipe.training.optimizer == "paged_adamw_8bit"
+    assert "without a chat template" in made.text("datasets[1].type")
+
+
+def test_kto(imported: Make):
+    made = imported("axolotl/kto.yaml")
+
+    assert made.recipe.training.kto.model_dump(exclude_defaults=True) == {"beta": 0.5, "desirable_weight": 0.2}
+    assert (made.recipe.training.batch_size, made.recipe.training.micro_batch_size) == (3, 3)
+    assert (made.recipe.training.precision, made.recipe.model.dtype) == ("fp16", "float16")
+
+
+def test_grpo(imported: Make):
+    made = imported("axolotl/grpo.yaml")
+    recipe = made.recipe
+
+    assert [(x.use, x.weight) for x in recipe.training.grpo.rewards] == [
+        ("judges:is_right", 1),
+        ("judges:is_short", 0.5),
+    ]
+    assert (recipe.training.grpo.beta, recipe.training.grpo.num_generations) == (0.001, 4)
+    assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (4, 2)
+    assert recipe.hooks.source == "judges.py"
+    assert made.keys(Fate.left) == {"datasets[0].type", "trl.use_vllm"}
+
+
+def test_pretraining(imported: Make):
+    made = imported("axolotl/pretrain.yaml")
+
+    assert made.recipe.training.method == "pretrain"
+    assert made.recipe.data.source == ["hf://datasets/acme/web?config=en"]
+    assert (made.recipe.data.columns, made.recipe.data.packing) == ({"text": "body"}, True)
+    assert made.keys(Fate.left) == set()
+
+
+BASE = "base_model: org/model\nlearning_rate: 1e-4\n"
+SHAPES = {
+    "alpaca": ("path: org/d\n    type: alpaca", "instruction", {}),
+    "completion": ("path: org/d\n    type: completion\n    field: body", "text", {"text": "body"}),
+    "chat": ("path: org/d\n    type: chat_template\n    field_messages: talk", "messages", {"messages": "talk"}),
+    "sharegpt": ("path: org/d\n    type: sharegpt", "messages", {"messages": "conversations"}),
+    "own with input": (
+        "path: org/d\n    type: {field_instruction: q, field_input: more, field_output: a}",
+        "instruction",
+        {"instruction": "q", "input": "more", "output": "a"},
+    ),
+    "own": (
+        "path: org/d\n    type: {field_instruction: q, field_output: a}",
+        "prompt-completion",
+        {"prompt": "q", "completion": "a"},
+    ),
+    "unknown": ("path: org/d\n    type: gpteacher", "auto", {}),
+}
+
+
+@pytest.mark.parametrize(("entry", "shape", "columns"), SHAPES.values(), ids=SHAPES)
+def test_shape_of_rows(entry: str, shape: str, columns: dict[str, str], written: Write):
+    made = written("axolotl", f"{BASE}datasets:\n  - {entry}\n")
+
+    assert (made.recipe.data.format, made.recipe.data.columns) == (shape, columns)
+    assert made.recipe.data.source == ["hf://datasets/org/d"]
+
+
+PAIRS = {
+    "dpo intel": ("dpo", "chatml.intel", {"prompt": "question"}),
+    "dpo icr": ("dpo", "llama3.icr", {"prompt": "input"}),
+    "dpo messages": ("dpo", "chat_template.default", {"prompt": "messages"}),
+    "orpo": ("orpo", "chat_template.argilla_chat", {}),
+    "kto argilla": ("kto", "chatml.argilla", {"prompt": "instruction"}),
+    "simpo own": ("simpo", "{field_prompt: q, field_chosen: good, field_rejected: bad}",
+                  {"prompt": "q", "chosen": "good", "rejected": "bad"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rl", "kind", "columns"), PAIRS.values(), ids=PAIRS)
+def test_shape_of_pairs(rl: str, kind: str, columns: dict[str, str], written: Write):
+    made = written("axolotl", f"{BASE}rl: {rl}\nmicro_batch_size: 2\ndatasets:\n  - path: org/d\n    type: {kind}\n")
+
+    assert made.recipe.data.columns == columns
+
+
+def test_reward_model(written: Write):
+    lines = f"{BASE}reward_model: true\ndatasets:\n  - {{path: org/d, type: bradley_terry.chat_template}}\n"
+    recipe = written("axolotl", lines).recipe
+
+    assert (recipe.training.method, recipe.data.format) == ("reward", "preference")
+    assert recipe.data.columns == {"prompt": "input"}
+
+
+def test_files(written: Write, folder: Any):
+    (folder / "rows").mkdir()
+    (folder / "rows/a.jsonl").touch()
+    made = written(
+        "axolotl",
+        f"{BASE}datasets:\n  - {{path: rows/a.jsonl, ds_type: json, type: alpaca}}\n"
+        "  - {path: json, data_files: [rows/a.jsonl], type: alpaca}\n"
+        "  - {path: s3://bucket/rows, type: alpaca}\n  - {path: org/d, data_files: b.jsonl, type: alpaca}\n",
+    )
+
+    assert made.recipe.data.source == [
+        "rows/a.jsonl",
+        "rows/a.jsonl",
+        "s3://bucket/rows",
+        "hf://datasets/org/d/b.jsonl",
+    ]
+
+
+DATA = "datasets:\n  - {path: org/d, type: alpaca}\n"
+SAID = {
+    "optimizer: muon": ("optimizer", "adamw_torch is used"),
+    "lr_scheduler: rex": ("lr_scheduler", "linear is used"),
+    "load_in_4bit: true": ("load_in_4bit", "weights in few bits cannot be trained"),
+    "deepspeed: zero3.json": ("deepspeed", "does not spread a chunk over GPUs yet"),
+    "test_datasets: [{path: org/e}]": ("test_datasets", "data.eval_fraction"),
+    "s2_attention: true": ("s2_attention", "attention is whole"),
+    "early_stopping_patience: 2": ("early_stopping_patience", "training.early_stopping: {patience: 2}"),
+    "rl: kto\ngroup_by_length: true": ("group_by_length", "kto takes rows in an order of its own"),
+    "my_own_key: 7": ("my_own_key", "unknown: no setting of axolotl"),
+    "adapter: lora\nunfrozen_parameters: [lm_head]": ("unfrozen_parameters", "adapter.modules_to_save"),
+    "adapter: lora\npeft_init_lora_weights: pissa": ("peft_init_lora_weights", "adapter.init"),
+    "special_tokens: {pad_token: x}": ("special_tokens", "model.tokenizer.base"),
+    "shuffle_merged_datasets: false": ("shuffle_merged_datasets", "drawn from seed"),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), SAID.items(), ids=[name.splitlines()[-1] for name in SAID])
+def test_what_is_not_carried_over_is_said(lines: str, expected: tuple[str, str], written: Write):
+    made = written("axolotl", f"{BASE}{DATA}{lines}\n")
+    key, text = expected
+
+    assert key in made.keys(Fate.left)
+    assert text in made.text(key)
+
+
+def test_their_defaults_hold_where_the_file_is_silent(written: Write):
+    recipe = written("axolotl", f"{BASE}{DATA}").recipe
+
+    assert (recipe.training.optimizer, recipe.training.lr_scheduler) == ("adamw_torch_fused", "cosine")
+    assert (recipe.training.batch_size, recipe.training.epochs, recipe.training.warmup_steps) == (1, 1, 0.03)
+    assert (recipe.training.precision, recipe.model.dtype) == ("bf16", "bfloat16")
+    assert recipe.data.max_length == 512
+
+
+def test_groups_with_rates_of_their_own(written: Write):
+    lines = "lr_groups:\n  - {name: o, modules: [self_attn.o_proj.weight], lr: 1e-6}\n"
+    made = written("axolotl", f"{BASE}{DATA}{lines}embedding_lr: 3e-6\n")
+
+    assert [group.model_dump(exclude_defaults=True) for group in made.recipe.training.groups] == [
+        {"pattern": r"self_attn\.o_proj\.weight", "name": "o", "learning_rate": 1e-6},
+        {"pattern": "embed_tokens|lm_head", "learning_rate": 3e-6},
+    ]
+
+
+def test_an_empty_key_asks_for_nothing(written: Write):
+    made = written("axolotl", f"{BASE}{DATA}pretraining_dataset:\nrl:\nadapter:\n")
+
+    assert made.recipe.training.method == "sft"
+    assert set(made.draft.idle) == {"pretraining_dataset", "rl", "adapter"}
+
+
+def test_a_whole_batch_in_place_of_accumulation(written: Write):
+    recipe = written("axolotl", f"{BASE}{DATA}micro_batch_size: 2\nbatch_size: 16\n").recipe
+
+    assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (16, 2)
+
+
+WRONG = {
+    "rl": ("rl: ppo", "rl is 'ppo', expected one of dpo, ipo, kto, orpo, simpo, grpo."),
+    "adapter": ("adapter: llama-adapter", "expected lora or qlora, which Baton has."),
+    "no rewards": ("rl: grpo", "trl.reward_funcs is None, expected functions as module.function."),
+    "a reward without a module": ("rl: grpo\ntrl: {reward_funcs: [right]}", "expected functions as module.function."),
+    "weights": ("rl: grpo\ntrl: {reward_funcs: [a.b], reward_weights: [1, 2]}", "a number for each of the 1 functions"),
+    "batch": ("micro_batch_size: 3\nbatch_size: 8", "batch_size is 8, expected a multiple of micro_batch_size 3."),
+    "groups": ("lr_groups: [7]", "lr_groups is [7], expected groups of name, modules and lr."),
+}
+
+
+@pytest.mark.parametrize(("lines", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_meant_is_an_error(lines: str, message: str, written: Write):
+    with pytest.raises(UserError) as error:
+        written("axolotl", f"{BASE}{DATA}{lines}\n")
+
+    assert message in str(error.value)
