@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 IGNORED = -100
 """Label of a token that does not count in the loss."""
 
+LEAST_PROMPTS = 32
+"""Held-out prompts over which a reward is averaged, at least."""
+
 Measures = dict[str, float]
 
 
@@ -140,7 +143,7 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe) -> Measu
     """Returns the mean reward of greedy completions of the first held-out prompts."""
     settings = recipe.training.generation
     assert settings
-    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, 1))))
+    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
     prompts = [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]]
     said = [
         generation.write(

@@ -30,6 +30,18 @@ PHASES = {
     "save": ("save", svg.AMBER),
     "upload": ("upload", svg.GREEN),
 }
+OF_METHODS = {
+    "reward": "reward",
+    "rewards/margins": "reward margin",
+    "rewards/accuracies": "preference accuracy",
+    "margin": "score margin",
+    "accuracy": "accuracy",
+    "completions/mean_length": "completion length",
+    "kl": "KL",
+    "entropy": "entropy",
+    "mean_token_accuracy": "token accuracy",
+}
+"""What methods log beside the loss, the most telling first."""
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
 Report = Mapping[str, Any]
@@ -39,6 +51,7 @@ def draw(report: Report) -> dict[str, Markup]:
     """All plots by name; one that has nothing to show is missing."""
     plots: dict[str, tuple[str, Callable[[Report, svg.Canvas], Figure | None]]] = {
         "loss": ("Training and eval loss by step", loss_plot),
+        "method": ("What the method logs beside the loss, by step", method_plot),
         "optimization": ("Learning rate and gradient norm by step", optimization_plot),
         "throughput": ("Throughput of each chunk by step", throughput_plot),
         "attempts": ("Time of each chunk attempt by phase", attempt_plot),
@@ -69,22 +82,35 @@ def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     return figure
 
 
+def method_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+    return _small_plots(report, canvas, OF_METHODS, most=4)
+
+
 def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
-    curves = {name: svg.series(report["history"], key) for key, name in names.items()}
-    curves = {name: points for name, points in curves.items() if len(points[0])}
+    return _small_plots(report, canvas, names, most=2)
+
+
+def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str], *, most: int) -> Figure | None:
+    """Plots of what was logged under these keys, two in a row, at most so many."""
+    found = {name: svg.series(report["history"], key) for key, name in names.items()}
+    curves = {name: points for name, points in found.items() if len(points[0])}
+    curves = dict(list(curves.items())[:most])
     if not curves:
         return None
-    rows, columns = (1, len(curves)) if canvas is svg.WIDE else (len(curves), 1)
+    columns = min(2, len(curves)) if canvas is svg.WIDE else 1
+    rows = math.ceil(len(curves) / columns)
     figure, axes = svg.blank_figure(canvas, 210 * rows, rows, columns)
-    for ax, (name, points) in zip(axes, curves.items(), strict=True):
-        svg.curve(ax, points, canvas, name, smooth=name == "gradient norm")
+    for ax, (name, points) in zip(axes, curves.items(), strict=False):
+        svg.curve(ax, points, canvas, name, smooth=name != "learning rate")
         if name == "gradient norm":
             _log_if_wide(ax, points[1], 100)
-        elif ax.get_ylim()[0] < points[1].max() / 10:
+        elif name == "learning rate" and ax.get_ylim()[0] < points[1].max() / 10:
             ax.set_ylim(bottom=0)
         ax.set_ylabel(name)
         _step_axis(ax, report, canvas, labels=False)
+    for ax in axes[len(curves) :]:
+        ax.remove()
     return figure
 
 

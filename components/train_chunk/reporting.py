@@ -48,7 +48,7 @@ class LiveReport(TrainerCallback):
         self._tracker = Tracker(run, system_metrics=True)
         self._folder = os.path.join(folder, "tensorboard")
         self._board = _board(self._folder) if recipe.tracking.tensorboard else None
-        self._wandb = _wandb(run, recipe) if recipe.tracking.wandb else None
+        self._wandb = _wandb(run, recipe, folder) if recipe.tracking.wandb else None
         self._meter = Meter(run, recipe)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -134,9 +134,9 @@ def _board(folder: str) -> Any:
     return SummaryWriter(folder)  # type: ignore[no-untyped-call]
 
 
-def _wandb(run: Run, recipe: Recipe) -> Any:
+def _wandb(run: Run, recipe: Recipe, folder: str) -> Any:
     try:
         import wandb
     except ImportError:
         raise UserError("tracking.wandb: the package wandb is not installed.", remedy="Add it to the image.") from None
-    return wandb.init(project=recipe.tracking.wandb, id=run.name, name=run.name, resume="allow", config={})
+    return wandb.init(project=recipe.tracking.wandb, id=run.name, name=run.name, resume="allow", dir=folder)

@@ -166,7 +166,7 @@ def test_rewards_are_those_of_greedy_completions(
 ) -> None:
     judges = [{"use": "length", "weight": 2.0, "options": {"target": 6}}, {"use": "exact", "weight": 0.5}]
     settings = {"rewards": judges, "num_generations": 2, "max_completion_length": 6}
-    recipe = tiny.recipe(tiny_base, training={"method": method, method: settings}, evaluation={"samples": 3})
+    recipe = tiny.recipe(tiny_base, training={"method": method, method: settings}, evaluation={"samples": 0})
     model = models.load_model(tiny_base).eval()
     prompts = [pair["prompt"] + "\n" for pair in tiny.PAIRS[:3]]
     said = []
@@ -177,10 +177,7 @@ def test_rewards_are_those_of_greedy_completions(
     lengths = [len(tokenizer(text)["input_ids"]) for text in said]
     mean_length = sum(1 - abs(length - 6) / 6 for length in lengths) / 3
     answers = [said[0], "something else", f" {said[2]} "]
-    rows = [
-        {"prompt": pair["prompt"], "answer": answer}
-        for pair, answer in zip(tiny.PAIRS, [*answers, "-"] * 2, strict=False)
-    ]
+    rows = [{"prompt": pair["prompt"], "answer": answer} for pair, answer in zip(tiny.PAIRS, answers, strict=False)]
     found, _ = measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe)
     exact = 2 / 3
     assert found["reward_length"] == pytest.approx(mean_length)

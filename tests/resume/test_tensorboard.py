@@ -1,0 +1,27 @@
+"""TensorBoard's event files: one for each chunk, with steps that run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from components.shared.recipe import Recipe
+
+
+def test_steps_run_on_across_chunks(recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any) -> None:
+    recipe = legs.changed(recipes["scratch"], chunks__count=3, tracking__tensorboard=True)
+    run = legs.prepare(recipe, "scratch-board")
+    legs.train(run)
+    folder = Path(run.storage.key(run.path("tensorboard")))
+    assert len(list(folder.iterdir())) == 3
+    read = EventAccumulator(str(folder)).Reload()
+    assert {"loss", "learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "eval/loss"} <= set(
+        read.Tags()["scalars"]
+    )
+    losses = {event.step: event.value for event in read.Scalars("loss")}
+    expected = dict(legs.losses(undisturbed["scratch"]))
+    assert losses.keys() == expected.keys()
+    assert all(abs(losses[step] - expected[step]) < 1e-5 for step in expected)
+    assert all(event.value > 0 for event in read.Scalars("tokens_per_second"))
