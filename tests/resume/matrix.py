@@ -52,8 +52,8 @@ METHODS: dict[str, Changes] = {
     "kto": {"data": {"columns": PAIRS}},
     "orpo": {"data": {"columns": PAIRS}},
     "cpo": {"data": {"columns": PAIRS}},
-    "grpo": {"data": {"columns": PROMPTS}, "training": {"grpo": WRITES}},
-    "rloo": {"data": {"columns": PROMPTS}, "training": {"rloo": WRITES}},
+    "grpo": {"data": {"columns": PROMPTS, "max_samples": 16}, "training": {"grpo": WRITES}},
+    "rloo": {"data": {"columns": PROMPTS, "max_samples": 16}, "training": {"rloo": WRITES}},
 }
 
 
@@ -68,7 +68,7 @@ class Cell:
         changes: What the recipe has for it.
         needs: Parts of the state without which this cell is not exact: its negative control.
         quick: Whether it belongs to `make test`.
-        steps: Optimizer steps, several epochs of them.
+        steps: Optimizer steps, two or three epochs of them.
     """
 
     method: str
@@ -77,7 +77,7 @@ class Cell:
     changes: Changes = field(default_factory=dict)
     needs: tuple[str, ...] = ("optimizer", "scheduler")
     quick: bool = False
-    steps: int = 9
+    steps: int = 19
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ def cells() -> Iterator[Cell]:
         yield Cell(method, "full", "plateau", _plateau(), quick=method == "sft")
         yield Cell(method, "freeze", "last layer", _training(trainable={"last_layers": 1, "patterns": ["norm"]}))
         yield Cell(method, "full", "groups", _groups())
-        yield Cell(method, "full", "compile", _training(compile=True))
+        yield Cell(method, "full", "compile", _training(compile=True, compile_optimizer=True))
         yield Cell(method, "lora", "bf16", {**_adapter(dropout=0.1), **_training(precision="bf16")})
     yield from _of_text()
     yield from _of_references()

@@ -12,9 +12,10 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from tests/resume/matrix.py; edit that file instead. -->
 
-Each cell is a recipe. The test trains it once in one process that is never stopped, and once in four processes whose
-ends are drawn at random, each restoring what the one before left; logged losses and every part of the state (weights,
-optimizer, scheduler, random state, position, callbacks, log, what the method keeps) must be the same, byte for byte.
+Each cell is a recipe of 19 steps, two epochs or more. The test trains it once in one process that is never stopped, and
+once in four processes whose ends are drawn at random, each restoring what the one before left; logged losses and every
+part of the state (weights, optimizer, scheduler, random state, position, callbacks, log, what the method keeps) must be
+the same, byte for byte.
 ● is part of `make test`, with a negative control: a part of the state is left out, and the comparison must fail.
 ○ is part of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says otherwise.
 
