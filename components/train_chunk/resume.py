@@ -243,9 +243,10 @@ class Handover(TrainerCallback):
         losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
         if self.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
             self._is_best = control.should_save = True
-        if control.should_training_stop:
+        at_end = trainer_state.global_step >= trainer_state.max_steps
+        if control.should_training_stop and not at_end:
             self.finished = self._leaving = control.should_save = True
-        control.should_training_stop = self._leaving
+        control.should_training_stop = self._leaving or at_end
 
     def on_save(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digest of the state."""

@@ -64,6 +64,16 @@ def step_of(run: Any) -> int:
     return trained.final_checkpoint(run)[0]
 
 
+def test_a_run_that_comes_to_its_end_is_not_stopped_early(recipes: dict[str, Recipe], legs: Any) -> None:
+    stopping = {"patience": 9}
+    run = legs.prepare(
+        legs.changed(recipes["scratch"], evaluation__every=5, training__early_stopping=stopping), "patient"
+    )
+    legs.train(run)
+    assert [record["outcome"] for record in run.records("train-chunk")] == ["done"]
+    assert not legs.final(run).meta["finished"]
+
+
 def test_writing_in_between_leaves_no_trace(recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, evaluation__write_every=3), "scratch-writing")
     legs.train(run)
