@@ -18,12 +18,12 @@ from tests.resume import matrix, plain
 from tests.resume.matrix import Cell
 
 CELLS = {
-    "sft": Cell("sft", "full", "beside plain TRL"),
-    "sft-lora": Cell("sft", "lora", "beside plain TRL", {"adapter": {**matrix.LORA, "dropout": 0.3}}),
-    "dpo": Cell("dpo", "full", "beside plain TRL"),
-    "kto": Cell("kto", "full", "beside plain TRL"),
-    "reward": Cell("reward", "full", "beside plain TRL"),
-    "grpo": Cell("grpo", "full", "beside plain TRL"),
+    "sft": Cell("sft", "full", "beside plain TRL", steps=9),
+    "sft-lora": Cell("sft", "lora", "beside plain TRL", {"adapter": {**matrix.LORA, "dropout": 0.3}}, steps=9),
+    "dpo": Cell("dpo", "full", "beside plain TRL", steps=9),
+    "kto": Cell("kto", "full", "beside plain TRL", steps=9),
+    "reward": Cell("reward", "full", "beside plain TRL", steps=9),
+    "grpo": Cell("grpo", "full", "beside plain TRL", {"data": {"max_samples": None}}, steps=9),
 }
 
 
