@@ -11,7 +11,7 @@ from components.evaluate.component import evaluate
 from components.export.component import export
 from components.lr_find.component import lr_find
 from components.report.component import report
-from components.shared import recipe_file
+from components.shared import recipe_file, sources
 from components.shared.recipe import Recipe
 from components.tokenize.component import tokenize
 from components.train_chunk.component import train_chunk
@@ -31,7 +31,7 @@ def _single(recipe: Recipe) -> BaseComponent:
     def pipeline(
         run_name: str = "",
         store: str = recipe.store.uri,
-        source: str = ",".join(recipe.data.source),
+        source: str = _sources(recipe),
         learning_rate: float = training.learning_rate,
         epochs: float = _epochs(recipe),
         max_steps: int = training.max_steps or 0,
@@ -82,7 +82,7 @@ def _phased(recipe: Recipe) -> BaseComponent:
                 run_name=run_name,
                 new_name=f"{recipe.name}-{dsl.PIPELINE_JOB_ID_PLACEHOLDER}",
                 store=store,
-                source=",".join(part.data.source),
+                source=_sources(part),
                 learning_rate=part.training.learning_rate,
                 epochs=_epochs(part),
                 max_steps=part.training.max_steps or 0,
@@ -123,6 +123,11 @@ def _stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
     exported = placed(export(run_uri=run_uri, evaluation=judged.outputs["Output"]), "export")
     placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report").after(*verified)
     return exported.outputs["Output"]
+
+
+def _sources(recipe: Recipe) -> str:
+    """Returns the sources as one parameter."""
+    return sources.as_parameter(recipe.data.model_dump(mode="json")["source"])
 
 
 def _epochs(recipe: Recipe) -> float:

@@ -57,9 +57,9 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
     base_dir = os.path.dirname(os.path.abspath(recipe_path))
     document: dict[str, Any] = recipe.model_dump(mode="json")
     if not recipe.phases:
-        document["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in recipe.data.source]
+        document["data"]["source"] = _sources(recipe, base_dir)
     for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
-        phase["data"]["source"] = [sources.resolve(source, base_dir=base_dir) for source in part.data.source]
+        phase["data"]["source"] = _sources(part, base_dir)
         if part.hooks.source:
             phase["hooks"]["source"] = _local_code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
@@ -113,7 +113,7 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
         found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
     if recipe.store.uri.startswith("s3://") and not recipe.resources.secret:
         found.append("resources.secret is not set: pods must get S3 credentials from their service account")
-    for source in [source for part in recipe.phase_recipes() or [recipe] for source in part.data.source]:
+    for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
         if "://" not in source and not source.startswith("builtin:"):
             found.append(f"data.source {source!r} is a local path, which pods do not see; use s3:// or hf://")
     if recipe.hooks.source and "://" not in recipe.hooks.source:
@@ -136,6 +136,15 @@ def for_cluster(recipe: Recipe) -> Recipe:
 def new_run_name(recipe: Recipe) -> str:
     """Returns a name for a new run: the recipe's and the time."""
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
+
+
+def _sources(recipe: Recipe, base_dir: str) -> list[Any]:
+    """Returns the sources as a recipe has them, local paths made absolute."""
+    found: list[Any] = []
+    for given, source in zip(recipe.data.source, recipe.data.sources, strict=True):
+        uri = sources.resolve(source.uri, base_dir=base_dir)
+        found.append(uri if isinstance(given, str) else {**given.model_dump(mode="json"), "uri": uri})
+    return found
 
 
 def _local_model(base: str, base_dir: str) -> str | None:

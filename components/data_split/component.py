@@ -36,12 +36,12 @@ def data_split(
         Address of the run.
     """
     from components.data_split.split import split_data
-    from components.shared import events
+    from components.shared import events, sources
 
     with events.stage("data split"):
         changes = {
             "store.uri": store,
-            "data.source": [part.strip() for part in source.split(",")],
+            "data.source": sources.parse(source),
             "training.learning_rate": learning_rate,
             "training.epochs": epochs or None,
             "training.max_steps": max_steps or None,

@@ -72,7 +72,7 @@ def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 
 def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
-    rows = readers.read(recipe.data.source, recipe.data.sample_by)
+    rows = readers.read([source.uri for source in recipe.data.sources], recipe.data.sample_by)
     head = _head(rows)
     columns = sorted({column for row in head if isinstance(row, Row) for column in row.values})
     row_format = formats.detect(recipe, columns) if columns else "text"
@@ -85,13 +85,13 @@ def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
     with open(f"{folder}/train.jsonl", "wb") as train, open(f"{folder}/eval.jsonl", "wb") as held_out:
         for row in islice(_normalised(chain(head, rows), recipe, row_format, rejected), recipe.data.max_samples):
             line = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
-            side = "eval" if is_eval(line, recipe.seed, recipe.data.eval_fraction) else "train"
+            side = "eval" if is_eval(line, recipe.seed, recipe.data.split.eval) else "train"
             digest.update(hashlib.sha256(line).digest())
             (held_out if side == "eval" else train).write(line + b"\n")
             counts[side] += 1
     return {
         "digest": digest.hexdigest(),
-        "source": ", ".join(recipe.data.source),
+        "source": ", ".join(source.uri for source in recipe.data.sources),
         "format": row_format,
         "rows": sum(counts.values()),
         **counts,
@@ -169,6 +169,6 @@ def _check(recipe: Recipe, found: dict[str, Any], rejected: list[Rejected]) -> N
     for side in ("train", "eval"):
         if found[side] == 0:
             raise UserError(
-                f"data.eval_fraction {recipe.data.eval_fraction:g} leaves no {side} rows of {found['rows']}.",
+                f"data.split.eval {recipe.data.split.eval:g} leaves no {side} rows of {found['rows']}.",
                 remedy="Change the fraction or give more rows.",
             )

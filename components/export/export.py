@@ -50,7 +50,7 @@ def export_run(run_uri: str) -> dict[str, Any]:
 
 
 def _write(run: Run, recipe: Recipe, checkpoint: str, target: str) -> None:
-    if recipe.export.merge_adapter and (recipe.adapter or _has_experts(checkpoint)):
+    if "safetensors" in recipe.export.formats and (recipe.adapter or _has_experts(checkpoint)):
         tokenizer = models.load_tokenizer(checkpoint, trust_remote_code=recipe.model.trust_remote_code)
         merged: Any = trained.trained_model(recipe, tokenizer, checkpoint, whole=True)
         (merged.merge_and_unload() if recipe.adapter else merged).save_pretrained(target)

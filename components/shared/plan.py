@@ -52,9 +52,7 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
     """
     training, count = recipe.training, recipe.chunks.count
     if rows == 0:
-        raise UserError(
-            "no training rows are left after the split.", remedy="Check data.source and data.eval_fraction."
-        )
+        raise UserError("no training rows are left after the split.", remedy="Check data.source and data.split.eval.")
     steps_per_epoch = _steps_per_epoch(training, rows)
     num_steps = training.max_steps or math.ceil(steps_per_epoch * (training.epochs or 1.0))
     if count > num_steps:

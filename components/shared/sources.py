@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from components.shared.errors import UserError
 from components.shared.storage import Storage
@@ -38,6 +40,25 @@ class SourceFile:
         for compressed in COMPRESSED:
             name = name.removesuffix(compressed)
         return os.path.splitext(name)[1]
+
+
+def parse(parameter: str) -> list[Any]:
+    """Returns `data.source` from a pipeline's parameter: addresses joined by commas, or a JSON list.
+
+    Raises:
+        UserError: it begins like a list and is none.
+    """
+    if not parameter.lstrip().startswith("["):
+        return [part.strip() for part in parameter.split(",")]
+    try:
+        return list(json.loads(parameter))
+    except ValueError as error:
+        raise UserError(f"source {parameter!r} is not a JSON list: {error}.") from None
+
+
+def as_parameter(source: Sequence[Any]) -> str:
+    """Returns `data.source` as one parameter, which `parse` reads."""
+    return ",".join(source) if all(isinstance(part, str) for part in source) else json.dumps(source)
 
 
 def is_dataset_id(source: str) -> bool:

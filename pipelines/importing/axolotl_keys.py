@@ -110,7 +110,7 @@ LEFT: dict[str, Rule] = {
     "peft_layers_pattern": leave("give adapter.target_modules as a pattern"),
     "relora": leave("Baton has no ReLoRA"),
     "lr_groups": leave(NO_EFFECT),
-    "test_datasets": leave("rows are held out of data.source by their content: data.eval_fraction"),
+    "test_datasets": leave("rows are held out of data.source by their content: data.split.eval"),
     "dataset_exact_deduplication": leave("the same rows always fall on the same side, but stay; remove them before"),
     "min_sample_len": leave("short rows stay; remove them before"),
     "max_prompt_len": leave("prompt and answer share data.max_length"),
@@ -150,7 +150,7 @@ LEFT: dict[str, Rule] = {
     "lr_quadratic_warmup": leave("the learning rate rises evenly"),
     "cosine_constant_lr_ratio": leave("see training.lr_scheduler: warmup_stable_decay is the nearest"),
     "lr_div_factor": leave("see training.lr_scheduler_options"),
-    "merge_lora": leave("export.merge_adapter says whether the adapter is folded in"),
+    "merge_lora": leave("export.formats says whether the adapter is folded in"),
     "hf_use_auth_token": leave(
         "set HF_TOKEN in the environment of `baton run`; pods are not given it, so put the model into S3"
     ),

@@ -77,7 +77,7 @@ def data(draft: Draft, method: str) -> None:
 
 
 LEFT = {
-    "eval_dataset": "rows are held out of data.source by their content: data.eval_fraction",
+    "eval_dataset": "rows are held out of data.source by their content: data.split.eval",
     "mix_strategy": "data sets are joined; repeat rows in the source to weigh them",
     "interleave_probs": "data sets are joined; repeat rows in the source to weigh them",
     "tool_format": "tool calls are not read",

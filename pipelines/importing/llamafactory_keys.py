@@ -193,7 +193,7 @@ FAMILIES: dict[str, Rule] = {
     "vllm_": drop(SERVING),
     "sglang_": drop(SERVING),
     "offload_folder": drop(SERVING),
-    "export_": leave("export says what comes out: export.merge_adapter"),
+    "export_": leave("export says what comes out: export.formats"),
     "image_": drop(PICTURES),
     "video_": drop(PICTURES),
     "audio_": drop(PICTURES),

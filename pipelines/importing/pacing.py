@@ -102,15 +102,15 @@ def held_out(draft: Draft, key: str) -> None:
     """Sets the share of rows held out, which in Baton is never nothing."""
     share = read(draft, key, number, 0.0)
     if 0 < share < 1:
-        draft.put("data.eval_fraction", share, key)
+        draft.put("data.split.eval", share, key)
         return
-    draft.put("data.eval_fraction", HELD_OUT)
+    draft.put("data.split.eval", HELD_OUT)
     if share:
-        draft.left(key, f"a number of rows; Baton holds out a share, {HELD_OUT} here: change data.eval_fraction")
+        draft.left(key, f"a number of rows; Baton holds out a share, {HELD_OUT} here: change data.split.eval")
     elif key in draft.given:
-        draft.changed(key, f"Baton always holds rows out, {HELD_OUT} of them here: change data.eval_fraction")
+        draft.changed(key, f"Baton always holds rows out, {HELD_OUT} of them here: change data.split.eval")
     else:
-        draft.assumed.append(f"data.eval_fraction {HELD_OUT}, as Baton always holds rows out")
+        draft.assumed.append(f"data.split.eval {HELD_OUT}, as Baton always holds rows out")
 
 
 def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: bool) -> None:

@@ -214,7 +214,7 @@ def recipe(cell: Cell, store: str, base: str, source: str) -> Recipe:
         "seed": 7,
         "store": store,
         "model": {"base": base},
-        "data": {"source": source, "max_length": 48, "eval_fraction": 0.2},
+        "data": {"source": source, "max_length": 48, "split": {"eval": 0.2}},
         "training": {
             "method": cell.method,
             "batch_size": 4,

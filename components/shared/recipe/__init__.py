@@ -1,33 +1,40 @@
 """The recipe: the user's one document. YAML carries values, this schema carries the defaults.
 
-One file per part: `model`, `data`, `adapter`, `training` with `methods` and `schedule`, `hooks`, `chunks`, `outcome`,
-`pods`; `recipe` holds them together.
+One file per part: `model`, `data` with `quality`, `adapter`, `training` with `methods` and `schedule`, `hooks`,
+`chunks`, `evaluation`, `export`, `tracking`, `pods`; `recipe` holds them together.
 """
 
 from components.shared.recipe.adapter import Adapter
 from components.shared.recipe.base import Name, Quantity, Section
 from components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Keep, Preemption, Store
-from components.shared.recipe.data import COLUMNS, Data
+from components.shared.recipe.data import COLUMNS, Data, Source, Split
+from components.shared.recipe.evaluation import GATE, Evaluation, Tasks
+from components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
 from components.shared.recipe.hooks import Hook, Hooks
 from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward, RewardFunction
 from components.shared.recipe.model import FromScratch, Model, Quantization, Tokenizer, TrainTokenizer
-from components.shared.recipe.outcome import Evaluation, Export, Tracking
 from components.shared.recipe.phases import PREVIOUS, Phase
 from components.shared.recipe.pods import Resources, Toleration
+from components.shared.recipe.quality import Action, Quality
 from components.shared.recipe.recipe import Recipe
 from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
 __all__ = [
     "COLUMNS",
     "CPO",
     "DPO",
+    "GATE",
+    "GGUF",
     "GRPO",
     "KTO",
     "MAX_CHUNKS",
+    "ONNX",
     "ORPO",
     "PREVIOUS",
     "RLOO",
+    "Action",
     "Adapter",
     "Chunks",
     "Curriculum",
@@ -40,12 +47,15 @@ __all__ = [
     "Group",
     "Hook",
     "Hooks",
+    "Hub",
+    "KServe",
     "Keep",
     "LRFind",
     "Model",
     "Name",
     "Phase",
     "Preemption",
+    "Quality",
     "Quantity",
     "Quantization",
     "Recipe",
@@ -54,7 +64,10 @@ __all__ = [
     "RewardFunction",
     "Router",
     "Section",
+    "Source",
+    "Split",
     "Store",
+    "Tasks",
     "Tokenizer",
     "Toleration",
     "Tracking",

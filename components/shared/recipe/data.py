@@ -6,36 +6,85 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from components.shared.recipe.base import Fraction, Positive, Section
+from components.shared.recipe.base import Positive, Section
+from components.shared.recipe.quality import Quality
 
 COLUMNS = (
-    "text", "prompt", "completion", "instruction", "input", "output", "messages", "chosen", "rejected", "label",
-    "answer",
+    "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
+    "responses", "scores", "label", "answer",
 )  # fmt: skip
 """The column names Baton knows, to which `data.columns` maps the source's own."""
+
+Format = Literal[
+    "auto", "text", "prompt-completion", "instruction", "messages", "sharegpt", "preference", "ranked", "rated",
+    "prompt",
+]  # fmt: skip
+Side = Literal["train", "eval", "test"]
+Columns = dict[str, str | list[str]]
+
+Size = Annotated[float, Field(ge=0)]
+"""Below 1 a share of the rows, from 1 on a number of rows."""
+
+
+class Source(Section):
+    """One place that rows come from, where it differs from the others."""
+
+    uri: str
+    """File, folder, glob, `s3://…`, `hf://datasets/…` or `builtin:stdlib-docs`."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How often each training row is used in one pass: 2 twice, 0.25 a quarter of the rows, chosen by content."""
+    format: Format | None = None
+    """As `data.format`, for this source."""
+    columns: Columns | None = None
+    """As `data.columns`, for this source."""
+    side: Side | None = None
+    """Side on which all its rows lie: a given split. By content when left out."""
+
+
+class Split(Section):
+    """Which rows are held out. A row's side depends on its content and `seed` alone, so growth never moves one."""
+
+    eval: Annotated[float, Field(gt=0)] = 0.1
+    """Rows held out for evaluation: below 1 a share, from 1 on a number. A number becomes the share it is of the rows
+    that this store first sees under the recipe's name, and stays that share as the data grows. Not used where the
+    source says which rows these are."""
+    test: Size = 0.0
+    """Rows that neither training nor evaluation during it sees, like `eval`; with them the result is judged where there
+    are some."""
+    stratify_by: str | None = None
+    """Column of the source: each of its values is held out at the same share."""
+    group_by: str | None = None
+    """Column of the source: rows with the same value are never on two sides."""
+    column: str | None = None
+    """Column of the source that names a row's side: `train`, `eval` (also `validation`, `valid`, `dev`) or `test`."""
 
 
 class Data(Section):
     """Rows to learn from, and how they become tokens."""
 
-    source: Annotated[list[str], Field(min_length=1)]
-    """File, folder, glob, `s3://…`, `hf://datasets/…` or `builtin:stdlib-docs`; one or a list."""
-    format: Literal[
-        "auto", "text", "prompt-completion", "instruction", "messages", "preference", "rated", "prompt"
-    ] = "auto"  # fmt: skip
+    source: Annotated[list[str | Source], Field(min_length=1)]
+    """File, folder, glob, `s3://…`, `hf://datasets/…` or `builtin:stdlib-docs`; one or a list, whose members may be
+    mappings with a `weight`, `format`, `columns` or `side` of their own."""
+    format: Format = "auto"
     """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found. A preference
-    has `chosen` and `rejected`, with a `prompt` or as whole conversations; a rated row has `prompt`, `completion` and
-    `label`, true for a good one; a prompt may have an `answer` and further columns for reward functions."""
-    columns: dict[str, str] = {}
-    """Our column name → the source's, for example `{prompt: question, completion: answer}`."""
+    has `chosen` and `rejected`, with a `prompt` or as whole conversations; a ranked row has `responses`, with `scores`
+    or the best first; a rated row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an
+    `answer` and further columns for reward functions."""
+    columns: Columns = {}
+    """Our column name → the source's, for example `{prompt: question, completion: answer}`; a list of columns is joined
+    with `join`."""
+    join: str = "\n\n"
+    """Put between columns that are joined; empty ones are left out."""
     extra_columns: list[str] = []
     """Further columns of the source to keep, as text: for reward functions and for `training.curriculum`."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
     """What one row of a text file is."""
     separator: str = "\n"
     """Put between prompt and completion, and counted as prompt."""
-    eval_fraction: Fraction = 0.1
-    """Share of rows held out. A row's side depends on its content and `seed` alone."""
+    split: Split = Split()
+    """Which rows are held out."""
+    quality: Quality = Quality()
+    """What is looked for in the rows, and what happens when it is found."""
     max_length: Annotated[int, Field(ge=8)] = 512
     """Longest sequence in tokens; longer ones are cut at the end and counted."""
     packing: bool | Literal["best-fit"] = False
@@ -46,18 +95,31 @@ class Data(Section):
     assistant_only_loss: bool = False
     """Count only what the assistant says in the loss of a conversation."""
     max_samples: Positive | None = None
-    """Use at most this many rows, taken from the start."""
+    """Use at most this many rows: the first, or with `shuffle` those that their content and `seed` choose."""
+    shuffle: bool = False
+    """Choose the rows of `max_samples` from the whole source; each pass has an order of its own in any case."""
+    order: Literal["auto", "uniform", "blocks"] = "auto"
+    """Order of a pass, a function of `seed` and its number: `uniform` shuffles all rows, as `Trainer` does; `blocks`
+    shuffles the files that tokens lie in and then the rows of a few files together, so that a chunk fetches its own
+    files alone. `auto` takes blocks from 1 GiB of tokens on."""
+    workers: Positive | None = None
+    """Processes that tokenize; the machine's cores when left out."""
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of rows that may be unreadable before the run stops; they are kept with their reasons."""
 
-    @field_validator("source", mode="before", json_schema_input_type=str | list[str])
+    @property
+    def sources(self) -> list[Source]:
+        """The sources, each with its settings."""
+        return [Source(uri=source) if isinstance(source, str) else source for source in self.source]
+
+    @field_validator("source", mode="before", json_schema_input_type=str | list[str | Source])
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return [value] if isinstance(value, str | dict) else value
 
     @field_validator("columns")
     @classmethod
-    def _known_columns(cls, value: dict[str, str]) -> dict[str, str]:
+    def _known_columns(cls, value: Columns) -> Columns:
         for name in value:
             if name not in COLUMNS:
                 raise ValueError(f"maps {name!r}, which is none of {', '.join(COLUMNS)} (ours on the left side)")

@@ -93,6 +93,9 @@ class Model(Section):
     """Hold the base's weights in 4 or 8 bits; needs an adapter and a CUDA GPU."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
     """Implementation of attention; Transformers' choice when left out."""
+    chat_template: str | None = None
+    """How conversations are written: `chatml`, `llama3`, `zephyr`, `alpaca`, a file ending in `.jinja`, or the template
+    itself; the tokenizer's own when left out."""
     trust_remote_code: bool = False
     """Run Python code that ships with the checkpoint. Leave off unless you have read it."""
 

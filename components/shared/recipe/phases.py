@@ -58,5 +58,6 @@ def merged(document: dict[str, Any], phase: Phase, position: int, *, last: bool)
     if position:
         found["model"] = {**document["model"], "base": PREVIOUS, "from_scratch": None, "tokenizer": None}
     if not last:
-        found["export"] = {**document["export"], "merge_adapter": True}
+        found["export"] = {**document["export"], "formats": ["safetensors"], "hub": None, "registered_model": None}
+        found["evaluation"] = {**found["evaluation"], "gate": {}}
     return found

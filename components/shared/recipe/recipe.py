@@ -10,22 +10,24 @@ from components.shared.recipe.adapter import Adapter
 from components.shared.recipe.base import Name, Section
 from components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Store
 from components.shared.recipe.data import Data
+from components.shared.recipe.evaluation import Evaluation
+from components.shared.recipe.export import Export
 from components.shared.recipe.hooks import Hooks, short
 from components.shared.recipe.methods import GRPO, RLOO
 from components.shared.recipe.model import Model
-from components.shared.recipe.outcome import Evaluation, Export, Tracking
 from components.shared.recipe.phases import ShortPhase, merged
 from components.shared.recipe.pods import Resources
+from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
 FORMATS = {
-    "sft": ("text", "prompt-completion", "instruction", "messages"),
+    "sft": ("text", "prompt-completion", "instruction", "messages", "sharegpt"),
     "pretrain": ("text",),
-    "reward": ("preference",),
-    "dpo": ("preference",),
-    "orpo": ("preference",),
-    "cpo": ("preference",),
-    "kto": ("rated", "preference"),
+    "reward": ("preference", "ranked"),
+    "dpo": ("preference", "ranked"),
+    "orpo": ("preference", "ranked"),
+    "cpo": ("preference", "ranked"),
+    "kto": ("rated", "preference", "ranked"),
     "grpo": ("prompt",),
     "rloo": ("prompt",),
 }
@@ -131,7 +133,7 @@ class Recipe(Section):
             )
         if data.packing and method not in ("sft", "pretrain"):
             raise ValueError(f"data.packing: {method} compares whole answers; set it to false")
-        if data.packing is True and data.format == "messages":
+        if data.packing is True and data.format in ("messages", "sharegpt"):
             raise ValueError("data.packing: conversations are not cut; set it to best-fit or false")
         by = self.training.curriculum.by if self.training.curriculum else "length"
         if by != "length" and by not in data.extra_columns:
@@ -181,6 +183,10 @@ class Recipe(Section):
                 raise ValueError(f"{what}: looks at evaluations, and there are none; set evaluation.every")
         if best and not self.chunks.keep.best:
             raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
+        if self.export.alias and not self.evaluation.gate:
+            raise ValueError("export.alias: an alias moves only when a gate has held; set evaluation.gate")
+        if "adapter" in self.export.formats and self.adapter is None:
+            raise ValueError("export.formats: there is no adapter; take safetensors, or add an adapter")
         if self.hooks.loss and training.method not in ("sft", "pretrain"):
             raise ValueError(f"hooks.loss: {training.method} has a loss of its own; use hooks.trainer to change it")
         if self.hooks.collator and (training.generation or self.data.packing == "best-fit"):

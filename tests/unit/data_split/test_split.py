@@ -186,13 +186,13 @@ def test_one_row_cannot_be_on_both_sides(tmp_path: Path):
     with pytest.raises(UserError) as caught:
         split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", ROWS[:1]))
 
-    assert "data.eval_fraction 0.1 leaves no eval rows of 1." in str(caught.value)
+    assert "data.split.eval 0.1 leaves no eval rows of 1." in str(caught.value)
 
 
 def test_max_samples(tmp_path: Path):
     store = str(tmp_path / "store")
 
-    found = split(store, write(tmp_path / "rows.jsonl", ROWS), max_samples=100, eval_fraction=0.5)
+    found = split(store, write(tmp_path / "rows.jsonl", ROWS), max_samples=100, split={"eval": 0.5})
 
     texts = {row["text"] for side in sides(store, found).values() for row in side}
     assert texts == {f"row {number}" for number in range(100)}
@@ -201,7 +201,7 @@ def test_max_samples(tmp_path: Path):
 def test_the_same_data_elsewhere_is_the_same_split(store: str, tmp_path: Path):
     first = split(store, write(tmp_path / "a.jsonl", ROWS))
     second = split(store, write(tmp_path / "b.jsonl", ROWS), "run-2")
-    other = split(store, write(tmp_path / "b.jsonl", ROWS), "run-3", eval_fraction=0.2)
+    other = split(store, write(tmp_path / "b.jsonl", ROWS), "run-3", split={"eval": 0.2})
 
     assert first["digest"] == second["digest"] != other["digest"]
 
@@ -209,7 +209,7 @@ def test_the_same_data_elsewhere_is_the_same_split(store: str, tmp_path: Path):
 def test_the_share_held_out(tmp_path: Path):
     rows = [{"text": f"row {number}"} for number in range(5000)]
 
-    found = split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", rows), eval_fraction=0.1)
+    found = split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", rows), split={"eval": 0.1})
 
     assert 400 <= found["eval"] <= 600
 

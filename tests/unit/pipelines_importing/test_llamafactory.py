@@ -72,7 +72,7 @@ def test_dpo(imported: Make):
         "source": ["data/pairs.jsonl"],
         "format": "preference",
         "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
-        "eval_fraction": 0.05,
+        "split": {"eval": 0.05},
         "max_length": 2048,
     }
     assert recipe.adapter.model_dump(exclude_defaults=True) == {
@@ -97,7 +97,7 @@ def test_full_pretraining(imported: Make):
     assert recipe.data.model_dump(exclude_defaults=True) == {
         "source": ["data/books.txt"],
         "format": "text",
-        "eval_fraction": 0.05,
+        "split": {"eval": 0.05},
         "max_length": 1024,
         "packing": True,
     }

@@ -71,7 +71,7 @@ REFUSED = {
         "data.columns: maps 'question', which is none of text, prompt, completion,",
     ),
     "no source": ({"data.source": []}, "data.source: List should have at least 1 item"),
-    "all held out": ({"data.eval_fraction": 1}, "data.eval_fraction: Input should be less than 1 (got 1)"),
+    "none held out": ({"data.split.eval": 0}, "data.split.eval: Input should be greater than 0 (got 0)"),
     "packed conversations": (
         {"data.format": "messages", "data.packing": True},
         "data.packing: conversations are not cut; set it to best-fit or false",
@@ -147,7 +147,7 @@ UNKNOWN = {
         {"resources.tolerations": [{"key": "spot"}, {"efect": "NoSchedule"}]},
         "resources.tolerations.1.efect: unknown key; did you mean 'effect'?",
     ),
-    "like nothing": ({"export.zzz": 1}, "export.zzz: unknown key; known here: format, checkpoint, merge_adapter"),
+    "like nothing": ({"export.zzz": 1}, "export.zzz: unknown key; known here: formats, checkpoint, dtype"),
 }
 
 

@@ -19,7 +19,7 @@ model: {base: Qwen/Qwen3-0.6B}
 data:
   source: gsm8k_train.jsonl
   columns: {prompt: question, completion: answer}
-  eval_fraction: 0.1
+  split: {eval: 0.1}
   max_length: 512
 adapter: {type: lora, r: 16, alpha: 32, dropout: 0.05}
 training:
@@ -31,7 +31,7 @@ training:
   lr_scheduler: cosine
 chunks: {count: 8, checkpoint_every: 5m}
 evaluation: {samples: 8}
-export: {format: safetensors, merge_adapter: true}
+export: {formats: [safetensors]}
 resources: {accelerator: nvidia.com/gpu, gpus: 1, memory: 64Gi}
 tracking: {mlflow: "sqlite:///mlflow.db"}
 """
@@ -63,7 +63,7 @@ def test_the_example_loads(example: str):
 SET = {
     "float": ("training.learning_rate=1e-4", "training.learning_rate", 0.0001),
     "integer": ("chunks.count=4", "chunks.count", 4),
-    "boolean": ("export.merge_adapter=false", "export.merge_adapter", False),
+    "boolean": ("data.shuffle=false", "data.shuffle", False),
     "null": ("tracking.mlflow=null", "tracking.mlflow", None),
     "nothing": ("adapter=", "adapter", None),
     "list": ("data.source=[a.csv, b.csv]", "data.source", ["a.csv", "b.csv"]),

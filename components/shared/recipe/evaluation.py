@@ -1,0 +1,92 @@
+"""How the result is judged."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from components.shared.recipe.base import Fraction, Positive, Section
+from components.shared.recipe.hooks import Hook, short
+
+Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
+
+GATE = re.compile(
+    r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+    r"|(?P<against>baseline|production)(?:\s*(?P<operator>[-+*])\s*(?P<by>\d+(?:\.\d+)?))?)"
+)
+"""A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
+
+
+class Tasks(Section):
+    """Tasks of the LM evaluation harness."""
+
+    names: Annotated[list[str], Field(min_length=1)]
+    """Names of tasks or groups, such as `gsm8k` or `hellaswag`."""
+    include_path: str | None = None
+    """Folder with tasks of your own, as YAML files, here or `s3://…`."""
+    few_shot: Annotated[int, Field(ge=0)] | None = None
+    """Examples in front of each question; the task's own number when left out."""
+    limit: Positive | None = None
+    """Documents per task; all when left out."""
+
+
+class Evaluation(Section):
+    """How the result is judged: always against the model that training started from."""
+
+    samples: Annotated[int, Field(ge=0)] = 8
+    """Held-out rows for which the model writes, before and after training; `metrics` are taken over them."""
+    max_new_tokens: Positive = 64
+    """Longest sample in tokens."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Of the sampling; 0 takes the likeliest token each time."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the probability that sampling draws from."""
+    metrics: list[Metric] = []
+    """What is measured between what the model writes and the row's own answer: `exact_match`, `numeric_match` (the last
+    number), `bleu` and `chrf` (sacreBLEU), `rouge` (1, 2 and L), `bertscore`."""
+    functions: list[Annotated[Hook, short("use")]] = []
+    """Functions of your own, from the image or `hooks.source`: called with the lists `prompts`, `completions` and
+    `references`, and their options, return a number for each."""
+    bertscore_model: str | None = None
+    """Encoder for `bertscore`: hub id or folder."""
+    tasks: Tasks | None = None
+    """Tasks of the LM evaluation harness; needs the package `lm-eval`."""
+    production: str | None = None
+    """The model now in use, to compare with: folder, `s3://…`, hub id, or `models:/name@alias` of MLflow's registry. A
+    name that has no such alias yet counts as no model."""
+    confidence: Fraction = 0.95
+    """Level of the intervals, by bootstrap over the rows."""
+    gate: dict[str, str] = {}
+    """What must hold, by the name of a figure: `{perplexity: "<= baseline * 0.98", numeric_match: ">= production"}`. A
+    run that fails is rejected and exports nothing. A line against `production` holds where there is none yet."""
+    every: Positive | None = None
+    """Steps between evaluations during training; none when left out."""
+    write_every: Positive | None = None
+    """Steps after which the model writes for the samples in the course of training: the texts go to `samples/` below
+    the run, and how many are right to the metrics. None when left out; training is not changed by it."""
+    batch_size: Positive | None = None
+    """Rows per forward pass; `training.micro_batch_size` when left out."""
+
+    @field_validator("gate")
+    @classmethod
+    def _lines(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, line in value.items():
+            if not GATE.fullmatch(line.strip()):
+                raise ValueError(
+                    f"{name}: {line!r} is no line of a gate; expected <=, >=, < or > and a number, baseline or "
+                    "production, for example '<= baseline * 0.98'"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Evaluation:
+        if "bertscore" in self.metrics and not self.bertscore_model:
+            raise ValueError("metrics: bertscore needs an encoder; name one in evaluation.bertscore_model")
+        for name, line in self.gate.items():
+            if "production" in line and not self.production:
+                raise ValueError(f"gate.{name}: compares with production; name it in evaluation.production")
+        if (self.metrics or self.functions) and not self.samples:
+            raise ValueError("metrics: are taken over what the model writes; set evaluation.samples above 0")
+        return self

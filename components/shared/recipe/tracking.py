@@ -1,0 +1,19 @@
+"""Where metrics go."""
+
+from __future__ import annotations
+
+from components.shared.recipe.base import Section
+
+
+class Tracking(Section):
+    """Where metrics go."""
+
+    mlflow: str | None = "sqlite:///mlflow.db"
+    """MLflow tracking URI; null turns tracking off."""
+    experiment: str | None = None
+    """MLflow experiment; the recipe's name when left out."""
+    tensorboard: bool = False
+    """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
+    wandb: str | None = None
+    """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
+    (`resources.secret` hands on the store's credentials alone)."""
