@@ -13,10 +13,11 @@ import typer
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
-from pipelines import checkpoint_commands, drill_command, memory, prepare, profiles, results
+from pipelines import checkpoint_commands, data_command, drill_command, memory, prepare, profiles, results, use_commands
 from pipelines.display import Display, console
 from pipelines.importing import command as import_command
 from pipelines.options import (
+    REJECTED,
     ChunkCount,
     Control,
     Output,
@@ -38,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(checkpoint_commands.app, name="checkpoints")
+app.add_typer(data_command.app, name="data")
 app.add_typer(import_command.app, name="import")
 
 
@@ -120,7 +122,8 @@ def run(
     """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
 
     Each stage is a process of its own, as each is a pod on a cluster. A run that was interrupted
-    goes on where it stopped when it is given its name again with --run.
+    goes on where it stopped when it is given its name again with --run. The exit code is 3 where the
+    recipe's gate rejects the model.
     """
     with reported(output):
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
@@ -141,6 +144,8 @@ def run(
             print_json(found)
         else:
             _print_end(found, (training_run.get("evaluation.json") or {}).get("samples", []))
+        if found["state"] == "rejected":
+            raise typer.Exit(REJECTED)
 
 
 def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
@@ -162,7 +167,14 @@ def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
 def _print_end(found: dict[str, Any], samples: list[dict[str, str]]) -> None:
     prompt = samples[0]["prompt"] if samples else "The"
     typer.echo(f"report: {found['report_uri']}")
+    if found["state"] == "rejected":
+        for line in found["gate"]:
+            typer.secho(f"gate:   {line['words']}", fg=None if line["held"] else typer.colors.RED)
+        typer.secho("The run is rejected and nothing is exported.", fg=typer.colors.RED)
+        return
     typer.echo(f"model:  {found['model_uri']}")
+    for entry in found["exports"][1:]:
+        typer.echo(f"{entry['format'] + ':':7} {entry['uri']}")
     typer.echo(f"next:   baton generate {found['model_uri']} --prompt {_quoted(prompt[-80:])}")
 
 
@@ -229,22 +241,6 @@ def submit(
 
 
 @app.command()
-def generate(
-    model_uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="Exported model, checkpoint or hub id.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation in tokens.")] = 64,
-) -> None:
-    """Write text with a model, greedily."""
-    with reported():
-        from components.shared import events, generation
-
-        events.setup_logging()
-        model, tokenizer = generation.load(model_uri)
-        limit = int(getattr(model.config, "max_position_embeddings", 2048))
-        typer.echo(generation.write(model, tokenizer, prompt, max_new_tokens=max_new_tokens, max_length=limit))
-
-
-@app.command()
 def prove(
     recipe: RecipePath,
     chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
@@ -282,6 +278,8 @@ def prove(
 
 
 app.command()(drill_command.drill)
+app.command()(use_commands.generate)
+app.command()(use_commands.serve)
 
 
 def main() -> None:

@@ -13,6 +13,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
 
+WARNINGS = ("skipped", "skipped_export", "consistent", "rejected", "truncation")
+"""Events that a person should not miss."""
+
 console = Console(file=sys.stderr, highlight=False)
 
 
@@ -56,7 +59,7 @@ class Display:
             if self._stage is not None:
                 done = {"completed": event["step"], "total": event["of"]} if kind == "step" else {}
                 self._progress.update(self._stage, note=note, **done)
-        if kind in ("skipped", "consistent", "rejected"):
+        if kind in WARNINGS or (kind == "quality" and event["state"] != "ok"):
             console.print(f"[yellow]{_warning(event)}[/]")
 
     def _started(self, name: str) -> None:
@@ -82,6 +85,14 @@ def _note(event: dict[str, Any]) -> str:
         case "tokens":
             reused = ", written before" if event["reused"] else ""
             return f"{event['tokens']:,} tokens in {event['train']:,} sequences{reused}; {event['steps']:,} steps"
+        case "source":
+            return f"{event['uri']} holds rows of {event['format']}"
+        case "tokenized":
+            return f"part {event['done']:,} of {event['of']:,}"
+        case "resumed":
+            return f"{event['parts']:,} of {event['of']:,} parts are there already"
+        case "slice":
+            return f"{event['files']:,} of {event['of']:,} files, {event['bytes'] / 1e6:.1f} MB"
         case "step":
             return f"step {event['step']}/{event['of']}, loss {event['loss']:.3f}"
         case "checkpoint":
@@ -90,6 +101,8 @@ def _note(event: dict[str, Any]) -> str:
             return f"step {event['step']} is committed already"
         case "verified":
             return f"step {event['step']} verified, {event['bytes'] / 1e6:.1f} MB"
+        case "evaluating":
+            return f"{event['when']} training: {event['doing']}, {event['done']:,} of {event['of']:,}"
         case "evaluated":
             known = [f"{name} {event[name]:,.4g}" for name in EVALUATED if name in event]
             return f"{', '.join(known)} {event['when']} training"
@@ -99,6 +112,10 @@ def _note(event: dict[str, Any]) -> str:
             return f"{event['size']} rows per forward pass, {event['accumulation']} passes per step"
         case "finished":
             return f"evaluation has stopped improving, the run ends at step {event['step']}"
+        case "judged":
+            return "accepted" if event["passed"] else f"rejected: {'; '.join(event['failed'])}"
+        case "handed_out":
+            return f"{event['format']}: {event['checked']}"
         case "exported":
             return f"{event['bytes'] / 1e6:.1f} MB"
         case "phase" if event["phase"] in ("import", "build", "restore"):
@@ -111,6 +128,12 @@ def _warning(event: dict[str, Any]) -> str:
     match event["event"]:
         case "skipped":
             return f"The checkpoint of step {event['step']} is not used: {event['reason']}"
+        case "skipped_export":
+            return f"{event['uri']} is not used and made anew: {event['reason']}"
+        case "truncation":
+            return f"{event['text'][:1].upper()}{event['text'][1:]}."
+        case "quality":
+            return f"{event['sentence']} See {event['page']}"
         case "consistent":
             return f"This machine differs from the checkpoint's, bits may differ: {'; '.join(event['changed'])}"
         case _:

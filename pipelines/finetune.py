@@ -1,5 +1,6 @@
 """The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
@@ -9,6 +10,7 @@ from components.checkpoint.component import checkpoint
 from components.data_split.component import data_split
 from components.evaluate.component import evaluate
 from components.export.component import export
+from components.gate.component import gate, reject
 from components.lr_find.component import lr_find
 from components.report.component import report
 from components.shared import recipe_file, sources
@@ -120,9 +122,27 @@ def _stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
         kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
         verified.append(placed(kept, f"checkpoint {index}"))
     judged = placed(evaluate(run_uri=run_uri, checkpoint_uri=previous), "evaluate", compute=True)
-    exported = placed(export(run_uri=run_uri, evaluation=judged.outputs["Output"]), "export")
-    placed(report(run_uri=run_uri, model_uri=exported.outputs["Output"]), "report").after(*verified)
-    return exported.outputs["Output"]
+    outcome = _handed_out(recipe, run_uri, judged.outputs["Output"], placed)
+    placed(report(run_uri=run_uri, outcome=outcome), "report").after(*verified)
+    return outcome
+
+
+def _handed_out(recipe: Recipe, run_uri: Any, evaluation: Any, placed: Callable[..., dsl.PipelineTask]) -> Any:
+    """Adds the export, behind the gate where there is one, and returns the model's address or why there is none."""
+
+    def exported() -> dsl.PipelineTask:
+        task = placed(export(run_uri=run_uri, evaluation=evaluation), "export")
+        resources.with_memory(task, recipe.resources)
+        return task
+
+    if not recipe.evaluation.gate:
+        return exported().outputs["Output"]
+    verdict = placed(gate(run_uri=run_uri, evaluation=evaluation), "gate").outputs["Output"]
+    with dsl.If(verdict == "accepted", "accepted"):
+        accepted = exported()
+    with dsl.Else("rejected"):
+        rejected = placed(reject(run_uri=run_uri), "rejected")
+    return dsl.OneOf(accepted.outputs["Output"], rejected.outputs["Output"])
 
 
 def _sources(recipe: Recipe) -> str:

@@ -13,6 +13,9 @@ import typer
 
 from components.shared.errors import BatonError
 
+REJECTED = 3
+"""Exit code of a run that the recipe's gate rejects."""
+
 
 class Output(StrEnum):
     """How a command answers."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from components.shared import models, recipe_file, sources
+from components.shared import chat_templates, exportable, models, recipe_file, sources
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.storage import Storage
@@ -45,7 +45,11 @@ def load_explained(
 ) -> tuple[Recipe, list[profiles.Choice]]:
     """Reads a recipe, and tells what its profile chose; see `load`."""
     document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
-    return recipe_file.validate(document, origin=path), chosen
+    recipe = recipe_file.validate(document, origin=path)
+    if recipe.model.chat_template:
+        template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
+    return recipe, chosen
 
 
 def localise(recipe: Recipe, recipe_path: str) -> Recipe:
@@ -71,6 +75,12 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
     prefix = "sqlite:///"
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
         document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
+    for section in (document["evaluation"], *(phase["evaluation"] for phase in document["phases"])):
+        _localise_evaluation(section, base_dir)
+    for part in recipe.phase_recipes() or [recipe]:
+        exportable.check(part, _architecture(document["model"]))
+        for name in part.export.formats:
+            exportable.require_packages(name)
     if recipe.model.from_scratch:
         models.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
     return recipe_file.validate(document, origin=recipe_path)
@@ -147,8 +157,44 @@ def _sources(recipe: Recipe, base_dir: str) -> list[Any]:
     return found
 
 
-def _local_model(base: str, base_dir: str) -> str | None:
-    """Returns the absolute path of a base model that is a folder here, None for a hub id or URI."""
+def _template(given: str, base_dir: str) -> str:
+    """Returns a chat template as the recipe carries it: a file beside the recipe as its text, which pods have too.
+
+    Raises:
+        UserError: there is no such template.
+    """
+    if given.endswith(".jinja") and "://" not in given and "\n" not in given:
+        beside = os.path.join(base_dir, os.path.expanduser(given))
+        given = beside if os.path.isfile(beside) else given
+        return chat_templates.chat_template(given)
+    chat_templates.chat_template(given)
+    return given
+
+
+def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
+    """Makes what a section `evaluation` names here absolute."""
+    for name in ("production", "bertscore_model"):
+        given = section.get(name)
+        if given and not given.startswith("models:"):
+            section[name] = _local_model(given, base_dir, f"evaluation.{name}") or given
+    tasks = section.get("tasks") or {}
+    if path := tasks.get("include_path"):
+        tasks["include_path"] = _local_model(path, base_dir, "evaluation.tasks.include_path") or path
+
+
+def _architecture(model: dict[str, Any]) -> str | None:
+    """Returns Transformers' name of the model type, None where it is not known here."""
+    if model["from_scratch"]:
+        return str(model["from_scratch"]["architecture"])
+    try:
+        with open(os.path.join(model["base"], "config.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("model_type"))
+    except OSError:
+        return None
+
+
+def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:
+    """Returns the absolute path of a model or other folder here, None for a hub id or URI."""
     if "://" in base:
         return None
     tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(base))) for folder in (base_dir, os.getcwd())]
@@ -156,7 +202,7 @@ def _local_model(base: str, base_dir: str) -> str | None:
         if os.path.isdir(path):
             return path
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
-        raise UserError(f"model.base {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).")
+        raise UserError(f"{setting} {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).")
     return None
 
 

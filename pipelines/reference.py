@@ -156,11 +156,10 @@ def _cell(text: str) -> str:
 
 def _reference(field: Schema) -> str | None:
     """Returns the name of the section that a field holds, alone, in a list or as one of several kinds."""
-    items = field.get("items", {})
-    for option in (field, items, *field.get("anyOf", []), *items.get("anyOf", [])):
-        if "$ref" in option:
-            return str(option["$ref"]).rpartition("/")[2]
-    return None
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    inside = (field["items"], *field.get("anyOf", [])) if "items" in field else field.get("anyOf", [])
+    return next((found for option in inside if (found := _reference(option))), None)
 
 
 def _join(path: str, name: str) -> str:

@@ -22,6 +22,9 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str) -> 
         task.set_env_variable(name, value)
     if resources.secret:
         kubernetes.use_secret_as_env(task, resources.secret, CREDENTIALS)
+    for name, source in resources.secret_env.items():
+        secret, _, key = source.partition("/")
+        kubernetes.use_secret_as_env(task, secret, {key: name})
     if resources.image_pull_secret:
         kubernetes.set_image_pull_secrets(task, [resources.image_pull_secret])
     for key, value in {
@@ -37,10 +40,7 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
     resources = recipe.resources
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
-    if resources.cpu:
-        task.set_cpu_request(resources.cpu).set_cpu_limit(resources.cpu)
-    if resources.memory:
-        task.set_memory_request(resources.memory).set_memory_limit(resources.memory)
+    with_memory(task, resources)
     for key, value in resources.node_selector.items():
         kubernetes.add_node_selector(task, key, value)
     for toleration in resources.tolerations:
@@ -51,6 +51,14 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
         )
     if resources.cache_claim and recipe.store.cache_dir:
         kubernetes.mount_pvc(task, pvc_name=resources.cache_claim, mount_path=recipe.store.cache_dir)
+
+
+def with_memory(task: PipelineTask, resources: Resources) -> None:
+    """Cores and memory, for stages that hold the whole model."""
+    if resources.cpu:
+        task.set_cpu_request(resources.cpu).set_cpu_limit(resources.cpu)
+    if resources.memory:
+        task.set_memory_request(resources.memory).set_memory_limit(resources.memory)
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:

@@ -19,15 +19,19 @@ def result(run: Run) -> dict[str, Any]:
         f"eval_{name}_{when}": value for when in ("before", "after") for name, value in evaluation.get(when, {}).items()
     }
     done = plan is not None and any(row["step"] == plan["num_steps"] or row["finished"] for row in checkpoints)
-    exported = run.get("export.json")
+    gate = evaluation.get("gate") or {"passed": True, "lines": []}
+    exported = run.get("export.json") if gate["passed"] else None
+    state = "succeeded" if exported else "failed" if gate["passed"] else "rejected"
     return {
         "run": run.name,
-        "state": "succeeded" if done and exported else "failed",
+        "state": state if done else "failed",
         "run_uri": run.uri,
         "model_uri": exported and exported["model_uri"],
+        "exports": exported["exports"] if exported else [],
         "report_uri": (run.get("report.json") or {}).get("report_uri"),
         "steps": max((row["step"] for row in checkpoints), default=0),
         "evaluation": evaluation.get("summary"),
+        "gate": gate["lines"],
         "checkpoints": [{key: row[key] for key in ("step", "uri", "digest")} for row in checkpoints],
         "metrics": {**metrics, **_train_metrics(run)},
     }

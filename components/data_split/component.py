@@ -16,8 +16,9 @@ def data_split(
     phase: str,
     start_from: str,
     metrics: dsl.Output[dsl.Metrics],
+    page: dsl.Output[dsl.HTML],
 ) -> str:
-    """Starts a run and splits its rows into train and eval by their content.
+    """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
         recipe: The recipe as JSON.
@@ -31,6 +32,7 @@ def data_split(
         phase: Name of one training of several, added to the run's; empty where there is one.
         start_from: Address of the model of the phase before; empty for the recipe's own start.
         metrics: Counts of rows.
+        page: What was found in the rows.
 
     Returns:
         Address of the run.
@@ -49,6 +51,8 @@ def data_split(
         if start_from:
             changes |= {"model.base": start_from}
         found = split_data(recipe, "-".join(filter(None, [run_name or new_name, phase])), changes)
-        for name in ("rows", "train", "eval", "rejected"):
+        for name in ("rows", "train", "eval", "test", "rejected"):
             metrics.log_metric(name, found[name])
+        with open(page.path, "w", encoding="utf-8") as file:
+            file.write(found["page"])
     return found["run_uri"]

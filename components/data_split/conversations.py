@@ -1,4 +1,4 @@
-"""Rows that are conversations: lists of messages with role and content."""
+"""Rows that are conversations: lists of messages with role and content, or with ShareGPT's from and value."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from typing import Any
 
 Message = dict[str, str]
 
+ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "function_call"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
+"""What speakers are called → their roles. A `function_call` of ShareGPT is what the assistant says, as text."""
+
+CALLS = ("tool_calls", "function_call")
+"""Keys of a message that say more than its content, so that leaving them out would change what was said."""
+
 
 def is_conversation(value: Any) -> bool:
     """Tells whether a value is meant as messages, not as text."""
-    return isinstance(value, list)
+    return isinstance(value, list | dict)
 
 
 def is_encodable(text: str) -> bool:
@@ -17,24 +28,25 @@ def is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def conversation(messages: Any) -> dict[str, Any] | str:
+def conversation(messages: Any, name: str = "messages") -> dict[str, Any] | str:
     """Returns `{messages}`, or the reason why they cannot be used."""
-    found = _messages(messages, "messages")
+    found = _messages(messages, name)
     if isinstance(found, str):
         return found
     if not any(message["role"] == "assistant" for message in found):
-        return "messages has no assistant turn"
+        return f"{name} has no assistant turn"
     return {"messages": found}
 
 
 def preference(row: dict[str, Any]) -> dict[str, Any] | str:
     """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
 
-    Without a prompt, it is what the two conversations share from the start.
+    Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
+    text behind a prompt of messages.
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):
-        found = _messages(row[side], side)
+        found = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
         if isinstance(found, str):
             return found
         sides[side] = found
@@ -49,8 +61,6 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
     for side, found in answers.items():
         if not found or found[-1]["role"] != "assistant":
             return f"{side} does not end on an assistant turn"
-    if answers["chosen"] == answers["rejected"]:
-        return "chosen and rejected are the same"
     return {"prompt": head, **answers}
 
 
@@ -66,7 +76,16 @@ def prompt(row: dict[str, Any]) -> dict[str, Any] | str:
     return {**row, "prompt": head}
 
 
+def _answer(value: Any) -> Any:
+    """Returns an answer as messages where it is a text or one message."""
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}]
+    return [value] if isinstance(value, dict) else value
+
+
 def _shared(a: list[Message], b: list[Message]) -> list[Message]:
+    if a == b:  # for the check of same answers to judge
+        return a[:-1]
     count = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[:count]
 
@@ -74,13 +93,38 @@ def _shared(a: list[Message], b: list[Message]) -> list[Message]:
 def _messages(messages: Any, name: str) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
-    for position, message in enumerate(messages, 1):
-        if (
-            not isinstance(message, dict)
-            or not isinstance(message.get("role"), str)
-            or not is_encodable(message["role"])
-        ):
-            return f"message {position} has no role"
-        if not isinstance(message.get("content"), str) or not is_encodable(message["content"]):
-            return f"message {position} has no text content"
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    found = []
+    for position, given in enumerate(messages, 1):
+        message = _message(given)
+        if isinstance(message, str):
+            return f"message {position} {message}"
+        found.append(message)
+    return found
+
+
+def _message(message: Any) -> Message | str:
+    """Returns a message's role and content, or what is wrong with it; further keys are left out."""
+    if not isinstance(message, dict):
+        return "has no role"
+    role, content = message.get("role"), message.get("content")
+    if role is None and "from" in message:
+        role, content = message["from"], message.get("value")
+        if isinstance(role, str) and role.lower() not in ROLES:
+            return f"is from {role!r}, expected {', '.join(ROLES)}"
+    if not isinstance(role, str) or not is_encodable(role):
+        return "has no role"
+    for key in CALLS:
+        if message.get(key):
+            return f"has {key}, which chat templates render each in their own way; expected text"
+    if isinstance(content, list):
+        content = _parts(content)
+    if not isinstance(content, str) or not is_encodable(content):
+        return "has no text content"
+    return {"role": ROLES.get(role.lower(), role), "content": content}
+
+
+def _parts(parts: list[Any]) -> str | None:
+    """Returns the text of a content that is given in parts, None where one of them is none."""
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text" and "text" in part]
+    whole = len(texts) == len(parts) > 0 and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if whole else None

@@ -1,15 +1,13 @@
-"""Shapes of a row: finding out which one a source has, and bringing rows to the one their method learns from."""
+"""Shapes of a row: bringing each to the one its method learns from."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from components.data_split import conversations
+from components.data_split import conversations, rankings
 from components.data_split.conversations import is_encodable
-from components.shared.errors import UserError
-from components.shared.recipe import Data, Recipe
-from components.shared.recipe.recipe import FORMATS
+from components.data_split.layouts import NEEDED, OPTIONAL, Layout
 
 ALPACA = (
     "Below is an instruction that describes a task{and_input}. "
@@ -17,83 +15,63 @@ ALPACA = (
 )
 """Prompt of the Stanford Alpaca project, which instruction/input/output data is usually trained with."""
 
-NEEDED = {
-    "messages": ("messages",),
-    "prompt-completion": ("prompt", "completion"),
-    "instruction": ("instruction", "output"),
-    "text": ("text",),
-    "rated": ("prompt", "completion", "label"),
-    "preference": ("chosen", "rejected"),
-    "prompt": ("prompt",),
-}
-"""Columns each format needs, in the order in which formats are tried."""
-
-OPTIONAL = {"instruction": ("input",), "preference": ("prompt",), "prompt": ("answer",)}
-"""Columns a format takes where they are there."""
-
 TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 
 
-def detect(recipe: Recipe, columns: list[str]) -> str:
-    """Returns the format of a source, named in the recipe or found from its columns and the method.
-
-    Raises:
-        UserError: the columns fit no format that the method learns from.
-    """
-    data, method = recipe.data, recipe.training.method
-    if data.format != "auto":
-        return data.format
-    present = set(columns) | {ours for ours, theirs in data.columns.items() if theirs in columns}
-    for name, needed in NEEDED.items():
-        if name in FORMATS[method] and present >= set(needed):
-            return name
-    shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in FORMATS[method])
-    raise UserError(
-        f"data.source has columns {', '.join(sorted(columns))}, which fit no format that {method} learns from "
-        f"({shapes}).",
-        remedy="Map them with data.columns, for example {prompt: question, completion: answer}.",
-    )
-
-
-def normalise(values: dict[str, Any], data: Data, row_format: str) -> dict[str, Any] | str:
+def normalise(values: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
     """Brings a row to `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
-    `{prompt, completion, label}` or `{prompt, answer}`, with `data.extra_columns` beside it.
+    `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns` beside it.
 
     Returns:
         The row, or the reason why it cannot be used.
     """
     row: dict[str, Any] = {}
-    optional = OPTIONAL.get(row_format, ())
-    for ours in (*NEEDED[row_format], *optional):
-        theirs = data.columns.get(ours, ours)
-        if theirs in values and values[theirs] is not None:
-            row[ours] = values[theirs]
-        elif ours not in optional:
-            return f"column {theirs!r} is missing"
-    normal = _shape(row, data, row_format)
+    for ours in (*NEEDED[layout.format], *OPTIONAL.get(layout.format, ())):
+        value = _joined(values, layout.columns.get(ours, ours), layout.join)
+        if value is not None:
+            row[ours] = value
+        elif ours in NEEDED[layout.format]:
+            return f"column {layout.name(ours)} is missing"
+    normal = _shape(row, layout)
     if isinstance(normal, str):
         return normal
-    for name in data.extra_columns:
+    for name in layout.extra_columns:
+        if name in normal:
+            continue
         value = values.get(name)
         if value is None:
             return f"column {name!r} is missing"
-        normal[name] = _as_text(value)
+        normal[name] = as_text(value)
         if not is_encodable(normal[name]):
             return f"column {name!r} holds a lone surrogate"
     return normal
 
 
-def _shape(row: dict[str, Any], data: Data, row_format: str) -> dict[str, Any] | str:
-    if row_format == "messages":
-        return conversations.conversation(row["messages"])
-    if row_format == "preference" and conversations.is_conversation(row["chosen"]):
+def _joined(values: dict[str, Any], theirs: str | list[str], join: str) -> Any:
+    if isinstance(theirs, str):
+        return values.get(theirs)
+    parts = [as_text(values[name]) for name in theirs if values.get(name) is not None]
+    return join.join(part for part in parts if part.strip()) or None
+
+
+def _shape(row: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
+    row_format = layout.format
+    if row_format in ("messages", "sharegpt"):
+        name = "messages" if row_format == "messages" else "conversations"
+        return conversations.conversation(row[name], name)
+    if row_format == "ranked":
+        pair = rankings.pair(row)
+        if isinstance(pair, str):
+            return pair
+        row, row_format = pair, "preference"
+    if row_format == "preference" and any(map(conversations.is_conversation, row.values())):
         return conversations.preference(row)
     if row_format == "preference" and "prompt" not in row:
         return "chosen and rejected are texts, but there is no prompt"
     if row_format == "prompt" and "answer" in row:
-        row["answer"] = _as_text(row["answer"])
+        row["answer"] = as_text(row["answer"])
         if not is_encodable(row["answer"]):
-            return f"column {data.columns.get('answer', 'answer')!r} holds a lone surrogate"
+            return f"column {layout.name('answer')} holds a lone surrogate"
     if row_format in ("prompt", "rated") and conversations.is_conversation(row["prompt"]):
         return conversations.prompt(row)
     label = _label(row.pop("label")) if row_format == "rated" else None
@@ -101,15 +79,15 @@ def _shape(row: dict[str, Any], data: Data, row_format: str) -> dict[str, Any] |
         return label
     for ours, value in row.items():
         if not isinstance(value, str):
-            return f"column {data.columns.get(ours, ours)!r} is a {type(value).__name__}, expected text"
+            return f"column {layout.name(ours)} is a {type(value).__name__}, expected text"
         if not is_encodable(value):
-            return f"column {data.columns.get(ours, ours)!r} holds a lone surrogate"
-    if row_format == "text":
-        return {"text": row["text"]} if row["text"].strip() else "text is empty"
+            return f"column {layout.name(ours)} holds a lone surrogate"
     return _texts(row, row_format, label)
 
 
 def _texts(row: dict[str, str], row_format: str, label: bool | None) -> dict[str, Any] | str:
+    if row_format == "text":
+        return row if row["text"].strip() else "text is empty"
     if row_format == "instruction":
         row = {"prompt": _alpaca(row["instruction"], row.get("input", "")), "completion": row["output"]}
     if row_format in ("prompt", "preference") and not row["prompt"].strip():
@@ -120,13 +98,17 @@ def _texts(row: dict[str, str], row_format: str, label: bool | None) -> dict[str
         for side in ("chosen", "rejected"):
             if not row[side].strip():
                 return f"{side} is empty"
-        if row["chosen"] == row["rejected"]:
-            return "chosen and rejected are the same"
-    return {**row, "label": label} if row_format == "rated" else {**row}
+    return {**row, "label": label} if row_format == "rated" else row
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Returns a value as text, as JSON where it is none."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def as_json(values: dict[str, Any]) -> str:
+    """Returns a row as it was read, for people."""
+    return json.dumps(values, ensure_ascii=True, default=str)
 
 
 def _label(value: Any) -> bool | str:

@@ -1,214 +1,116 @@
-"""Reading rows from files of every supported type; what cannot be read comes out as a `Rejected`."""
+"""Reading a source: its files of every supported type, found by their content; what cannot be read is `Rejected`."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import lzma
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from urllib.parse import parse_qs
 
-from components.data_split import stdlib_docs
+from components.data_split import json_values, stdlib_docs, streams, tables, text_files
+from components.data_split.rows import Rejected, Row, UnreadableError, as_read
+from components.data_split.streams import lines
 from components.shared import sources
 from components.shared.errors import UserError
 from components.shared.sources import SourceFile
 
-csv.field_size_limit(2**27)
+NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
+"""Types that are called otherwise than their suffix."""
+LOOKED_AT = 20
+"""Lines that tell whether each is JSON by itself."""
 
 
-@dataclass(frozen=True)
-class Rejected:
-    """A row that could not be used.
-
-    Attributes:
-        file: Address of its file.
-        line: Line or row number, from 1.
-        reason: Why.
-        raw: The row as read, bytes that are not UTF-8 escaped as `\\xNN`.
-    """
-
-    file: str
-    line: int
-    reason: str
-    raw: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row as found, with where it stood."""
-
-    file: str
-    line: int
-    values: dict[str, Any]
-
-
-def read(source_list: list[str], sample_by: str) -> Iterator[Row | Rejected]:
-    """Yields every row of all sources in a stable order.
+def read(source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None) -> Iterator[Row | Rejected]:
+    """Yields every row of a source in a stable order.
 
     Args:
-        source_list: As in `data.source`.
+        source: As in `data.source`.
         sample_by: What one row of a text file is: `line`, `paragraph` or `document`.
+        seen: Told the type of each file: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; of what is none,
+            `builtin` and `hub`.
 
     Raises:
-        UserError: a source does not exist or has a type that is not supported.
+        UserError: the source does not exist or has a type that is not supported.
     """
-    for source in source_list:
-        if source == sources.BUILTIN:
-            yield from (Row(source, number, dict(row)) for number, row in enumerate(stdlib_docs.rows(), 1))
-        elif sources.is_dataset_id(source):
-            yield from _dataset(source)
-        else:
-            for file in sources.files([source]):
-                yield from _file(file, sample_by)
+    if source == sources.BUILTIN:
+        seen("builtin")
+        yield from (Row(source, number, dict(row)) for number, row in enumerate(stdlib_docs.rows(), 1))
+    elif sources.is_dataset_id(source):
+        seen("hub")
+        yield from _dataset(source)
+    else:
+        for file in sources.files([source]):
+            yield from _file(file, sample_by, seen)
 
 
-def _file(file: SourceFile, sample_by: str) -> Iterator[Row | Rejected]:
-    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
-    if file.suffix in (".txt", ".text", ".md"):
-        return _text(file, sample_by)
-    if file.suffix not in readers:
-        raise UserError(
-            f"data.source: {file.uri} has type {file.suffix!r}.",
-            remedy=f"Supported: {', '.join(sources.SUFFIXES)}.",
-        )
-    return readers[file.suffix](file)
+def kind_of(file: SourceFile, head: bytes) -> str:
+    """Returns a file's type by its content, and by its name where that does not tell.
 
+    Args:
+        file: The file.
+        head: How it begins, unpacked.
 
-def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
-    with (
-        file.storage.translated(),
-        file.storage.fs.open(file.storage.key(file.path), "rb", compression="infer") as f,
-    ):
-        try:
-            for number, line in enumerate(io.BufferedReader(f), 1):
-                yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-            if not file.path.lower().endswith(sources.COMPRESSED) or getattr(error, "errno", None):
-                raise
-            raise UserError(
-                f"data.source: {file.uri} cannot be decompressed: {error}.", remedy="Write the file again."
-            ) from None
-
-
-def _decode(file: SourceFile, number: int, data: bytes) -> str | Rejected:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return Rejected(file.uri, number, f"not UTF-8 at byte {error.start}", data.decode("utf-8", "backslashreplace"))
-
-
-def _jsonl(file: SourceFile) -> Iterator[Row | Rejected]:
-    for number, line in _lines(file):
-        if not line.strip():
-            continue
-        text = _decode(file, number, line.rstrip(b"\r\n"))
-        yield text if isinstance(text, Rejected) else _object(file, number, text)
-
-
-def _object(file: SourceFile, number: int, text: str) -> Row | Rejected:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
-        return Rejected(file.uri, number, f"broken JSON: {error}", text)
-    if not isinstance(value, dict):
-        return Rejected(file.uri, number, f"a JSON {type(value).__name__}, expected an object", text)
-    return Row(file.uri, number, value)
-
-
-def _json(file: SourceFile) -> Iterator[Row | Rejected]:
-    text = _decode(file, 1, b"".join(line for _, line in _lines(file)))
-    if isinstance(text, Rejected):
-        yield text
-        return
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        yield Rejected(file.uri, 1, f"broken JSON: {error}", text)
-        return
-    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
-        if isinstance(item, dict):
-            yield Row(file.uri, number, item)
-        else:
-            yield Rejected(file.uri, number, f"a JSON {type(item).__name__}, expected an object", json.dumps(item))
-
-
-def _csv(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Bytes that are not UTF-8 travel as surrogates through the parser, so that only their row is lost.
-
-    A quote that is never closed takes all lines behind it along: each of them counts as rejected.
+    Raises:
+        UserError: neither tells.
     """
-    taken: list[tuple[int, str]] = []
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    text = head.removeprefix(b"\xef\xbb\xbf")
+    if file.suffix in (".json", ".jsonl", ".ndjson"):
+        return _json_kind(text, file.suffix)
+    if file.suffix in sources.SUFFIXES:
+        return NAMED.get(file.suffix, file.suffix[1:])
+    if text.lstrip()[:1] in (b"{", b"["):
+        return _json_kind(text, ".json")
+    raise UserError(
+        f"data.source: {file.uri} has type {file.suffix!r}, and its content is of no known one.",
+        remedy=f"Supported: {', '.join(sources.SUFFIXES)}, also with {', '.join(sources.COMPRESSED)} behind these.",
+    )
 
-    def text_lines() -> Iterator[str]:
-        for number, line in _lines(file):
-            taken.append((number, line.decode("utf-8", "surrogateescape")))
-            yield taken[-1][1]
 
-    lines = text_lines()
-    reader = csv.DictReader(lines, strict=True)
+def _json_kind(text: bytes, suffix: str) -> str:
+    """Tells lines of JSON from an array, and from objects that are spread over lines."""
+    first, _, behind = text.strip().partition(b"\n")
+    if json_values.is_array(text):
+        return "jsonl" if suffix != ".json" and behind and _is_value(first) else "json"
+    whole_lines = (line for line in islice(text.lstrip().split(b"\n"), LOOKED_AT) if line.startswith(b"{"))
+    if suffix != ".json" or len(first) >= streams.BLOCK // 2 or any(map(_is_value, whole_lines)):
+        return "jsonl"
+    return "json"
+
+
+def _is_value(text: bytes) -> bool:
     try:
-        _ = reader.fieldnames
-    except csv.Error as error:
-        for _ in lines:  # without a header no line can be read
-            pass
-        yield from (Rejected(file.uri, number, f"broken CSV header: {error}", line) for number, line in taken)
-        return
-    while True:
-        taken.clear()
-        try:
-            values = next(reader)
-        except StopIteration:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None]) -> Iterator[Row | Rejected]:
+    try:
+        stream = streams.blocks(file)
+        head = next(stream, b"")
+        kind = kind_of(file, head)
+        seen(kind)
+        if kind in ("parquet", "arrow"):
+            stream.close()
+            yield from tables.parquet(file) if kind == "parquet" else tables.arrow(file)
             return
-        except csv.Error as error:
-            for number, line in taken:
-                yield Rejected(file.uri, number, f"broken CSV: {error}", line)
-            continue
-        raw = json.dumps(values, ensure_ascii=True, default=str)
-        if None in values:
-            yield Rejected(file.uri, reader.line_num, "more fields than the header has", raw)
-        elif any("\udc80" <= character <= "\udcff" for value in values.values() for character in value or ""):
-            yield Rejected(file.uri, reader.line_num, "not UTF-8", raw)
-        else:
-            yield Row(file.uri, reader.line_num, dict(values))
-
-
-def _parquet(file: SourceFile) -> Iterator[Row | Rejected]:
-    import pyarrow
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with file.storage.fs.open(file.storage.key(file.path), "rb") as opened:
-            for batch in pyarrow.parquet.ParquetFile(opened).iter_batches(1000):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Row(file.uri, number, values)
-    except (pyarrow.ArrowException, OSError) as error:
-        yield Rejected(file.uri, number + 1, f"broken Parquet: {error}", "")
-
-
-def _text(file: SourceFile, sample_by: str) -> Iterator[Row | Rejected]:
-    start, block = 1, b""
-    for number, line in _lines(file):
-        blank = not line.strip()
-        if sample_by == "document" or (sample_by == "paragraph" and not blank):
-            start, block = (start, block + line) if block else (number, line)
-        elif sample_by == "line" and not blank:
-            yield _text_row(file, number, line.rstrip(b"\r\n"))
-        elif block:
-            yield _text_row(file, start, block)
-            block = b""
-    if block.strip():
-        yield _text_row(file, start, block)
-
-
-def _text_row(file: SourceFile, number: int, data: bytes) -> Row | Rejected:
-    text = _decode(file, number, data)
-    return text if isinstance(text, Rejected) else Row(file.uri, number, {"text": text})
+        text = streams.text_blocks(chain([head], stream))
+        match kind:
+            case "jsonl":
+                yield from text_files.jsonl(file.uri, lines(text))
+            case "json":
+                yield from json_values.values(file.uri, text)
+            case "csv" | "tsv":
+                yield from text_files.delimited(file.uri, lines(text), "\t" if kind == "tsv" else None)
+            case _:
+                yield from text_files.plain(file.uri, lines(text), sample_by)
+    except UnreadableError as error:
+        yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
 
 
 def _dataset(source: str) -> Iterator[Row]:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from itertools import chain, islice
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from components.data_split import formats, readers
-from components.data_split.readers import Rejected, Row
+from components.data_split.intake import Intake
+from components.data_split.quality import Inspection, verdicts
+from components.data_split.records import Record, Refused, Spool
+from components.data_split.rows import Rejected
+from components.data_split.sampling import smallest, uses
+from components.data_split.sides import Sides
 from components.shared import bundles, code, events, recipe_file, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
 from components.shared.storage import Storage
 
-LOOKED_AT = 20
-"""Rows whose columns decide the format."""
+SIDES = ("train", "eval", "test")
+VERSION = 1
+"""Of what the digest of a split stands for."""
+
+Placed = Iterator[tuple[Record, str]]
+"""Records, each with its side."""
 
 
 def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -33,10 +42,12 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
         changes: Dotted path → value, for what was filled in on the pipeline's page.
 
     Returns:
-        `run_uri` and the counts `rows`, `train`, `eval`, `rejected`.
+        `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, and the
+        `page` of what was found in the rows.
 
     Raises:
-        UserError: no rows, too many broken ones, or a run of this name with another recipe.
+        UserError: no rows, too many broken ones, a side without rows, what a check of their quality does not allow, or
+            a run of this name with another recipe.
     """
     started = time.time()
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
@@ -44,22 +55,39 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     run.create(recipe)
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
-    with tempfile.TemporaryDirectory(prefix="baton-split-") as folder:
-        found = _write_sides(recipe, folder)
-        rejected = found.pop("rejected_rows")
-        if rejected:
-            lines = "".join(json.dumps(asdict(row)) + "\n" for row in rejected)
-            run.storage.write(run.path("rejected.jsonl"), lines.encode("utf-8", "backslashreplace"))
-            found["rejected_uri"] = run.storage.uri(run.path("rejected.jsonl"))
-        _check(recipe, found, rejected)
-        prefix = f"data/{found['digest']}/split"
-        if bundles.usable_manifest(run.storage, prefix) is None:
-            bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
+    with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
+        found, page = _split_into(recipe, run, scratch)
     run.set_once("data.json", {"digest": found["digest"], "rows": found["rows"]})
     run.put("split.json", found)
     run.record("data-split", {"seconds": time.time() - started})
-    events.emit("split", **{key: found[key] for key in ("format", "rows", "train", "eval", "rejected")})
-    return {"run_uri": run.uri, **found}
+    events.emit("split", **{key: found[key] for key in ("format", "rows", *SIDES, "rejected")})
+    return {"run_uri": run.uri, **found, "page": page}
+
+
+def _split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], str]:
+    """Writes and commits the sides, and returns what they are and the page about their rows."""
+    folder = f"{scratch}/sides"
+    os.mkdir(folder)
+    refused = Refused(f"{scratch}/rejected.jsonl")
+    intake = Intake(recipe, refused)
+    inspection = Inspection(recipe, scratch)
+    sides, placed = _placed(recipe, run, scratch, intake, refused, inspection)
+    written = _write(recipe, _settled(placed, inspection, scratch), folder)
+    found = {
+        **written,
+        "source": ", ".join(source.uri for source in recipe.data.sources),
+        "sources": [supply.summary() for supply in intake.supplies],
+        "format": intake.format,
+        "pinned": sides.pinned,
+        "rejected": refused.count,
+        "rejected_uri": run.storage.uri(run.path("rejected.jsonl")) if refused.count else None,
+    }
+    page = verdicts.keep(run, inspection, found, refused.path)
+    _check_sides(recipe, found, inspection.dropped)
+    prefix = f"data/{found['digest']}/split"
+    if bundles.usable_manifest(run.storage, prefix) is None:
+        bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
+    return found, page
 
 
 def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
@@ -71,104 +99,110 @@ def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     return recipe_file.validate(document, origin="pipeline parameters")
 
 
-def _write_sides(recipe: Recipe, folder: str) -> dict[str, Any]:
-    rows = readers.read([source.uri for source in recipe.data.sources], recipe.data.sample_by)
-    head = _head(rows)
-    columns = sorted({column for row in head if isinstance(row, Row) for column in row.values})
-    row_format = formats.detect(recipe, columns) if columns else "text"
-    settings = recipe.data.model_dump(
-        exclude={"source", "max_length", "packing", "max_rejected", "assistant_only_loss"}
-    )
-    digest = hashlib.sha256(json.dumps([recipe.seed, row_format, settings], sort_keys=True).encode())
-    counts = {"train": 0, "eval": 0}
-    rejected: list[Rejected] = []
-    with open(f"{folder}/train.jsonl", "wb") as train, open(f"{folder}/eval.jsonl", "wb") as held_out:
-        for row in islice(_normalised(chain(head, rows), recipe, row_format, rejected), recipe.data.max_samples):
-            line = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
-            side = "eval" if is_eval(line, recipe.seed, recipe.data.split.eval) else "train"
-            digest.update(hashlib.sha256(line).digest())
-            (held_out if side == "eval" else train).write(line + b"\n")
-            counts[side] += 1
-    return {
-        "digest": digest.hexdigest(),
-        "source": ", ".join(source.uri for source in recipe.data.sources),
-        "format": row_format,
-        "rows": sum(counts.values()),
-        **counts,
-        "rejected": len(rejected),
-        "rejected_uri": None,
-        "rejected_rows": rejected,
-    }
+def _placed(
+    recipe: Recipe, run: Run, scratch: str, intake: Intake, refused: Refused, inspection: Inspection
+) -> tuple[Sides, Placed]:
+    """Returns the rule of the sides, and each record with its side."""
+    data = recipe.data
+    records = intake.records()
+    if data.max_samples and data.shuffle:
+        records = smallest(Spool(records, f"{scratch}/all.jsonl"), recipe.seed, data.max_samples)
+    records = _then(islice(records, data.max_samples), lambda: _check_refused(recipe, run, intake, refused))
+    records = (after for record in records if (after := inspection.look(record)))
+    sides = Sides(recipe, run.storage)
+    if sides.needs_all:
+        spool = Spool(records, f"{scratch}/chosen.jsonl")
+        sides.settle(spool)
+        records = iter(spool)
+    return sides, ((record, sides.side(record)) for record in records)
 
 
-def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
-    """Takes the first usable rows and what is broken before and between them."""
-    head: list[Row | Rejected] = []
-    usable = 0
-    for row in rows:
-        head.append(row)
-        usable += isinstance(row, Row)
-        if usable == LOOKED_AT:
-            break
-    return head
+def _then(records: Iterator[Record], check: Callable[[], None]) -> Iterator[Record]:
+    yield from records
+    check()
 
 
-def is_eval(line: bytes, seed: int, eval_fraction: float) -> bool:
-    """Tells a row's side from its content and the seed alone, so that growth never moves a row."""
-    drawn = hashlib.sha256(b"%d:" % seed + line).digest()
-    return int.from_bytes(drawn[:8], "big") < eval_fraction * 2**64
+def _settled(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
+    """Yields the records that stay once all are known: some are dropped for what they have in common with others."""
+
+    def remembered() -> Iterator[Record]:
+        for record, side in placed:
+            inspection.place(record, side)
+            yield replace(record, side=side)
+
+    for record in inspection.settle(Spool(remembered(), f"{scratch}/placed.jsonl")):
+        yield record, record.side
 
 
-def _normalised(
-    rows: Iterator[Row | Rejected], recipe: Recipe, row_format: str, rejected: list[Rejected]
-) -> Iterator[dict[str, Any]]:
-    shape: dict[str, type] | None = None
-    for row in rows:
-        if isinstance(row, Rejected):
-            rejected.append(row)
-            continue
-        normal = formats.normalise(row.values, recipe.data, row_format)
-        if not isinstance(normal, str):
-            found = {name: type(value) for name, value in normal.items()}
-            shape = shape or found
-            normal = normal if found == shape else _unlike(shape, found)
-        if isinstance(normal, str):
-            raw = json.dumps(row.values, ensure_ascii=True, default=str)
-            rejected.append(Rejected(row.file, row.line, normal, raw))
-        else:
-            yield normal
+def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
+    """Writes the sides, and returns their digest and counts.
+
+    The digest is of what is written, and of the settings by which the next stage tells one column from another.
+    """
+    weights = [source.weight for source in recipe.data.sources]
+    digest = hashlib.sha256(json.dumps([VERSION, recipe.data.extra_columns]).encode())
+    counts = {"rows": 0, **dict.fromkeys(SIDES, 0)}
+    with contextlib.ExitStack() as stack:
+        files = {side: stack.enter_context(open(f"{folder}/{side}.jsonl", "wb")) for side in SIDES}
+        for record, side in placed:
+            line = record.content.encode() + b"\n"
+            times = uses(record.content, recipe.seed, weights[record.source]) if side == "train" else 1
+            counts["rows"] += 1
+            for _ in range(times):
+                digest.update(side.encode() + hashlib.sha256(line).digest())
+                files[side].write(line)
+                counts[side] += 1
+    return {"digest": digest.hexdigest(), **counts}
 
 
-def _unlike(shape: dict[str, type], found: dict[str, type]) -> str:
-    """Returns why a row does not go with the rows before it."""
-    for name in sorted(shape.keys() | found.keys()):
-        if name not in found:
-            return f"{name} is missing, the rows before have it"
-        if name not in shape:
-            return f"{name} is given, the rows before have none"
-    name = next(name for name in shape if shape[name] is not found[name])
-    kinds: dict[type, str] = {list: "a conversation", str: "a text"}
-    return f"{name} is {kinds.get(found[name], found[name].__name__)}, in the rows before it is not"
+def _check_refused(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -> None:
+    """Keeps what was rejected in the run, and judges how much it is.
+
+    Raises:
+        UserError: it is too much, or an unknown number of rows.
+    """
+    refused.close()
+    if refused.first is None:
+        return
+    path = run.path("rejected.jsonl")
+    run.storage.upload(refused.path, path)
+    first, total, uri = refused.first, intake.used + refused.count, run.storage.uri(path)
+    example = f"the first is {_place(first)}: {first.reason}"
+    kept = f"They are kept with their reasons in {uri}."
+    events.emit("rejected", count=refused.count, of=total, first=example, uri=uri)
+    if refused.count > recipe.data.max_rejected * total:
+        raise UserError(
+            f"{refused.count} of {total} rows are unusable, above data.max_rejected "
+            f"{recipe.data.max_rejected:g}; {example}. {kept}",
+            remedy="Mend the data or raise data.max_rejected.",
+        )
+    if (last := refused.broken_off) and recipe.data.max_rejected < 1:
+        raise UserError(
+            f"data.source: {last.file} cannot be read from line {last.line} on, and how many rows that loses is "
+            f"unknown: {last.reason}.",
+            remedy="Write the file again, or set data.max_rejected to 1 to go on with what can be read.",
+        )
 
 
-def _check(recipe: Recipe, found: dict[str, Any], rejected: list[Rejected]) -> None:
-    total = found["rows"] + len(rejected)
-    kept = f"They are kept with their reasons in {found['rejected_uri']}." if rejected else ""
-    if rejected:
-        first = rejected[0]
-        example = f"the first is {os.path.basename(first.file)} line {first.line}: {first.reason}"
-        events.emit("rejected", count=len(rejected), of=total, first=example, uri=found["rejected_uri"])
-        if len(rejected) > recipe.data.max_rejected * total:
-            raise UserError(
-                f"{len(rejected)} of {total} rows are unusable, above data.max_rejected "
-                f"{recipe.data.max_rejected:g}; {example}. {kept}",
-                remedy="Mend the data or raise data.max_rejected.",
-            )
+def _place(row: Rejected) -> str:
+    return f"{os.path.basename(row.file)} line {row.line}"
+
+
+def _check_sides(recipe: Recipe, found: dict[str, Any], num_dropped: int) -> None:
+    if found["rows"] == 0 and num_dropped:
+        raise UserError(
+            f"no row of data.source {found['source']!r} is left: data.quality dropped all {num_dropped} of them.",
+            remedy="Set the checks that dropped them to warn; the page of this stage names them.",
+        )
     if found["rows"] == 0:
         raise UserError(f"data.source {found['source']!r} holds no rows.", remedy="Check the path and data.columns.")
-    for side in ("train", "eval"):
+    split = recipe.data.split
+    wanted = [side for side in SIDES if side != "test" or split.test]
+    given = split.column is not None or any(source.side for source in recipe.data.sources)
+    for side in wanted:
         if found[side] == 0:
+            sizes = f"data.split.{'test' if side == 'test' else 'eval'} {getattr(split, side, split.eval):g}"
             raise UserError(
-                f"data.split.eval {recipe.data.split.eval:g} leaves no {side} rows of {found['rows']}.",
+                f"{'the given split' if given else sizes} leaves no {side} rows of {found['rows']}.",
                 remedy="Change the fraction or give more rows.",
             )

@@ -1,74 +1,158 @@
-"""Evaluation: figures on held-out rows and samples, of the model before and after training."""
+"""Evaluation: figures on held-out rows and samples, of the model before and after training and of the one in use."""
 
 from __future__ import annotations
 
+import gc
+import json
 import tempfile
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from components.evaluate import measures
-from components.shared import code, events, generation, models, tracking, trained
-from components.shared.prompts import held_out_prompts
+from components.evaluate import figures, measures, production
+from components.evaluate.ground import Findings, Ground
+from components.evaluate.production import Production
+from components.shared import events, models, tracking, trained
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
-    pass
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SHOWN = 8
+"""Examples that are part of `evaluation.json`, at most; all are in `examples.jsonl`."""
+
+Builder = Callable[[], "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]"]
 
 
 def evaluate_run(run_uri: str) -> dict[str, Any]:
-    """Compares the trained model with what it started from, on rows it has not seen.
+    """Compares the trained model with what it started from and with the one in use, on rows it has not seen.
 
     Returns:
-        `before` and `after`, each with the figures of `measures.measure`; `samples`, and a `summary` in words.
+        `before`, `after` and `production` (None without one), each the figures of `measures.measure`, of the recipe's
+        metrics and tasks; `production_model`, what that is or why there is none; `side`, the rows that were taken;
+        `intervals`, see `figures.intervals`; `signatures` of metrics; `without_reference`, the number of samples that
+        no metric counts; the first `samples` and where all `examples` are; `parameters`, and a `summary` in words.
+
+    Raises:
+        BatonError: the run has not come to its end.
+        UserError: the model in use, a function, an encoder or a task that the recipe names cannot be had.
     """
-    import datasets
-    import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.settled_recipe()
-    found: dict[str, Any] = {}
-    limits = {"max_new_tokens": recipe.evaluation.max_new_tokens, "max_length": recipe.data.max_length}
+    trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
     with tempfile.TemporaryDirectory(prefix="baton-evaluate-") as scratch:
-        tokens = trained.tokens_folder(run, scratch)
-        code.install(code.fetch(run, scratch))
-        tokenizer = models.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
-        held_out = datasets.load_from_disk(f"{tokens}/eval")
-        prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
-        start = models.start_model(recipe, tokenizer, trained.base_folder(recipe))
-        writes: dict[str, list[str]] = {}
-        likelihoods: dict[str, dict[str, list[float]]] = {}
-        for when in ("before", "after"):
-            model = (
-                start
-                if when == "before"
-                else trained.trained_model(recipe, tokenizer, trained.final_folder(run, scratch))
-            )
-            model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-            found[when], likelihoods[when] = measures.measure(model, tokenizer, held_out, recipe)
-            if when == "after" and likelihoods[when]:
-                found[when] |= measures.preference(**likelihoods)
-            writes[when] = [generation.write(model, tokenizer, prompt, **limits) for prompt, _ in prompts]
-            events.emit("evaluated", when=when, **found[when])
-            found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    found["samples"] = [
-        {"prompt": prompt, "reference": reference, "before": before, "after": after}
-        for (prompt, reference), before, after in zip(prompts, writes["before"], writes["after"], strict=True)
-    ]
-    found["summary"] = summary(found["before"], found["after"])
+        ground = Ground(run, recipe, scratch)
+        rival = production.find(run, recipe, scratch)
+        judged, words, parameters = _judge_all(ground, rival, scratch)
+        found = _document(ground, judged, ground.compare(judged))
+    found |= {"production_model": words, "parameters": parameters}
+    for when in ("before", "after"):
+        events.emit("evaluated", when=when, **found[when])
     run.put("evaluation.json", found)
-    step = run.plan().num_steps
-    tracking.log_metrics(run, {f"final_{when}_{k}": v for when in writes for k, v in found[when].items()}, step)
+    logged = {f"final_{when}_{name}": value for when in judged for name, value in found[when].items()}
+    tracking.log_metrics(run, logged, run.plan().num_steps)
     run.record("evaluate", {"seconds": time.time() - started})
     return found
 
 
-def summary(before: dict[str, float], after: dict[str, float]) -> str:
-    """Returns the figures that say most, in words."""
-    named = (("loss", "held-out loss"), ("reward", "reward"), ("accuracy", "accuracy"))
-    found = [f"{words} {before[key]:.4g} → {after[key]:.4g}" for key, words in named if key in after]
+def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str, float] | None = None) -> str:
+    """Returns the figures that say most, in words; behind each that of the model in use, if there is one."""
+    named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy"}
+    scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
+    found = []
+    for key, words in (named | {key: key.replace("_", " ") for key in scored}).items():
+        if key in after and key in before:
+            rival = f" (production {in_use[key]:.4g})" if in_use and key in in_use else ""
+            found.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
     if "reward_accuracy" in after:
         found.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
     return ", ".join(found)
+
+
+def _judge_all(ground: Ground, rival: Production | None, scratch: str) -> tuple[dict[str, Findings], str | None, int]:
+    """Judges the models one after the other, so that one is in memory at a time.
+
+    Returns:
+        What was found of each, what the production model is in words, and the trained model's parameters.
+    """
+    recipe, tokenizer, run = ground.recipe, ground.tokenizer, ground.run
+    builders: dict[str, Builder] = {
+        "before": lambda: (models.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
+        "after": lambda: (trained.trained_model(recipe, tokenizer, trained.final_folder(run, scratch)), None),
+    }
+    words = rival.words if rival else None
+    if rival and rival.folder:
+        folder = rival.folder
+        builders = {"production": lambda: production.load(folder, recipe), **builders}
+    judged: dict[str, Findings] = {}
+    parameters = 0
+    for when, build in builders.items():
+        model, own = build()
+        if own is not None and production.same_tokens(own, tokenizer):
+            own = None
+        if own is not None:
+            words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
+        model = _placed(model)
+        judged[when] = ground.judge(when, model, own)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        del model
+        _let_go()
+    for when in judged.keys() - {"before"}:
+        if judged["before"].likelihoods and judged[when].likelihoods:
+            judged[when].figures |= measures.preference(judged["before"].likelihoods, judged[when].likelihoods)
+    return judged, words, parameters
+
+
+def _document(ground: Ground, judged: dict[str, Findings], signatures: dict[str, str]) -> dict[str, Any]:
+    """Returns what `evaluation.json` says of the models, and writes all examples beside it."""
+    recipe = ground.recipe
+    found: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
+    found.setdefault("production", None)
+    rows = _examples(ground, judged)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    ground.run.storage.write(ground.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace"))
+    over_rows = {when: each.figures for when, each in judged.items()}
+    return found | {
+        "side": ground.side,
+        "intervals": figures.intervals(over_rows, recipe.evaluation.confidence, recipe.seed),
+        "signatures": signatures,
+        "without_reference": ground.without_reference,
+        "samples": [{key: row[key] for key in ("prompt", "reference", *judged)} for row in rows[:SHOWN]],
+        "examples": {"count": len(rows), "path": "examples.jsonl"},
+        "summary": summary(found["before"], found["after"], found["production"]),
+    }
+
+
+def _examples(ground: Ground, judged: dict[str, Findings]) -> list[dict[str, Any]]:
+    """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
+    rows = []
+    for number, (prompt, reference) in enumerate(ground.prompts):
+        writes = {when: found.writes[number] for when, found in judged.items()}
+        scores = {
+            when: {name: each for name, figure in found.scores.items() if (each := figure.each[number]) is not None}
+            for when, found in judged.items()
+        }
+        rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
+    return rows
+
+
+def _placed(model: Any) -> Any:
+    """Returns a model ready to be judged, on the accelerator if there is one; weights in few bits are there already."""
+    import torch
+
+    if not getattr(model, "is_quantized", False):
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model.eval()
+
+
+def _let_go() -> None:
+    """Frees the memory of a model that is not needed any more."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -2,58 +2,87 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from components.evaluate.figures import Array, Figure, mean, quotient, ratio
 from components.shared import generation, rewards
+from components.shared.labels import IGNORED
 from components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-IGNORED = -100
-"""Label of a token that does not count in the loss."""
-
 LEAST_PROMPTS = 32
 """Held-out prompts over which a reward is averaged, at least."""
 
-Measures = dict[str, float]
+LARGEST_LOSS = 700.0
+"""In nats per token; the exponential of more is no number."""
+
+Progress = Callable[[int, int], None]
+Likelihoods = dict[str, list[float]]
+
+
+def _silent(done: int, of: int) -> None:
+    """Tells nobody."""
+
+
+@dataclass
+class Measured:
+    """What was found on the rows of a method.
+
+    Attributes:
+        figures: By name.
+        counts: Numbers that are no measure of quality.
+        likelihoods: For pairs, of each row's `chosen` and `rejected` answer, in nats.
+    """
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    likelihoods: Likelihoods = field(default_factory=dict)
 
 
 def measure(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, recipe: Recipe
-) -> tuple[Measures, dict[str, list[float]]]:
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    recipe: Recipe,
+    progress: Progress = _silent,
+) -> Measured:
     """Measures a model on the rows of its method.
 
     Returns:
-        The figures: `loss` in nats per token, `perplexity` and `tokens` where rows have something to predict;
-        `accuracy` and `margin` of scores for `reward`; `reward`, the weighted mean over greedy completions, for `grpo`
-        and `rloo`. And for pairs the log-likelihood of each row's `chosen` and `rejected` answer, in nats.
+        The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
+        predict; `loss`, `accuracy` and `margin` of scores for `reward`; `reward`, the weighted mean over greedy
+        completions, for `grpo` and `rloo`. And for pairs the log-likelihoods of both answers.
     """
     batch_size = recipe.evaluation.batch_size or recipe.training.micro
-    method = recipe.training.method
+    method, limit = recipe.training.method, recipe.data.max_length
     if method == "reward":
-        return _scores(model, rows, batch_size), {}
+        return Measured(_scores(model, rows, batch_size))
     if recipe.training.generation:
-        return _rewards(model, tokenizer, rows, recipe), {}
+        return Measured(_rewards(model, tokenizer, rows, recipe, progress))
     if "chosen_ids" in rows.column_names:
-        limit = recipe.data.max_length
-        likelihoods = {
-            side: _log_likelihoods(model, _answered(rows, f"{side}_ids", limit), batch_size)
+        sums = {
+            side: row_losses(model, _answered(rows, f"{side}_ids", limit), batch_size, progress)
             for side in ("chosen", "rejected")
         }
-        return held_out_loss(model, _answered(rows, "chosen_ids", limit), batch_size), likelihoods
+        found = held_out(sums["chosen"])
+        found.likelihoods = {side: (-losses[:, 0]).tolist() for side, losses in sums.items()}
+        return found
     if "completion_ids" in rows.column_names:
         good = rows.filter(lambda row: row["label"])
         if not len(good):
-            return {}, {}
-        return held_out_loss(model, _answered(good, "completion_ids", recipe.data.max_length), batch_size), {}
-    return held_out_loss(model, rows, batch_size), {}
+            return Measured()
+        rows = _answered(good, "completion_ids", limit)
+    return held_out(row_losses(model, rows, batch_size, progress))
 
 
-def preference(before: dict[str, list[float]], after: dict[str, list[float]]) -> Measures:
+def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
     """Compares a model's likelihoods of pairs with those of the model it started from.
 
     Returns:
@@ -62,34 +91,37 @@ def preference(before: dict[str, list[float]], after: dict[str, list[float]]) ->
     """
     gains = {side: [b - a for a, b in zip(before[side], after[side], strict=True)] for side in before}
     margins = [chosen - rejected for chosen, rejected in zip(gains["chosen"], gains["rejected"], strict=True)]
-    return {
-        "reward_accuracy": sum(margin > 0 for margin in margins) / len(margins),
-        "reward_margin": math.fsum(margins) / len(margins),
-    }
+    return {"reward_accuracy": mean([float(margin > 0) for margin in margins]), "reward_margin": mean(margins)}
 
 
-def held_out_loss(model: PreTrainedModel, rows: Dataset, batch_size: int) -> Measures:
-    """Returns the mean negative log-likelihood per labelled token, in nats, and its exponential.
+def row_losses(model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = _silent) -> Array:
+    """Returns each row's negative log-likelihood of its labelled tokens, in nats, and their number: of shape (rows, 2).
 
     Args:
         model: A causal language model.
         rows: Rows with `input_ids` and `labels`, each of the row's length.
         batch_size: Rows per forward pass; does not change the result beyond rounding.
+        progress: Called after each batch with the rows that are done, and all.
     """
-    total, count = 0.0, 0
-    for _, losses, counted in _token_losses(model, rows, batch_size):
-        total, count = total + losses.sum().item(), count + int(counted.sum())
-    mean = total / max(count, 1)
-    return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "tokens": count}
-
-
-def _log_likelihoods(model: PreTrainedModel, rows: Dataset, batch_size: int) -> list[float]:
-    """Returns the log-likelihood of each row's labelled tokens."""
-    found = [0.0] * len(rows)
-    for numbers, losses, _ in _token_losses(model, rows, batch_size):
-        for number, value in zip(numbers, losses.sum(1).tolist(), strict=True):
-            found[number] = -value
+    found, done = np.zeros((len(rows), 2)), 0
+    for numbers, losses, counted in _token_losses(model, rows, batch_size):
+        found[numbers, 0] = losses.double().sum(1).cpu().numpy()
+        found[numbers, 1] = counted.sum(1).cpu().numpy()
+        done += len(numbers)
+        progress(done, len(rows))
     return found
+
+
+def held_out(sums: Array) -> Measured:
+    """Returns the mean loss per labelled token, in nats, and its exponential."""
+
+    def perplexity(drawn: Array) -> Array:
+        exponential: Array = np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
+        return exponential
+
+    loss = ratio(sums[:, 0].tolist(), sums[:, 1].tolist())
+    figures = {"loss": loss, "perplexity": Figure(loss.statistics, perplexity, loss.each)}
+    return Measured(figures, {"tokens": int(sums[:, 1].sum())})
 
 
 def _token_losses(model: PreTrainedModel, rows: Dataset, batch_size: int) -> Iterator[tuple[list[int], Any, Any]]:
@@ -110,16 +142,16 @@ def _token_losses(model: PreTrainedModel, rows: Dataset, batch_size: int) -> Ite
             yield numbers, losses.view(labels.shape), labels != IGNORED
 
 
-def _scores(model: Any, rows: Dataset, batch_size: int) -> Measures:
+def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
     """Returns how a reward model tells pairs apart; `loss` is that of Bradley and Terry, -log σ(margin)."""
     import torch
 
     sides = {side: _side_scores(model, rows[f"{side}_ids"], batch_size) for side in ("chosen", "rejected")}
     margins = sides["chosen"] - sides["rejected"]
     return {
-        "loss": float(-torch.nn.functional.logsigmoid(margins).mean()),
-        "accuracy": float((margins > 0).float().mean()),
-        "margin": float(margins.mean()),
+        "loss": mean((-torch.nn.functional.logsigmoid(margins)).tolist()),
+        "accuracy": mean((margins > 0).float().tolist()),
+        "margin": mean(margins.tolist()),
     }
 
 
@@ -139,30 +171,38 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
     return found
 
 
-def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe) -> Measures:
-    """Returns the mean reward of greedy completions of the first held-out prompts."""
+def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
+    """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function."""
     settings = recipe.training.generation
     assert settings
     some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
-    prompts = [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]]
-    said = [
-        generation.write(
-            model, tokenizer, prompt, max_new_tokens=settings.max_completion_length, max_length=recipe.data.max_length
-        )
-        for prompt in prompts
-    ]
+    said = generation.write_all(
+        model,
+        tokenizer,
+        [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]],
+        max_new_tokens=settings.max_completion_length,
+        max_length=recipe.data.max_length,
+        batch_size=recipe.evaluation.batch_size or recipe.training.micro,
+        progress=progress,
+    )
     columns = {name: list(some[name]) for name in some.column_names if name not in ("prompt", "length")}
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in said]
     functions: list[Callable[..., Any]] = rewards.build(settings.rewards)
     rewards.bind(functions, generation.Judged(model, tokenizer))
-    found: Measures = {"reward": 0.0}
-    for spec, function in zip(settings.rewards, functions, strict=True):
-        given = function(prompts=list(some["prompt"]), completions=said, completion_ids=ids, **columns)
-        values = [value for value in given if value is not None]
-        mean = math.fsum(values) / max(len(values), 1)
-        found[f"reward_{rewards.name(function)}"] = mean
-        found["reward"] += spec.weight * mean
-    return found
+    given = {"prompts": list(some["prompt"]), "completions": said, "completion_ids": ids, **columns}
+    parts = [mean(list(function(**given))) for function in functions]
+    named = {f"reward_{rewards.name(function)}": part for function, part in zip(functions, parts, strict=True)}
+    return {"reward": _weighted(parts, [spec.weight for spec in settings.rewards]), **named}
+
+
+def _weighted(parts: list[Figure], weights: list[float]) -> Figure:
+    """Returns the weighted sum of means; one over no rows adds nothing."""
+
+    def total(sums: Array) -> Array:
+        means = [np.nan_to_num(quotient(sums[:, 2 * at : 2 * at + 2])) for at in range(len(weights))]
+        return np.asarray(weights) @ np.stack(means)
+
+    return Figure(np.hstack([part.statistics for part in parts]), total, [None] * len(parts[0].each))
 
 
 def _answered(rows: Dataset, column: str, limit: int) -> Dataset:

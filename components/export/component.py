@@ -10,10 +10,10 @@ def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> s
     Args:
         run_uri: Address of the run.
         evaluation: What this stage waits for: the evaluation.
-        metrics: Size of the export.
+        metrics: Size of the main model, and the number of formats.
 
     Returns:
-        Address of the model.
+        Address of the main model.
     """
     from components.export.export import export_run
     from components.shared import events
@@ -21,4 +21,5 @@ def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> s
     with events.stage("export"):
         found = export_run(run_uri)
         metrics.log_metric("bytes", found["bytes"])
+        metrics.log_metric("formats", len(found["exports"]))
     return found["model_uri"]

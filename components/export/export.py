@@ -1,93 +1,142 @@
-"""Export: the trained model as files that anyone's `from_pretrained` reads, committed like a checkpoint."""
+"""Export: the trained model in the forms the recipe asks for, each loaded back and compared before it is committed."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
 from typing import Any
 
-from components.shared import bundles, events, models, trained
+from components.export import hub, registry
+from components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
+from components.export.subject import Subject
+from components.shared import bundles, events, exportable
+from components.shared.bundles import Manifest
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
-NOT_MODEL = (
-    "optimizer.pt",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state.pth",
-    "trainer_state.json",
-    "baton_state.pt",
-)
-"""Files of a checkpoint that only training needs."""
+MAIN = "export"
+"""Where the main model lies in a run: the whole model where it is asked for, else the adapter."""
 
 
 def export_run(run_uri: str) -> dict[str, Any]:
-    """Exports a run's last checkpoint, once.
+    """Exports the checkpoint that a run's result is taken from, each format once.
 
     Returns:
-        `model_uri`, and `bytes` and number of `files`.
+        `model_uri`, `bytes` and number of `files` of the main model; `exports`, with `format`, `uri`, `bytes` and
+        `checked`, how it was loaded back, of every format, the main one first; `registry` and `hub` where it went on.
+
+    Raises:
+        UserError: a format cannot hold the model, or a server refuses it.
+        BatonError: what was written does not give what the trained model gives.
     """
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.recipe()
-    prefix = run.path("export")
+    exportable.check(recipe)
+    with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
+        subject = Subject(run, recipe, scratch)
+        main_format, *others = _order(recipe)
+        main = _export(subject, main_format, None)
+        made = {main_format: main, **{name: _export(subject, name, main) for name in others}}
+        handed_on = _hand_on(subject, recipe, main, made.get("mlflow"))
+    found = {
+        "model_uri": main.uri,
+        "bytes": main.manifest.bytes,
+        "files": len(main.manifest.files),
+        "exports": [_entry(name, export) for name, export in made.items()],
+        **handed_on,
+    }
+    run.put("export.json", found)
+    run.record("export", {"seconds": time.time() - started})
+    events.emit("exported", uri=main.uri, bytes=main.manifest.bytes)
+    return found
+
+
+def _order(recipe: Recipe) -> list[str]:
+    """Returns the formats, the main one first: the whole model where it is asked for, else the adapter."""
+    formats = list(recipe.export.formats)
+    main = "safetensors" if "safetensors" in formats else "adapter"
+    return [main, *(name for name in formats if name != main)]
+
+
+def _export(subject: Subject, export_format: str, main: Export | None) -> Export:
+    """Returns the export in a format, made and checked unless it is there."""
+    run = subject.run
+    settings = _settings(subject, export_format, main)
+    prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
+    manifest = _standing(run, prefix)
+    if manifest is None:
+        exportable.require_packages(export_format)
+        target = f"{subject.scratch}/{export_format}"
+        os.makedirs(target)
+        draft = Draft(subject, target, main)
+        FORMATS[export_format].write(draft)
+        finding = FORMATS[export_format].check(draft)
+        write_card(draft, export_format, finding)
+        meta = {
+            "run": run.name,
+            "format": export_format,
+            "digest": subject.digest,
+            "step": subject.step,
+            "settings": settings,
+            "checked": finding,
+        }
+        manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
+        shutil.rmtree(target)
+        events.emit("handed_out", format=export_format, bytes=manifest.bytes, checked=finding["words"])
+    folder = f"{subject.scratch}/fetched-{export_format}"
+    return Export(
+        uri=run.storage.uri(manifest.path(prefix)),
+        manifest=manifest,
+        folder=functools.cache(lambda: bundles.fetch(run.storage, prefix, manifest, folder)),
+    )
+
+
+def _prefix(run: Run, name: str, settings: str) -> str:
+    """Returns where an export lies: below its settings' digest too, where the name is taken by one with others."""
+    standing = bundles.usable_manifest(run.storage, run.path(name))
+    if standing is None or standing.meta.get("settings", settings) == settings:
+        return run.path(name)
+    return run.path(f"{name}-{settings[:8]}")
+
+
+def _standing(run: Run, prefix: str) -> Manifest | None:
+    """Returns what is committed, every byte checked; None where nothing is or it is damaged, and is then marked."""
     manifest = bundles.usable_manifest(run.storage, prefix)
     if manifest is None:
-        with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
-            target = f"{scratch}/model"
-            os.makedirs(target)
-            _write(run, recipe, trained.final_folder(run, scratch), target)
-            _, checkpoint = trained.chosen_checkpoint(run)
-            meta = {"run": run.name, "digest": checkpoint.meta["digest"]}
-            manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
-    model_uri = run.storage.uri(manifest.path(prefix))
-    run.put("export.json", {"model_uri": model_uri, "bytes": manifest.bytes})
-    run.record("export", {"seconds": time.time() - started})
-    events.emit("exported", uri=model_uri, bytes=manifest.bytes)
-    return {"model_uri": model_uri, "bytes": manifest.bytes, "files": len(manifest.files)}
+        return None
+    if problems := bundles.verify(run.storage, prefix, manifest):
+        bundles.mark_damaged(run.storage, prefix, manifest)
+        events.emit("skipped_export", uri=run.storage.uri(prefix), reason="; ".join(problems))
+        return None
+    return manifest
 
 
-def _write(run: Run, recipe: Recipe, checkpoint: str, target: str) -> None:
-    if "safetensors" in recipe.export.formats and (recipe.adapter or _has_experts(checkpoint)):
-        tokenizer = models.load_tokenizer(checkpoint, trust_remote_code=recipe.model.trust_remote_code)
-        merged: Any = trained.trained_model(recipe, tokenizer, checkpoint, whole=True)
-        (merged.merge_and_unload() if recipe.adapter else merged).save_pretrained(target)
-        tokenizer.save_pretrained(target)
-    else:
-        for name in sorted(os.listdir(checkpoint)):
-            if name not in (*NOT_MODEL, "README.md") and os.path.isfile(f"{checkpoint}/{name}"):
-                shutil.copyfile(f"{checkpoint}/{name}", f"{target}/{name}")
-    with open(f"{target}/README.md", "w", encoding="utf-8") as file:
-        file.write(_card(run, recipe))
+def _settings(subject: Subject, export_format: str, main: Export | None) -> str:
+    """Returns a digest of what decides an export's bytes."""
+    spec = subject.recipe.export.model_dump(mode="json")
+    decisive: dict[str, Any] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
+    decisive |= {"format": export_format, "state": subject.digest}
+    if export_format in MADE_OF_MAIN and main:
+        decisive["main"] = main.manifest.folder
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _has_experts(checkpoint: str) -> bool:
-    """Tells whether weights are of a mixture of experts, which a checkpoint holds under the names in memory."""
-    from transformers import AutoConfig
+def _hand_on(subject: Subject, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, Any]:
+    """Sends the model on to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
+    found: dict[str, Any] = {}
+    if mlflow and (there := registry.log(subject.run, recipe, mlflow.manifest, mlflow.folder(), subject.digest)):
+        found["registry"] = there
+    if recipe.export.hub:
+        found["hub"] = hub.push(subject.run, recipe.export.hub, main.manifest, main.folder())
+    return found
 
-    if not os.path.isfile(f"{checkpoint}/config.json"):
-        return False
-    config = AutoConfig.from_pretrained(checkpoint).get_text_config()
-    return any(hasattr(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
-
-def _card(run: Run, recipe: Recipe) -> str:
-    step, manifest = trained.chosen_checkpoint(run)
-    split, evaluation = run.get("split.json") or {}, run.get("evaluation.json")
-    base = recipe.model.base or f"from scratch ({recipe.model.from_scratch and recipe.model.from_scratch.architecture})"
-    lines = [
-        f"# {recipe.name}",
-        "",
-        f"Trained by Baton, run `{run.name}`, {step} steps in {recipe.chunks.count} chunk(s).",
-        "",
-        f"- base: {base}",
-        f"- method: {recipe.training.method}" + (", LoRA" if recipe.adapter else ""),
-        f"- data: {split.get('source')}, {split.get('train')} training rows, {split.get('eval')} held out",
-        f"- state digest: `{manifest.meta['digest']}`",
-        f"- resume proof: `{manifest.meta['chain']}`",
-    ]
-    if evaluation:
-        lines.append(f"- held-out rows, before → after training: {evaluation['summary']}")
-    return "\n".join(lines) + "\n"
+def _entry(export_format: str, export: Export) -> dict[str, Any]:
+    checked = export.manifest.meta.get("checked")
+    return {"format": export_format, "uri": export.uri, "bytes": export.manifest.bytes, "checked": checked}

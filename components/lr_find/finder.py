@@ -22,6 +22,7 @@ from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
 from components.train_chunk import arguments, methods
 from components.train_chunk.chunk import Chunk
+from components.train_chunk.slices import Tokens
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""
@@ -156,7 +157,8 @@ def _train(chunk: Chunk, ramp: Ramp, scratch: str) -> None:
     recipe, plan, spec = chunk.recipe, chunk.plan, ramp.spec
     arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
     code.install(code.fetch(chunk.run, scratch))
-    setup = chunk.setup(trained.tokens_folder(chunk.run, scratch), trained.base_folder(recipe), start_weights=True)
+    chunk.tokens = Tokens(chunk.run, recipe, plan, lambda _: scratch, chunk.cache)
+    setup = chunk.setup(chunk.tokens.fetch(0, spec.steps), trained.base_folder(recipe), start_weights=True)
     changed = {
         "max_steps": spec.steps,
         "learning_rate": spec.start,

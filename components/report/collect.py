@@ -6,6 +6,7 @@ import statistics
 import time
 from typing import Any
 
+from components.report import judged
 from components.shared import recipe_file
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
@@ -30,7 +31,7 @@ def collect(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         "recipe_name": recipe.name,
-        "state": "succeeded" if plan and (finished or newest >= plan["num_steps"]) else "failed",
+        "state": _state(bool(plan and (finished or newest >= plan["num_steps"])), evaluation),
         "created": run.require("recipe.json")["created"],
         "run_uri": run.uri,
         "model_uri": export.get("model_uri"),
@@ -42,11 +43,21 @@ def collect(run: Run) -> dict[str, Any]:
         "stages": _stages(records),
         "proof": _proof(store, found),
         "samples": evaluation["samples"] if evaluation else [],
+        "exports": export.get("exports", []),
+        "registry": export.get("registry"),
+        "evaluation": judged.collected(run, evaluation),
         "data": {**(run.get("split.json") or {}), **_tokens(run)},
         "recipe_yaml": recipe_file.to_yaml(recipe),
         "versions": _versions(committed.get(newest)),
         "tracking": {"mlflow": tracking.get("mlflow"), "run_id": tracking.get("run_id")},
     }
+
+
+def _state(done: bool, evaluation: dict[str, Any] | None) -> str:
+    if not done:
+        return "failed"
+    gate = (evaluation or {}).get("gate")
+    return "rejected" if gate and not gate["passed"] else "succeeded"
 
 
 def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int, manifest: Manifest | None) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def _stages(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
     """Orders stages as the pipeline has them: each chunk's checkpoint behind it."""
-    order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "export")
+    order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
     name = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
     return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
 

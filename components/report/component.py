@@ -4,12 +4,12 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def report(run_uri: str, model_uri: str, page: dsl.Output[dsl.HTML]) -> str:
+def report(run_uri: str, outcome: str, page: dsl.Output[dsl.HTML]) -> str:
     """Shows the run on one page: loss, time, the resume proof, samples, the recipe.
 
     Args:
         run_uri: Address of the run.
-        model_uri: What this stage waits for: the export.
+        outcome: What this stage waits for: the export, or the rejection.
         page: The report.
 
     Returns:

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from components.report import figures
+from components.report import figures, judged
 from components.shared import pages
-from components.shared.pages import count
+from components.shared.pages import count, number, size
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
@@ -58,7 +58,7 @@ class Proof:
 def render(report: dict[str, Any]) -> str:
     """The report as one HTML document; the same report gives the same bytes."""
     environment = pages.environment(Path(__file__).parent)
-    environment.filters |= {"num": number, "size": size, "clip": clip}
+    environment.filters["clip"] = clip
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     samples = report["samples"][:MAX_SAMPLES]
@@ -72,6 +72,8 @@ def render(report: dict[str, Any]) -> str:
         time_note=time_note(report["chunks"]),
         cost_note=cost_note(report["cost"]),
         curve_note=curve_note(report["history"]),
+        figures=judged.figures(report["evaluation"]) if report["evaluation"] else [],
+        example_pages=judged.example_pages(report["evaluation"]["examples"]) if report["evaluation"] else [],
         samples=samples[:NUM_OPEN_SAMPLES],
         more_samples=samples[NUM_OPEN_SAMPLES:],
         num_hidden_samples=len(report["samples"]) - len(samples),
@@ -87,6 +89,9 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
         where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
         return "bad", f"The run failed {where}. {told[:1].upper()}{told[1:]}."
+    if report["state"] == "rejected":
+        lines = [line["words"] for line in report["evaluation"]["gate"]["lines"] if not line["held"]]
+        return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(lines)}. {loss}."
     extent = f"in {count(num_steps, 'step')} over {count(num_chunks, 'chunk')}" if num_steps else "in an unknown span"
     if report["headline"].get("stopped_before"):
         extent += f", stopped before step {report['headline']['stopped_before']:,} as evaluation did not improve"
@@ -264,30 +269,6 @@ def cost_note(cost: Mapping[str, Any]) -> str:
 def curve_note(history: Sequence[Mapping[str, Any]]) -> str:
     lost = sum(entry.get("loss") is not None and not math.isfinite(entry["loss"]) for entry in history)
     return f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve." if lost else ""
-
-
-def number(value: float | None) -> str:
-    """`—`, `240`, `12,345`, `3.40 M`; fractions get three or four digits."""
-    if value is None:
-        return "—"
-    if not math.isfinite(value):
-        return "not finite"
-    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if abs(value) >= unit:
-            return f"{value / unit:.2f} {suffix}" if value < 1e15 else f"{value:.1e}"
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
-
-
-def size(num_bytes: float | None) -> str:
-    """`13.0 MB`, in powers of ten as object stores bill it."""
-    if num_bytes is None:
-        return "—"
-    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {suffix}"
-    return f"{num_bytes:.0f} B"
 
 
 def clip(text: str | None) -> str:

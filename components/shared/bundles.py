@@ -205,7 +205,14 @@ def _parsed(data: bytes, where: str) -> Manifest:
     return manifest
 
 
-def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str, cache: NodeCache | None = None) -> str:
+def fetch(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    local_dir: str,
+    cache: NodeCache | None = None,
+    names: Iterable[str] | None = None,
+) -> str:
     """Brings a bundle to this machine, checking every byte.
 
     Args:
@@ -214,6 +221,7 @@ def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str, cac
         manifest: What is committed there.
         local_dir: Folder for the files, unless the store is one itself: then they are read in place.
         cache: Files this node has already, by their hashes.
+        names: The files that are wanted; all of them when None.
 
     Returns:
         The folder with the files.
@@ -235,7 +243,8 @@ def fetch(storage: Storage, prefix: str, manifest: Manifest, local_dir: str, cac
             cache.keep(digest, local_path)
         return problem
 
-    require_whole(storage, prefix, manifest, [line for line in each(receive, manifest.files) if line])
+    wanted = manifest.files if names is None else names
+    require_whole(storage, prefix, manifest, [line for line in each(receive, wanted) if line])
     return target
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from components.shared import rng
 from components.shared.errors import UserError
 from components.shared.recipe import Hook, Hooks
 
@@ -85,16 +86,11 @@ class SeededCollator:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.random.default_generator.manual_seed(seed)
-    try:
+    with rng.undisturbed(cuda=False):  # a data loader's worker is forked
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 def _call(hook: Hook, **given: Any) -> Any:

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files of a hub repository that are taken: no pickled weights among them."""
 
-CHATML = (
-    "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
-    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}{% else %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-"""Chat template of tokenizers trained by Baton (OpenAI's ChatML)."""
-
 
 def cache_dir() -> str:
     """Returns the folder for downloads: `BATON_CACHE`, or `~/.cache/baton`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"exact": "{:,}".format, "when": when}
+    made.filters |= {"exact": "{:,}".format, "when": when, "num": number, "size": size}
     return made
 
 
@@ -38,3 +39,27 @@ def when(timestamp: str | None) -> str:
 def count(amount: int | None, singular: str, plural: str | None = None) -> str:
     """Returns `1 step`, `1,200 steps`."""
     return f"{amount or 0:,} {singular if amount == 1 else plural or singular + 's'}"
+
+
+def number(value: float | None) -> str:
+    """Returns `—`, `240`, `12,345`, `3.40 M`; fractions get three or four digits."""
+    if value is None:
+        return "—"
+    if not math.isfinite(value):
+        return "not finite"
+    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= unit:
+            return f"{value / unit:.2f} {suffix}" if value < 1e15 else f"{value:.1e}"
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Returns `13.0 MB`, in powers of ten as object stores bill it."""
+    if num_bytes is None:
+        return "—"
+    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {suffix}"
+    return f"{num_bytes:.0f} B"

@@ -3,7 +3,7 @@
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
 runs/<run>/checkpoints/step-…/        see `checkpoint_store`
-runs/<run>/export/                    a bundle
+runs/<run>/export/, exports/<format>/ bundles
 data/<digest>/{split,tokens,…}        bundles shared between runs
 """
 
@@ -164,7 +164,11 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         del document[section]
     document["evaluation"] = {"every": recipe.evaluation.every}
     document["chunks"] = {"count": recipe.chunks.count}
-    del document["data"]["source"], document["hooks"]["source"]
+    for name in ("source", "workers"):
+        del document["data"][name]
+    # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
+    document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
+    del document["hooks"]["source"]
     return document
 
 

@@ -15,10 +15,19 @@ from components.shared.storage import Storage
 BUILTIN = "builtin:stdlib-docs"
 """Signatures and docstrings of Python's standard library, on every machine with Python."""
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt", ".md", ".text")
-"""File types a folder is searched for; a named file may also end in `.gz`, `.bz2` or `.xz` behind these."""
+TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
+"""File types whose rows have columns."""
 
-COMPRESSED = (".gz", ".bz2", ".xz")
+TEXTS = (".txt", ".md", ".text")
+"""File types of plain text; a folder with tables in it is not searched for them, as they describe the tables there."""
+
+SUFFIXES = (*TABLES, *TEXTS)
+"""File types a folder is searched for; each may also end in `.gz`, `.bz2`, `.xz` or `.zst` behind these."""
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
+"""Files that `datasets` writes beside the rows."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,15 @@ class SourceFile:
     @property
     def suffix(self) -> str:
         """File type without compression, such as `.jsonl`."""
-        name = self.path.lower()
-        for compressed in COMPRESSED:
-            name = name.removesuffix(compressed)
-        return os.path.splitext(name)[1]
+        return suffix(self.path)
+
+
+def suffix(path: str) -> str:
+    """Returns a file's type without compression, such as `.jsonl`."""
+    name = path.lower()
+    for compressed in COMPRESSED:
+        name = name.removesuffix(compressed)
+    return os.path.splitext(name)[1]
 
 
 def parse(parameter: str) -> list[Any]:
@@ -111,8 +125,10 @@ def _expand(source: str) -> list[SourceFile]:
         if wild:
             found = storage.fs.glob(storage.key(pattern))
         elif storage.fs.isdir(storage.key(name)):
-            found = storage.fs.find(storage.key(name))
-            found = [path for path in found if SourceFile(storage, path).suffix in SUFFIXES]
+            folder = storage.key(name)
+            found = [path for path in storage.fs.find(folder) if _holds_rows(path[len(folder) + 1 :])]
+            tables = [path for path in found if SourceFile(storage, path).suffix in TABLES]
+            found = tables or found
         else:
             found = [storage.key(name)] if storage.fs.exists(storage.key(name)) else []
     if not found:
@@ -121,3 +137,10 @@ def _expand(source: str) -> list[SourceFile]:
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
         )
     return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(found) if not path.endswith("/")]
+
+
+def _holds_rows(path: str) -> bool:
+    """Tells whether a file in a folder is one of its rows' files: not hidden, not `datasets`' own notes or cache."""
+    *folders, name = path.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, name))
+    return not hidden and name not in NOT_ROWS and not name.startswith("cache-") and suffix(name) in SUFFIXES

@@ -45,6 +45,19 @@ def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
         tracker.log(metrics, step)
 
 
+def tag(run: Run, tags: dict[str, str]) -> None:
+    """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
+    tracking = run.get("tracking.json")
+    if tracking is None:
+        return
+    try:
+        client = _client(tracking["mlflow"])
+        for name, value in tags.items():
+            client.set_tag(tracking["run_id"], name, value)
+    except Exception as error:
+        logger.warning("tracking at %s has no tags of this run: %s", tracking["mlflow"], error)
+
+
 def finish(run: Run, report_path: str | None) -> None:
     """Marks the tracking run finished and keeps the report with it."""
     tracking = run.get("tracking.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from components.shared import bundles, models
@@ -61,8 +62,25 @@ def final_folder(run: Run, scratch: str) -> str:
     return CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint")
 
 
-def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None) -> str:
+def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts: Collection[str] | None = None) -> str:
     """Returns a local folder with the run's tokenized rows and tokenizer, every byte checked.
+
+    Args:
+        run: The run.
+        scratch: Folder for downloads.
+        cache: Files this node has already.
+        parts: Folders that are wanted, of `tokenizer`, `train`, `eval` and `test`; all when None.
+
+    Raises:
+        BatonError: they are gone.
+    """
+    prefix, manifest = tokens_manifest(run)
+    names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
+    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", cache, names)
+
+
+def tokens_manifest(run: Run) -> tuple[str, Manifest]:
+    """Returns where the run's tokens are, and what is committed there.
 
     Raises:
         BatonError: they are gone.
@@ -71,7 +89,7 @@ def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None) -> str
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")
-    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", cache)
+    return prefix, manifest
 
 
 def base_folder(recipe: Recipe) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerFast
 
-from components.shared.models import CHATML
+from components.shared.chat_templates import CHATML
 from components.shared.recipe import TrainTokenizer
 
 SPECIAL = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")

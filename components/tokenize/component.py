@@ -4,21 +4,25 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def tokenize(run_uri: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+def tokenize(run_uri: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]) -> str:
     """Turns the split into tokens once per content, and plans the steps of the run.
 
     Args:
         run_uri: Address of the run.
         metrics: Counts of sequences and tokens, and the number of steps.
+        page: What was found in the rows, and how long they are.
 
     Returns:
         Address of the tokenized data.
     """
-    from components.shared import events
+    from components.shared import events, quality_page
+    from components.shared.runs import Run
     from components.tokenize.tokenization import tokenize_run
 
     with events.stage("tokenize"):
         found = tokenize_run(run_uri)
         for name in ("train", "eval", "tokens", "truncated", "dropped", "steps"):
             metrics.log_metric(name, found[name])
+        with open(page.path, "w", encoding="utf-8") as file:
+            file.write(quality_page.write(Run.open(run_uri)))
     return found["data_uri"]

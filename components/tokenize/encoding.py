@@ -1,4 +1,4 @@
-"""One row to tokens, for each of the shapes that methods learn from: the same ids that TRL's own preparation gives."""
+"""Rows to tokens, for each of the shapes that methods learn from: the same ids that TRL's own preparation gives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from components.shared.errors import UserError
+from components.shared.labels import IGNORED
 from components.shared.recipe import Data, Recipe
 
 if TYPE_CHECKING:
@@ -15,32 +16,40 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Ids = list[int]
 
-IGNORED = -100
-"""Label of a token that does not count in the loss."""
+
+def batch_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Row]], list[list[Row]]]:
+    """Returns what turns normalised rows of one shape into those that the recipe's method trains on.
+
+    For each row there are the rows made of it. Their columns are `input_ids` and `labels` for `sft` and `pretrain`;
+    `prompt_ids`, `chosen_ids` and `rejected_ids` for `dpo`, `orpo` and `cpo`; `chosen_ids` and `rejected_ids`, prompt
+    included, for `reward`; `prompt_ids`, `completion_ids` and `label` for `kto`, two rows of each pair; and for `grpo`
+    and `rloo` the `prompt` as it is with the columns that reward functions look at, and its `length` in tokens.
+    """
+    data, method = recipe.data, recipe.training.method
+    makers: dict[str, Callable[[list[Row], PreTrainedTokenizerBase, Data], list[list[Row]]]] = {
+        "reward": _scored,
+        "kto": _rated,
+        **dict.fromkeys(("dpo", "orpo", "cpo"), _pairs),
+        **dict.fromkeys(("grpo", "rloo"), _prompts),
+    }
+    make = makers.get(method, _learned)
+
+    def encode_batch(rows: list[Row]) -> list[list[Row]]:
+        if not rows:
+            return []
+        made = make(rows, tokenizer, data)
+        if not data.extra_columns:
+            return made
+        extras = [{name: row[name] for name in data.extra_columns} for row in rows]
+        return [[{**extra, **new} for new in found] for extra, found in zip(extras, made, strict=True)]
+
+    return encode_batch
 
 
 def encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[Row], list[Row]]:
-    """Returns what turns a normalised row into the rows that the recipe's method trains on.
-
-    The columns are `input_ids` and `labels` for `sft` and `pretrain`; `prompt_ids`, `chosen_ids` and `rejected_ids` for
-    `dpo`, `orpo` and `cpo`; `chosen_ids` and `rejected_ids`, prompt included, for `reward`; `prompt_ids`,
-    `completion_ids` and `label` for `kto`, two rows of each pair; and for `grpo` and `rloo` the `prompt` as it is with
-    the columns that reward functions look at, and its `length` in tokens.
-    """
-    data, method = recipe.data, recipe.training.method
-    encode: dict[str, Callable[[Row], list[Row]]] = {
-        "reward": lambda row: [_scored(row, tokenizer, data)],
-        "kto": lambda row: _rated(row, tokenizer, data),
-        **dict.fromkeys(("dpo", "orpo", "cpo"), lambda row: [_pair(row, tokenizer, data)]),
-        **dict.fromkeys(("grpo", "rloo"), lambda row: [_prompt(row, tokenizer, data)]),
-    }
-    chosen = encode.get(method, lambda row: [_text(row, tokenizer, data)])
-
-    def with_extras(row: Row) -> list[Row]:
-        extras = {name: row[name] for name in data.extra_columns}
-        return [{**extras, **encoded} for encoded in chosen(row)]
-
-    return with_extras
+    """Returns `batch_encoder` for one row at a time."""
+    encode_batch = batch_encoder(recipe, tokenizer)
+    return lambda row: encode_batch([row])[0]
 
 
 def id_columns(row: Row) -> list[str]:
@@ -68,87 +77,125 @@ def require_template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -
         )
 
 
-def _text(row: Row, tokenizer: PreTrainedTokenizerBase, data: Data) -> Row:
-    if "messages" in row:
-        return _conversation(row["messages"], tokenizer, data.assistant_only_loss)
-    return encode(row, tokenizer, data.separator, data.completion_only_loss)
-
-
-def _conversation(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, assistant_only: bool) -> Row:
-    rendered = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=assistant_only
-    )
-    ids = list(rendered["input_ids"])
-    if not assistant_only:
-        return {"input_ids": ids, "labels": ids}
-    marked = rendered["assistant_masks"]
-    return {"input_ids": ids, "labels": [x if mark else IGNORED for x, mark in zip(ids, marked, strict=True)]}
-
-
-def encode(row: Row, tokenizer: PreTrainedTokenizerBase, separator: str, completion_only: bool) -> Row:
-    """Turns text, or prompt and completion, into token ids and labels.
+def encode(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str, completion_only: bool
+) -> list[dict[str, Ids]]:
+    """Turns texts, or prompts and completions, into token ids and labels.
 
     The completion starts where the tokens of the prompt alone and of prompt and completion diverge,
     as in TRL, so that a merge across the boundary counts as completion.
 
     Returns:
-        `input_ids` and `labels`, each of the row's length; labels of the prompt are -100 where
+        `input_ids` and `labels` for each row, each of the row's length; labels of the prompt are -100 where
         `completion_only`.
     """
-    if "text" in row:
-        ids = tokenizer(_ended(row["text"], tokenizer))["input_ids"]
-        return {"input_ids": ids, "labels": ids}
-    prompt, whole = _prompt_and_whole(row["prompt"], row["completion"], tokenizer, separator)
-    length = common_prefix_length(prompt, whole) if completion_only else 0
-    return {"input_ids": whole, "labels": [IGNORED] * length + whole[length:]}
-
-
-def _pair(row: Row, tokenizer: PreTrainedTokenizerBase, data: Data) -> Row:
-    prompt, chosen = _prompt_and_whole(row["prompt"], row["chosen"], tokenizer, data.separator)
-    _, rejected = _prompt_and_whole(row["prompt"], row["rejected"], tokenizer, data.separator)
-    length = min(common_prefix_length(prompt, chosen), common_prefix_length(prompt, rejected))
-    return {"prompt_ids": prompt[:length], "chosen_ids": chosen[length:], "rejected_ids": rejected[length:]}
-
-
-def _scored(row: Row, tokenizer: PreTrainedTokenizerBase, data: Data) -> Row:
-    sides = ("chosen", "rejected")
-    return {f"{x}_ids": _prompt_and_whole(row["prompt"], row[x], tokenizer, data.separator)[1] for x in sides}
-
-
-def _rated(row: Row, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Row]:
-    single = "completion" in row
-    answers = [(row["completion"], row["label"])] if single else [(row["chosen"], True), (row["rejected"], False)]
+    if "text" in rows[0]:
+        return [
+            {"input_ids": ids, "labels": ids} for ids in _ids([_ended(x["text"], tokenizer) for x in rows], tokenizer)
+        ]
+    wholes = _ids([x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows], tokenizer)
+    if not completion_only:
+        return [{"input_ids": ids, "labels": ids} for ids in wholes]
     found = []
-    for answer, label in answers:
-        prompt, whole = _prompt_and_whole(row["prompt"], answer, tokenizer, data.separator)
+    for prompt, whole in zip(_heads(rows, tokenizer, separator), wholes, strict=True):
         length = common_prefix_length(prompt, whole)
-        found.append({"prompt_ids": prompt[:length], "completion_ids": whole[length:], "label": label})
+        found.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
     return found
-
-
-def _prompt(row: Row, tokenizer: PreTrainedTokenizerBase, data: Data) -> Row:
-    if isinstance(row["prompt"], list):
-        rendered = tokenizer.apply_chat_template(
-            row["prompt"], tokenize=True, return_dict=True, add_generation_prompt=True
-        )
-        return {**row, "length": len(rendered["input_ids"])}
-    prompt = row["prompt"] + data.separator
-    return {**row, "prompt": prompt, "length": len(tokenizer(prompt)["input_ids"])}
-
-
-def _prompt_and_whole(prompt: Any, answer: Any, tokenizer: PreTrainedTokenizerBase, separator: str) -> tuple[Ids, Ids]:
-    """Returns the tokens of a prompt alone, and of prompt and answer."""
-    if isinstance(prompt, list):
-        head = tokenizer.apply_chat_template(prompt, tokenize=True, return_dict=True, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template(prompt + answer, tokenize=True, return_dict=True)
-        return list(head["input_ids"]), list(whole["input_ids"])
-    prompt = prompt + separator
-    return tokenizer(prompt)["input_ids"], tokenizer(prompt + _ended(answer, tokenizer))["input_ids"]
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
     """Returns how many elements two lists share from the start."""
+    if b[: len(a)] == a:
+        return len(a)
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _learned(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
+    if "messages" in rows[0]:
+        return [[row] for row in _conversations(rows, tokenizer, data.assistant_only_loss)]
+    return [[row] for row in encode(rows, tokenizer, data.separator, data.completion_only_loss)]
+
+
+def _conversations(rows: list[Row], tokenizer: PreTrainedTokenizerBase, assistant_only: bool) -> list[dict[str, Ids]]:
+    conversations = [row["messages"] for row in rows]
+    if not assistant_only:
+        return [{"input_ids": ids, "labels": ids} for ids in _rendered(conversations, tokenizer)]
+    rendered = tokenizer.apply_chat_template(
+        conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    found = []
+    for ids, marked in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True):
+        labels = [x if mark else IGNORED for x, mark in zip(ids, marked, strict=True)]
+        found.append({"input_ids": list(ids), "labels": labels})
+    return found
+
+
+def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
+    prompts = _heads(rows, tokenizer, data.separator)
+    both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
+    found: list[list[Row]] = []
+    for prompt, chosen, rejected in zip(prompts, *both, strict=True):
+        length = min(common_prefix_length(prompt, chosen), common_prefix_length(prompt, rejected))
+        row = {"prompt_ids": prompt[:length], "chosen_ids": chosen[length:], "rejected_ids": rejected[length:]}
+        found.append([row])
+    return found
+
+
+def _scored(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
+    both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
+    return [[{"chosen_ids": chosen, "rejected_ids": rejected}] for chosen, rejected in zip(*both, strict=True)]
+
+
+def _rated(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
+    single = "completion" in rows[0]
+    answers = ("completion",) if single else ("chosen", "rejected")
+    prompts = _heads(rows, tokenizer, data.separator)
+    found: list[list[Row]] = [[] for _ in rows]
+    for answer in answers:
+        for made, row, prompt, whole in zip(
+            found, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
+        ):
+            length = common_prefix_length(prompt, whole)
+            label = row["label"] if single else answer == "chosen"
+            made.append({"prompt_ids": prompt[:length], "completion_ids": whole[length:], "label": label})
+    return found
+
+
+def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
+    prompts = _heads(rows, tokenizer, data.separator)
+    if isinstance(rows[0]["prompt"], list):
+        return [[{**row, "length": len(ids)}] for row, ids in zip(rows, prompts, strict=True)]
+    return [
+        [{**row, "prompt": row["prompt"] + data.separator, "length": len(ids)}]
+        for row, ids in zip(rows, prompts, strict=True)
+    ]
+
+
+def _heads(rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
+    """Returns the tokens of each prompt alone, as the model would go on from it."""
+    prompts = [row["prompt"] for row in rows]
+    if isinstance(prompts[0], list):
+        return _rendered(prompts, tokenizer, add_generation_prompt=True)
+    return _ids([prompt + separator for prompt in prompts], tokenizer)
+
+
+def _wholes(rows: list[Row], answer: str, tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
+    """Returns the tokens of each prompt and one of its answers."""
+    if isinstance(rows[0]["prompt"], list):
+        return _rendered([row["prompt"] + row[answer] for row in rows], tokenizer)
+    return _ids([row["prompt"] + separator + _ended(row[answer], tokenizer) for row in rows], tokenizer)
+
+
+def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
+    found: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
+        "input_ids"
+    ]
+    return found
+
+
+def _rendered(conversations: list[Any], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[Ids]:
+    rendered = tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **options)
+    return [list(ids) for ids in rendered["input_ids"]]
 
 
 def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

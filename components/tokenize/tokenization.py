@@ -1,37 +1,44 @@
-"""Rows to tokens: the same that TRL's own preparation gives, written once."""
+"""Rows to tokens: the same that TRL's own preparation gives, written once, by as many processes as there are."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
 import tempfile
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles, events, models
+from components.shared import bundles, chat_templates, events, models
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.tokenize import bpe, encoding
+from components.tokenize import bpe, lengths, segments, workers
+from components.tokenize.parts import TOKENIZER, Parts
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-SIDES = ("train", "eval")
+SIDES = ("train", "eval", "test")
+REQUIRED = ("train", "eval")
+COUNTED = ("tokens", "truncated", "dropped")
+BLOCKS_FROM = 2**30
+"""Bytes of training tokens from which `data.order: auto` takes blocks."""
 
 
 def tokenize_run(run_uri: str) -> dict[str, Any]:
     """Tokenizes a run's split, unless the same split was tokenized the same way before.
 
     Returns:
-        `data_uri`, and the counts `train`, `eval`, `tokens`, `truncated`, `dropped`, `steps`.
+        `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
+        rows before cutting, the `bytes` of training tokens and the `order` of their rows; `dropped_uri` says where the
+        rows that are left out are named, if there are any.
 
     Raises:
-        UserError: the tokenizer cannot be had or does not fit, or no sequence is left.
+        UserError: the tokenizer cannot be had or does not fit, no sequence is left, or too many are too long.
     """
     started = time.time()
     run = Run.open(run_uri)
@@ -48,15 +55,18 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
-        with tempfile.TemporaryDirectory(prefix="baton-tokens-") as folder:
-            meta = _tokenize_into(run, recipe, split, base, folder)
-            manifest, _ = bundles.publish(run.storage, prefix, folder, kind="tokens", meta=meta)
-    plan = make_plan(recipe, manifest.meta["train"])
+        manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
+    found = {name: value for name, value in manifest.meta.items() if name != "files"}
+    found["order"] = order(recipe, found["bytes"])
+    if found["dropped"]:
+        found["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
+    run.put("tokens.json", {"prefix": prefix, "digest": digest, **found})
+    lengths.judge(recipe, found["lengths"])
+    plan = make_plan(recipe, found["train"])
     run.set_once("plan.json", plan.to_json())
-    run.put("tokens.json", {"prefix": prefix, "digest": digest, **manifest.meta})
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
-    events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **manifest.meta)
-    return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **manifest.meta}
+    events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **found)
+    return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **found}
 
 
 def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None) -> str:
@@ -68,149 +78,128 @@ def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_dig
         base_digest: Identity of the base model's files.
         other_digest: Identity of the files of `model.tokenizer.base`.
     """
-    data = recipe.data
+    data, template = recipe.data, recipe.model.chat_template
     made_from = {
         "split": split,
         "base": base_digest,
         "other": other_digest,
         "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
+        "template": chat_templates.chat_template(template) if template else None,
         "settings": [
             data.max_length,
             data.packing,
             data.completion_only_loss,
             data.assistant_only_loss,
             data.separator,
+            data.extra_columns,
+            data.quality.truncation == "fix",
         ],
         "method": recipe.training.method,
-        "libraries": [version("tokenizers"), version("transformers")],
+        "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
+        "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
-def _tokenize_into(run: Run, recipe: Recipe, split: str, base: str | None, folder: str) -> dict[str, Any]:
-    import datasets
+def order(recipe: Recipe, num_bytes: int) -> str:
+    """Returns the order of training rows: what `data.order` says, and for `auto` what their bytes ask for."""
+    if recipe.data.order != "auto":
+        return recipe.data.order
+    return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
 
-    datasets.disable_progress_bars()
+
+def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Parts) -> bundles.Manifest:
+    """Makes the parts that are not there yet, and commits all of them."""
     prefix = f"data/{split}/split"
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         raise UserError(f"{run.storage.uri(prefix)} is gone.", remedy="Start the run again from its first stage.")
-    with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
-        source = bundles.fetch(run.storage, prefix, manifest, f"{scratch}/split")
-        tokenizer = _tokenizer(recipe, base, f"{source}/train.jsonl")
-        tokenizer.save_pretrained(f"{folder}/tokenizer")
-        counts: dict[str, Any] = {"tokens": 0, "truncated": 0, "dropped": 0}
-        for side in SIDES:
-            tokens = _encode(_load(f"{source}/{side}.jsonl", f"{scratch}/cache"), tokenizer, recipe, counts)
-            if side == "train" and recipe.data.packing == "best-fit":
-                tokens = _best_fit(tokens, recipe.data.max_length)
-            counts[side] = len(tokens)
-            if side == "train":
-                counts["tokens"] = _num_tokens(tokens)
-            tokens.save_to_disk(f"{folder}/{side}")
-    for side in SIDES:
-        if counts[side] == 0:
+    with tempfile.TemporaryDirectory(prefix="baton-tokens-") as scratch:
+        sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
+        names = [f"{side}.jsonl" for side in sides]
+        source = bundles.fetch(run.storage, prefix, manifest, f"{scratch}/split", names=names)
+        done = parts.done()
+        if TOKENIZER not in done:
+            _tokenizer(recipe, base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
+            done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
+        tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
+        wanted = [segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)]
+        missing = [segment for segment in wanted if segment.name not in done]
+        if missing != wanted:
+            events.emit("resumed", parts=len(wanted) - len(missing), of=len(wanted))
+        work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch)
+        for segment, made in workers.each(missing, work, recipe.data.workers):
+            done[segment.name] = parts.add(made)
+            events.emit("tokenized", part=segment.name, done=len(done) - 1, of=len(wanted))
+        return _commit(parts, {name: done[name] for name in (TOKENIZER, *(x.name for x in wanted))}, recipe, scratch)
+
+
+def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scratch: str) -> bundles.Manifest:
+    files: dict[str, dict[str, Any]] = {}
+    rows: dict[str, list[tuple[str, int]]] = {side: [] for side in SIDES}
+    meta: dict[str, Any] = dict.fromkeys(COUNTED, 0)
+    longest = lengths.Lengths(recipe.data.max_length)
+    for name, part in done.items():
+        files |= part["files"]
+        if name == TOKENIZER:
+            continue
+        side = name.rpartition("-")[0]
+        rows[side] += [(file, part["rows"]) for file in part["files"] if file.endswith(".arrow")]
+        meta["tokens"] += part["tokens"] if side == "train" else 0
+        meta["truncated"] += part["truncated"]
+        meta["dropped"] += part["dropped"]
+        longest.merge(part["lengths"])
+    meta |= {side: sum(count for _, count in found) for side, found in rows.items()}
+    _require_rows(meta, recipe)
+    for side, found in rows.items():
+        if found:
+            files |= _describe(parts, side, [name for name, _ in found], scratch)
+    meta["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
+    return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
+
+
+def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
+    for side in REQUIRED:
+        if meta[side] == 0:
             raise UserError(
                 f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
                 remedy="Raise max_length so that completions are reached, or give more text.",
             )
-    return counts
 
 
-def _load(path: str, cache_dir: str) -> Dataset:
-    """Loads rows with the types of the first one: left to guess, the JSON reader turns dates into timestamps."""
-    import datasets
-
-    kinds = {str: datasets.Value("string"), bool: datasets.Value("bool")}
-    conversation = datasets.List({"role": kinds[str], "content": kinds[str]})
-    first = next(_lines(path), {})
-    features = datasets.Features({name: kinds.get(type(value), conversation) for name, value in first.items()})
-    return datasets.Dataset.from_generator(_lines, gen_kwargs={"path": path}, features=features, cache_dir=cache_dir)
-
-
-def _lines(path: str) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, dict[str, Any]]:
+    """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],
+        "_fingerprint": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    found = {}
+    for name, document in (("state.json", state), ("dataset_info.json", {})):
+        path = os.path.join(scratch, name)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, sort_keys=True)
+        found[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+    return found
 
 
 def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
     spec = recipe.model.tokenizer
     if spec and spec.train:
-        return bpe.train(train_file, spec.train, recipe.data.max_length)
-    folder = models.local_model(spec.base) if spec and spec.base else base
-    if folder is None:
-        raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
-    tokenizer = models.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.eos_token is None:
-        raise UserError(f"the tokenizer in {folder!r} has no end-of-sequence token.", remedy="Choose another one.")
+        tokenizer: PreTrainedTokenizerBase = bpe.train(train_file, spec.train, recipe.data.max_length)
+    else:
+        folder = models.local_model(spec.base) if spec and spec.base else base
+        if folder is None:
+            raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
+        tokenizer = models.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.eos_token is None:
+            raise UserError(f"the tokenizer in {folder!r} has no end-of-sequence token.", remedy="Choose another one.")
+    if recipe.model.chat_template:
+        tokenizer.chat_template = chat_templates.chat_template(recipe.model.chat_template)
     return tokenizer
-
-
-def _encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, counts: dict[str, Any]) -> Dataset:
-    encoding.require_template(tokenizer, rows[0], recipe.data)
-    encode = encoding.encoder(recipe, tokenizer)
-
-    def batch(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        names = list(columns)
-        found = [
-            new
-            for values in zip(*columns.values(), strict=True)
-            for new in encode(dict(zip(names, values, strict=True)))
-        ]
-        return {name: [row[name] for row in found] for name in found[0]}
-
-    encoded = rows.map(batch, batched=True, remove_columns=rows.column_names)
-    if recipe.data.packing is True:
-        from trl import pack_dataset
-
-        limit = recipe.data.max_length
-        packed = pack_dataset(encoded.select_columns(["input_ids", "labels"]), limit, strategy="wrapped")
-        return packed.filter(lambda row: len(row["input_ids"]) == limit or len(packed) == 1)
-    return _fitted(encoded, recipe, counts)
-
-
-def _best_fit(rows: Dataset, limit: int) -> Dataset:
-    """Puts whole rows side by side; `seq_lengths` says where each ends."""
-    from trl import pack_dataset
-
-    return pack_dataset(rows.select_columns(["input_ids", "labels"]), limit, strategy="bfd")
-
-
-def _fitted(encoded: Dataset, recipe: Recipe, counts: dict[str, Any]) -> Dataset:
-    """Returns the rows from which something can be learned within `data.max_length`, and counts the others.
-
-    Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole.
-    """
-    limit, method = recipe.data.max_length, recipe.training.method
-
-    def length(row: dict[str, Any]) -> int:
-        if "length" in row:
-            return int(row["length"])
-        ids = encoding.id_columns(row)
-        head = len(row["prompt_ids"]) if "prompt_ids" in row else 0
-        return head + max(len(row[name]) for name in ids if name != "prompt_ids")
-
-    def is_usable(row: dict[str, Any]) -> bool:
-        if "labels" in row:
-            return any(label != encoding.IGNORED for label in row["labels"][1:])
-        if method == "reward" or "length" in row:
-            return length(row) <= limit
-        return len(row["prompt_ids"]) < limit
-
-    counts["truncated"] += sum(encoded.map(lambda row: {"over": length(row) > limit})["over"])
-    if "labels" in encoded.column_names:
-        columns = ("input_ids", "labels")
-        encoded = encoded.map(lambda row: {name: row[name][:limit] for name in columns})
-    kept = encoded.filter(is_usable)
-    counts["dropped"] += len(encoded) - len(kept)
-    return kept
-
-
-def _num_tokens(rows: Dataset) -> int:
-    """Returns the tokens that a side of the data has."""
-    if "length" in rows.column_names:
-        return sum(rows["length"])
-    return sum(len(ids) for name in encoding.id_columns(rows.features) for ids in rows[name])

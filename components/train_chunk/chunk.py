@@ -8,7 +8,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events, fingerprint, models, trained
+from components.shared import code, events, fingerprint, models
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -20,6 +20,7 @@ from components.shared.recipe import Recipe
 from components.shared.runs import Run, identity
 from components.train_chunk.keeping import CheckpointKeeper
 from components.train_chunk.restoring import Restored, Restorer
+from components.train_chunk.slices import Tokens
 from components.train_chunk.staging import Staging
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Chunk:
         self.cache = NodeCache.of(self.recipe.store)
         self.restorer = Restorer(self.store, self.target, self._identity(), self.cache)
         self.staging = Staging()
+        self.tokens = Tokens(self.run, self.recipe, self.plan, self.staging.folder, self.cache)
         self.level = "bitwise"
 
     def bring(self) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class Chunk:
     def _train(self, watch: Watch) -> CheckpointKeeper:
         with ThreadPoolExecutor(4) as pool:
             fetching = pool.submit(self.restorer.fetch, self.staging.folder)
-            tokens = pool.submit(trained.tokens_folder, self.run, self.staging.folder(0), self.cache)
+            tokens = pool.submit(self._tokens)
             base = pool.submit(self._base)
             own_code = pool.submit(code.fetch, self.run, self.staging.folder(0))
             self.clock.enter("import")
@@ -133,6 +135,8 @@ class Chunk:
             method = methods.load(self.recipe.training.method)
             self.clock.enter("fetch")
             restored = self.restorer.require_no_code(fetching.result(), self.staging.folder)
+            if tokens.result()[1] != (start := restored.step if restored else 0):
+                self.tokens.fetch(start, self.target)
         threads = restored.manifest.meta["fingerprint"]["threads"] if restored else self.recipe.training.threads
         arguments.make_deterministic(threads, self.recipe.training.deterministic)
         if restored:
@@ -140,7 +144,7 @@ class Chunk:
         self.clock.enter("build")
         code.install(own_code.result())
         whole_weights = restored is not None and self.recipe.adapter is None
-        trainer = method.build(self.setup(tokens.result(), base.result(), start_weights=not whole_weights))
+        trainer = method.build(self.setup(tokens.result()[0], base.result(), start_weights=not whole_weights))
         report = LiveReport(self.run, self.recipe, self.staging.folder(0))
         trainer.add_callback(report)
         if self.recipe.evaluation.write_every:
@@ -196,7 +200,7 @@ class Chunk:
             arguments=arguments.training_arguments(recipe, self.plan, self.staging.folder(0)),
             model=model,
             tokenizer=tokenizer,
-            train=datasets.load_from_disk(f"{tokens}/train"),
+            train=self.tokens.train(),
             held_out=datasets.load_from_disk(f"{tokens}/eval") if recipe.evaluation.every else None,
             reference=lambda: models.start_model(recipe, tokenizer, base),
         )
@@ -205,6 +209,12 @@ class Chunk:
         """Takes over what was found out for the run since it was opened."""
         self.recipe = self.run.settled_recipe()
         self.restorer.identity = self._identity()
+
+    def _tokens(self) -> tuple[str, int]:
+        """Fetches the tokens behind the newest checkpoint that seems usable, and returns their folder and its step."""
+        committed = (step for step, found in self.store.committed() if isinstance(found, Manifest))
+        start = next((step for step in committed if step < self.target), 0)
+        return self.tokens.fetch(start, self.target), start
 
     def _base(self) -> str | None:
         """Returns the base model's folder, if it still is the model that the run began with."""

@@ -7,16 +7,13 @@ chunk then computes: random state and the libraries' own are put back.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import logging
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
@@ -53,7 +50,7 @@ def settle(chunk: Chunk, tokens: str, base: str | None) -> None:
         UserError: not even one row fits.
     """
     recipe = chunk.recipe
-    with _undisturbed():
+    with rng.undisturbed():
         if gpu := machine.gpu():
             room = USABLE * gpu.bytes
             size, by = largest(recipe, lambda n: _fits_gpu(chunk, n, tokens, base, room)), "trial"
@@ -153,20 +150,6 @@ def _trial(recipe: Recipe) -> Recipe:
             "evaluation": recipe.evaluation.model_copy(update={"every": None}),
         }
     )
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Puts the random state back."""
-    before = rng.capture()
-    try:
-        yield
-    finally:
-        random.setstate(before["python"])
-        np.random.set_state(before["numpy"])
-        torch.random.set_rng_state(before["cpu"])
-        if before["cuda"]:
-            torch.cuda.random.set_rng_state_all(before["cuda"])
 
 
 def _forget() -> None:

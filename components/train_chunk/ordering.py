@@ -7,11 +7,15 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from components.shared.recipe import Curriculum, Recipe
+from components.train_chunk.sliced import Sliced
+from components.train_chunk.slices import Blocks
 
 
 class GroupedByLength(Sampler[int]):
@@ -39,6 +43,28 @@ class GroupedByLength(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch))
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
+class InBlocks(Sampler[int]):
+    """The rows of a few files together, shuffled anew in each epoch: see `slices`.
+
+    Args:
+        blocks: Rows of each file.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return self.blocks.order(self.epoch)
 
 
 class EasyFirst(Sampler[int]):
@@ -100,6 +126,8 @@ def share(curriculum: Curriculum, progress: float) -> float:
 def sampler(recipe: Recipe, rows: Any, num_steps: int) -> Sampler[int] | None:
     """Returns the sampler that a recipe asks for, None for the trainer's own."""
     training = recipe.training
+    if isinstance(rows, Sliced):
+        return InBlocks(rows.blocks)
     if training.group_by_length:
         return GroupedByLength(lengths(rows), training.batch_size, recipe.seed)
     if training.curriculum is None:
@@ -113,8 +141,11 @@ def sampler(recipe: Recipe, rows: Any, num_steps: int) -> Sampler[int] | None:
 
 def lengths(rows: Any) -> list[int]:
     """Returns the tokens of each row, over all columns that hold a sequence."""
-    columns = [name for name in rows.column_names if name.endswith("_ids")]
-    return [sum(map(len, values)) for values in zip(*(rows[name] for name in columns), strict=True)]
+    columns = [rows.data.column(name) for name in rows.column_names if name.endswith("_ids")]
+    total = sum(pc.list_value_length(column).to_numpy().astype(np.int64) for column in columns)
+    chosen = rows._indices  # what `select` left of the table; there is no public name for it
+    found: list[int] = (total if chosen is None else total[chosen.column(0).to_numpy()]).tolist()
+    return found
 
 
 def _mixed(seed: int, number: int) -> int:

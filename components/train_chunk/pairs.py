@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-IGNORED = -100
-"""Label of a token that does not count in the loss."""
+from components.shared.labels import IGNORED
 
 
 class Tokenized:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
-from components.shared import generation
+from components.shared import generation, rng
 from components.shared.prompts import held_out_prompts
 from components.shared.recipe import Recipe
 from components.shared.rewards.numeric import number
@@ -30,7 +29,7 @@ class Writing(TrainerCallback):
     def __init__(self, run: Run, recipe: Recipe, tokenizer: Any, report: LiveReport) -> None:
         self._run = run
         self._every = recipe.evaluation.write_every or 0
-        self._limits = {"max_new_tokens": recipe.evaluation.max_new_tokens, "max_length": recipe.data.max_length}
+        self._recipe = recipe
         self._tokenizer = tokenizer
         self._report = report
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
@@ -42,8 +41,15 @@ class Writing(TrainerCallback):
         was_training = model.training
         model.eval()
         try:
-            with torch.random.fork_rng():
-                said = [generation.write(model, self._tokenizer, prompt, **self._limits) for prompt, _ in self._prompts]
+            with rng.undisturbed():
+                said = generation.write_all(
+                    model,
+                    self._tokenizer,
+                    [prompt for prompt, _ in self._prompts],
+                    max_new_tokens=self._recipe.evaluation.max_new_tokens,
+                    max_length=self._recipe.data.max_length,
+                    batch_size=self._recipe.evaluation.batch_size or self._recipe.training.micro,
+                )
         finally:
             model.train(was_training)
         rows = [

@@ -9,13 +9,13 @@ import re
 from typing import Any
 
 from components.shared.errors import UserError
-from pipelines.importing import axolotl_data, axolotl_methods, pacing, weights
+from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
 from pipelines.importing.axolotl_keys import FAMILIES, TABLE
 from pipelines.importing.draft import Draft
 from pipelines.importing.rules import Kind, apply, flag, number, read, text, whole, words
 
 TOOL = "axolotl"
-NESTED = ("datasets", "pretraining_dataset", "trl", "bnb_config_kwargs")
+NESTED = ("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs")
 """Keys whose sections are taken apart."""
 
 MICRO = "micro_batch_size"
@@ -73,6 +73,7 @@ def convert(draft: Draft) -> None:
     _arithmetic(draft)
     _schedule(draft)
     weights.compilation(draft)
+    axolotl_results.results(draft, method)
     apply(draft, TABLE, FAMILIES)
     pacing.plateau(draft, "lr_scheduler")
     draft.assume("training.lr_scheduler", "cosine")

@@ -60,6 +60,7 @@ CARRIED: dict[str, Rule] = {
     "dataloader_num_workers": carry("training.workers", count),
     "eval_batch_size": carry("evaluation.batch_size", whole),
     "eval_max_new_tokens": carry("evaluation.max_new_tokens", whole),
+    "dataset_exact_deduplication": carry("data.quality.duplicates", lambda value: "fix" if flag(value) else None),
     "seed": carry("seed", count),
     "use_tensorboard": carry("tracking.tensorboard", flag),
     "wandb_project": carry("tracking.wandb", text),
@@ -73,20 +74,21 @@ TRACKING = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
 TOKENS = "the tokenizer is taken as it is: save one with these tokens, and name it in model.tokenizer.base"
 SPEED = "changes the speed, not the result; see training.liger and training.compile"
 NO_EFFECT = "has no effect with this rl and adapter"
-UPLOAD = "upload the exported model yourself"
 ATTENTION = "give model.attention: eager, sdpa, flash_attention_2, flash_attention_3 or flex_attention"
 CLASS = "the class follows from the base's config.json"
 ORDER = "the order of rows is drawn from seed"
 PER_EPOCH = "the rows of an epoch are not counted yet; set {} to a number of steps"
-MEASURES = "give the measure in hooks.metrics; the evaluate stage writes samples"
+BENCH = "for MMLU as the LM evaluation harness has it: evaluation.tasks: {names: [mmlu], few_shot: 0}"
 
 
 def _plugins(draft: Draft, key: str) -> None:
     """Sets Liger's kernels, and names the plugins that have nothing here."""
     names = read(draft, key, words)
-    others = [name for name in names if "liger" not in name.lower()]
-    if len(others) < len(names):
+    others = [name for name in names if not any(known in name.lower() for known in ("liger", "lm_eval"))]
+    if any("liger" in name.lower() for name in names):
         draft.put("training.liger", True, key)
+    if any("lm_eval" in name.lower() for name in names):
+        draft.carry("evaluation.tasks", key)
     if others:
         draft.left(key, f"{', '.join(others)}: Baton runs no plugins; the user's own code goes into hooks")
 
@@ -102,7 +104,6 @@ LEFT: dict[str, Rule] = {
     "added_tokens_overrides": leave(TOKENS),
     "eot_tokens": leave(TOKENS),
     "resize_token_embeddings_to_32x": leave(TOKENS),
-    "chat_template_jinja": leave("the tokenizer's own chat template is used; save one with this in it"),
     "default_system_message": leave("put it into the rows"),
     "lora_model_dir": leave("going on from an adapter: merge it into the base, and name the result"),
     "gptq": leave("only bitsandbytes is there: model.quantization"),
@@ -110,8 +111,7 @@ LEFT: dict[str, Rule] = {
     "peft_layers_pattern": leave("give adapter.target_modules as a pattern"),
     "relora": leave("Baton has no ReLoRA"),
     "lr_groups": leave(NO_EFFECT),
-    "test_datasets": leave("rows are held out of data.source by their content: data.split.eval"),
-    "dataset_exact_deduplication": leave("the same rows always fall on the same side, but stay; remove them before"),
+    "test_datasets": leave("its form is not known; put the addresses into data.source with side: eval"),
     "min_sample_len": leave("short rows stay; remove them before"),
     "max_prompt_len": leave("prompt and answer share data.max_length"),
     "curriculum_sampling": leave("training.curriculum brings easy rows first"),
@@ -125,10 +125,8 @@ LEFT: dict[str, Rule] = {
     "loss_watchdog_threshold": leave("a callback of hooks.callbacks can stop the run"),
     "loss_watchdog_patience": leave("a callback of hooks.callbacks can stop the run"),
     "early_stopping_patience": leave("see training.early_stopping"),
-    "eval_table_size": leave("evaluation.samples says for how many rows the model writes"),
-    "eval_causal_lm_metrics": leave(MEASURES),
-    "do_causal_lm_eval": leave(MEASURES),
-    "do_bench_eval": leave(MEASURES),
+    "do_bench_eval": leave(BENCH),
+    "lm_eval_model": leave("the model that is trained is judged, and the one that training started from"),
     "attn_implementation": leave(ATTENTION),
     "attention": leave(ATTENTION),
     "xformers_attention": leave("model.attention: sdpa does the same"),
@@ -150,11 +148,11 @@ LEFT: dict[str, Rule] = {
     "lr_quadratic_warmup": leave("the learning rate rises evenly"),
     "cosine_constant_lr_ratio": leave("see training.lr_scheduler: warmup_stable_decay is the nearest"),
     "lr_div_factor": leave("see training.lr_scheduler_options"),
-    "merge_lora": leave("export.formats says whether the adapter is folded in"),
+    "merge_lora": carry("export.formats", lambda value: ["safetensors"] if flag(value) else None),
     "hf_use_auth_token": leave(
-        "set HF_TOKEN in the environment of `baton run`; pods are not given it, so put the model into S3"
+        "set HF_TOKEN in the environment of `baton run`; for pods, name its Secret in resources.secret_env"
     ),
-    "push_dataset_to_hub": leave(UPLOAD),
+    "push_dataset_to_hub": leave("rows stay in the store; upload them yourself"),
     "local_rank": leave("a chunk is one process"),
 }
 
@@ -173,6 +171,11 @@ DROPPED: dict[str, Rule] = {
     "dataset_keep_in_memory": drop("changes how fast rows are tokenized, not the tokens"),
     "skip_prepare_dataset": drop("rows are tokenized once, into the store"),
     "remove_unused_columns": drop("columns that are not used are never loaded"),
+    "shuffle_before_merging_datasets": drop(ORDER),
+    "eval_causal_lm_metrics": drop("has no effect without do_causal_lm_eval"),
+    "num_generation_samples": drop("has no effect without generate_samples"),
+    "lm_eval_batch_size": drop("changes how fast tasks are done, not the result"),
+    "lm_eval_post_train": drop("the evaluate stage judges the result"),
     "pad_to_sequence_len": drop("padding changes the speed, not the result"),
     "eval_sample_packing": drop("held-out rows are packed as the others are"),
     "sample_packing_sequentially": drop("follows from data.packing"),
@@ -222,7 +225,7 @@ FAMILIES: dict[str, Rule] = {
     "use_swanlab": leave(TRACKING),
     "trackio_": leave(TRACKING),
     "use_trackio": leave(TRACKING),
-    "hub_": leave(UPLOAD),
+    "hub_": drop("has no effect without a repository to push to"),
     "rl_beta": drop(NO_EFFECT),
     "dpo_": leave("TRL has it no longer, or it has no effect with this rl"),
     "kto_": drop(NO_EFFECT),
@@ -263,7 +266,7 @@ FAMILIES: dict[str, Rule] = {
     "qat": leave("Baton has no quantization-aware training"),
     "quantization": leave("only bitsandbytes is there: model.quantization"),
     "gradio_": drop("is for inference, which is not what a recipe describes"),
-    "bench_": leave(MEASURES),
+    "bench_": leave(BENCH),
     "is_falcon": drop(CLASS),
     "is_llama": drop(CLASS),
     "is_mistral": drop(CLASS),
@@ -272,7 +275,5 @@ FAMILIES: dict[str, Rule] = {
     "jagged_restart": leave("see training.lr_scheduler"),
     "adam_": leave("see training.optimizer for what there is"),
     "embedding_lr": drop("is off"),
-    "generate_samples": leave("evaluation.samples says for how many rows the model writes"),
-    "generation_": leave("evaluation.samples are written greedily"),
-    "num_generation_samples": leave("evaluation.samples says for how many rows the model writes"),
+    "generation_": drop("has no effect without generate_samples"),
 }

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from components.shared.errors import UserError
-from pipelines.importing import llamafactory_data, pacing, weights
+from pipelines.importing import llamafactory_data, llamafactory_results, pacing, weights
 from pipelines.importing.draft import Draft
 from pipelines.importing.llamafactory_keys import ATTENTION, FAMILIES, TABLE
 from pipelines.importing.rules import Kind, apply, flag, number, read, whole, words
@@ -75,6 +75,7 @@ def convert(draft: Draft) -> None:
     _adam(draft)
     _attention(draft)
     weights.compilation(draft)
+    llamafactory_results.results(draft, method)
     apply(draft, TABLE, FAMILIES)
     pacing.plateau(draft, "lr_scheduler_type")
     draft.assume("training.learning_rate", 5e-5)

@@ -8,44 +8,27 @@ from typing import Any
 from urllib.parse import urlencode
 
 from components.shared.errors import UserError
+from components.shared.recipe.data import Side
+from pipelines.importing import llamafactory_shapes, sources
 from pipelines.importing.draft import Draft
+from pipelines.importing.llamafactory_shapes import Entry
 from pipelines.importing.rules import carry, flag, read, whole, words
-
-Entry = dict[str, Any]
-
-FORMATS = {"pretrain": "text", "reward": "preference", "dpo": "preference", "orpo": "preference", "cpo": "preference",
-           "kto": "rated"}  # fmt: skip
-"""Shape of a row by method; `sft` has several."""
-
-COLUMNS = {
-    "text": {"text": "prompt"},
-    "instruction": {"instruction": "prompt", "input": "query", "output": "response"},
-    "prompt-completion": {"prompt": "prompt", "completion": "response"},
-    "messages": {"messages": "messages"},
-    "preference": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
-    "rated": {"prompt": "prompt", "completion": "response", "label": "kto_tag"},
-}
-"""Our columns and their names for them, by shape."""
-
-ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
-"""The columns that alpaca data has where nothing is said; the last two are none where something is."""
-
-OPENAI = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-"""The tags of messages as Baton reads them."""
-
-UNREAD = {
-    "system": "system prompts are not read; put them into the conversation or the prompt",
-    "tools": "tool descriptions are not read",
-    "history": "earlier rounds are not read; give the rows as messages",
-    "images": "Baton learns from text alone",
-    "videos": "Baton learns from text alone",
-    "audios": "Baton learns from text alone",
-}
-"""Columns that Baton has no place for."""
-
-PLAIN = "rows of instruction and output are written out as text, without a chat template; give messages to use one"
+from pipelines.importing.sources import Rows, Shape
 
 _MAX_SAMPLES = carry("data.max_samples", whole)
+
+LEFT = {
+    "tool_format": "tool calls are not read",
+    "mask_history": "give data.assistant_only_loss; all of the assistant's turns count then",
+    "default_system": "put it into the rows, as the system's message",
+    "enable_thinking": "the chat template says what becomes of thoughts",
+    "preserve_thinking": "the chat template says what becomes of thoughts",
+}
+
+MIXED = (
+    "data sets are joined, each row once; a source's weight is how often each of its rows is used in a pass, not the "
+    "probability of drawing from it: for probability p of n rows, out of N rows in all, give weight p·N/n"
+)
 
 
 def data(draft: Draft, method: str) -> None:
@@ -57,40 +40,37 @@ def data(draft: Draft, method: str) -> None:
     names = read(draft, "dataset", words, [])
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
-    folder, found = _find(draft)
-    entries = {name: _checked(name, found[name]) for name in names if name in found}
-    for name in names:
-        if name not in entries:
-            place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
-            draft.left("dataset", f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
-    draft.put("data.source", [_source(draft, folder, name, entries.get(name)) for name in names], "dataset")
+    held_out = read(draft, "eval_dataset", words, [])
+    folder, found = _find(draft, [*names, *held_out])
+    sets: list[Rows] = []
+    groups: tuple[tuple[str, list[str], Side | None], ...] = (
+        ("dataset", names, "train" if held_out else None),
+        ("eval_dataset", held_out, "eval"),
+    )
+    for key, group, side in groups:
+        sets += [_rows(draft, method, folder, name, key, found, side) for name in group]
+        draft.carry("data.source", key)
+    sources.put(draft, sets)
     draft.carry("data.source", "dataset_dir")
-    shape = _shape(draft, method, entries)
-    _MAX_SAMPLES(draft, "max_samples")
-    if len(names) > 1 and draft.has("max_samples"):
-        draft.changed("max_samples", "counts all rows together, taken from the start, not those of each data set")
-    _template(draft, shape)
+    shapes = [rows.shape for rows in sets if rows.shape]
+    if any(isinstance(column, list) for shape in shapes for column in shape.columns.values()):
+        draft.put("data.join", llamafactory_shapes.JOIN)
+    _samples(draft, sets, {name: found[name] for name in (*names, *held_out) if name in found})
+    shape = shapes[0] if shapes else None
+    llamafactory_shapes.template(draft, shape)
     _loss(draft, method, shape)
     _packing(draft, method)
+    _mix(draft)
     for key, why in LEFT.items():
         draft.left(key, why) if draft.has(key) else draft.rest(key)
 
 
-LEFT = {
-    "eval_dataset": "rows are held out of data.source by their content: data.split.eval",
-    "mix_strategy": "data sets are joined; repeat rows in the source to weigh them",
-    "interleave_probs": "data sets are joined; repeat rows in the source to weigh them",
-    "tool_format": "tool calls are not read",
-    "mask_history": "give data.assistant_only_loss; all of the assistant's turns count then",
-}
-
-
-def _find(draft: Draft) -> tuple[str | None, Entry]:
+def _find(draft: Draft, names: list[str]) -> tuple[str | None, Entry]:
     """Returns where `dataset_info.json` lies, and what it holds."""
     beside = os.path.dirname(os.path.abspath(draft.origin))
     given = os.path.expanduser(str(draft.get("dataset_dir", "data")))
     if given == "ONLINE":
-        return given, {name: {"hf_hub_url": name} for name in read(draft, "dataset", words, [])}
+        return given, {name: {"hf_hub_url": name} for name in names}
     for folder in (os.path.join(os.getcwd(), given), os.path.join(beside, given), beside):
         path = os.path.join(folder, "dataset_info.json")
         if not os.path.isfile(path):
@@ -116,9 +96,20 @@ def _checked(name: str, entry: Any) -> Entry:
     return dict(entry)
 
 
-def _source(draft: Draft, folder: str | None, name: str, entry: Entry | None) -> str:
-    if entry is None:
-        return name
+def _rows(draft: Draft, method: str, folder: str | None, name: str, key: str, found: Entry, side: Side | None) -> Rows:
+    """Returns a data set by its name, and notes what it has that Baton does not read."""
+    if name not in found:
+        place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
+        draft.left(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
+        return Rows(key=_about(name), uris=[name], side=side)
+    entry = _checked(name, found[name])
+    shape = llamafactory_shapes.shape(method, entry, str(draft.get("template", "")))
+    for line in llamafactory_shapes.unread(entry, shape):
+        draft.left(_about(name), line)
+    return Rows(key=_about(name), uris=[_source(draft, folder, name, entry)], shape=shape, side=side)
+
+
+def _source(draft: Draft, folder: str | None, name: str, entry: Entry) -> str:
     if hub := entry.get("hf_hub_url"):
         options = {"config": entry.get("subset"), "split": entry.get("split")}
         query = urlencode(
@@ -128,7 +119,9 @@ def _source(draft: Draft, folder: str | None, name: str, entry: Entry | None) ->
         return f"hf://datasets/{hub}{revision}{'?' if query else ''}{query}"
     if "file_name" in entry:
         return draft.reach(str(entry["file_name"]), folder or "")
-    draft.left(_about(name), "comes from neither a file nor Hugging Face's hub; put its address into data.source")
+    if str(entry.get("cloud_file_name", "")).startswith("s3://"):
+        return str(entry["cloud_file_name"])
+    draft.left(_about(name), "comes from no file, S3 or Hugging Face's hub; put its address into data.source")
     return name
 
 
@@ -136,81 +129,46 @@ def _about(name: str) -> str:
     return f"dataset_info.json: {name}"
 
 
-def _columns(entry: Entry) -> dict[str, str]:
-    """Returns their names for columns → the source's."""
-    given = entry.get("columns")
-    if entry.get("formatting", "alpaca") == "sharegpt":
-        return {"messages": "conversations", **(given or {})}
-    return {**ALPACA, **{key: "" for key in ("query", "response") if given}, **(given or {})}
+def _samples(draft: Draft, sets: list[Rows], entries: Entry) -> None:
+    """Sets how many rows are used: the first, or of a data set with a number of its own those that are drawn."""
+    _MAX_SAMPLES(draft, "max_samples")
+    if len(sets) > 1 and draft.has("max_samples"):
+        draft.changed("max_samples", "counts all rows together, taken from the start, not those of each data set")
+    for key, entry in entries.items():
+        wanted = entry.get("num_samples")
+        if not wanted:
+            continue
+        if len(sets) > 1 or draft.has("max_samples"):
+            draft.left(_about(key), "num_samples is not read: data.max_samples and shuffle are for all rows together")
+        else:
+            draft.put("data.max_samples", wanted)
+            draft.put("data.shuffle", True)
+            draft.changed(_about(key), "num_samples: rows are drawn, and none is used twice where there are fewer")
 
 
-def _shape(draft: Draft, method: str, entries: dict[str, Entry]) -> str:
-    """Sets format and columns from the first data set, and notes what the others have of their own."""
-    shapes = {name: _entry_shape(method, entry) for name, entry in entries.items()}
-    if not shapes:
-        return "auto"
-    first = next(iter(shapes))
-    shape, columns = shapes[first]
-    draft.put("data.format", shape)
-    if columns:
-        draft.put("data.columns", columns)
-    for name, other in shapes.items():
-        if other != shapes[first]:
-            draft.left(_about(name), f"has another shape than {first!r}; a recipe reads one: bring both to the same")
-        for line in _unread(entries[name], shape):
-            draft.left(_about(name), line)
-    return shape
+def _mix(draft: Draft) -> None:
+    """Settles how data sets are mixed: where each row is used once, they are joined."""
+    strategy = str(draft.get("mix_strategy", "concat"))
+    for key in ("mix_strategy", "interleave_probs"):
+        if not draft.has(key):
+            draft.rest(key)
+        elif strategy == "concat":
+            draft.carry("data.source", key)
+        elif strategy == "interleave_once":
+            draft.needless(key, "each row is used once in a pass, in an order that is drawn from seed")
+        else:
+            draft.left(key, MIXED if key == "mix_strategy" else "see mix_strategy")
 
 
-def _entry_shape(method: str, entry: Entry) -> tuple[str, dict[str, str]]:
-    theirs = _columns(entry)
-    shape = FORMATS.get(method)
-    if shape is None and entry.get("formatting") == "sharegpt":
-        shape = "messages"
-    elif shape is None:
-        shape = "instruction" if theirs.get("query") else "prompt-completion"
-    names = {ours: theirs.get(key) for ours, key in COLUMNS[shape].items()}
-    return shape, {ours: str(name) for ours, name in names.items() if name and name != ours}
-
-
-def _unread(entry: Entry, shape: str) -> list[str]:
-    """Returns a line for each thing in a data set's description that Baton does not read."""
-    given = entry.get("columns") or {}
-    lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key)]
-    if shape in ("preference", "rated") and given.get("query"):
-        lines.append(f"column {given['query']!r} is not read beside the prompt; join them in the source")
-    if entry.get("formatting") == "sharegpt":
-        tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
-                **(entry.get("tags") or {})}  # fmt: skip
-        if any(tags.get(tag) != expected for tag, expected in OPENAI.items()):
-            lines.append("messages have from and value; Baton reads role and content: convert the rows")
-        if shape in ("preference", "rated"):
-            lines.append("conversations: Baton reads lists of messages in chosen and rejected, not a single one")
-    lines += [f"{key} is not read" for key in ("folder", "num_samples") if entry.get(key)]
-    return lines
-
-
-def _template(draft: Draft, shape: str) -> None:
-    key = "template"
-    if not draft.has(key):
-        draft.rest(key)
-    elif shape == "messages":
-        draft.left(key, "the tokenizer's own chat template is used; check that it is this one")
-    elif shape == "text":
-        draft.needless(key, "plain text has no template")
-    else:
-        draft.left(key, PLAIN)
-
-
-def _loss(draft: Draft, method: str, shape: str) -> None:
+def _loss(draft: Draft, method: str, shape: Shape | None) -> None:
     """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
     key = "train_on_prompt"
     whole_row = read(draft, key, flag, False)
     if method != "sft":
         draft.rest(key)
-    elif shape == "messages":
+    elif shape and shape.talks:
         draft.put("data.assistant_only_loss", not whole_row, key)
-        if not whole_row:
+        if not whole_row and not draft.look("model.chat_template"):
             draft.assumed.append("data.assistant_only_loss true, which needs a chat template with the generation mark")
     else:
         draft.put("data.completion_only_loss", not whole_row, key)

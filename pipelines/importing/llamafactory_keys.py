@@ -50,6 +50,7 @@ CARRIED: dict[str, Rule] = {
     "logging_steps": carry("training.log_every", steps),
     "dataloader_num_workers": carry("training.workers", count),
     "per_device_eval_batch_size": carry("evaluation.batch_size", whole),
+    "export_size": carry("export.shard_size", lambda value: f"{whole(value)}GB"),
     "seed": carry("seed", count),
 }
 
@@ -59,6 +60,8 @@ TRACKING = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
 OTHER_OPTIMIZER = "Baton does not have this optimizer; training.optimizer says which is used"
 TOKENS = "the tokenizer is taken as it is: save one with these tokens, and name it in model.tokenizer.base"
 SERVING = "is for inference, which is not what a recipe describes"
+DRAWN = "samples are drawn by evaluation.temperature and top_p alone, 0 takes the likeliest token"
+GENERATING = "has no effect without predict_with_generate"
 PICTURES = "Baton learns from text alone"
 
 
@@ -76,6 +79,10 @@ def _tracking(draft: Draft, key: str) -> None:
     draft.carry("tracking.mlflow", *([key] if "mlflow" in names else []))
     if others := [name for name in names if name not in ("mlflow", "tensorboard", "wandb")]:
         draft.left(key, f"{', '.join(others)}: {TRACKING}")
+
+
+def _beams(draft: Draft, key: str) -> None:
+    draft.left(key, DRAWN) if read(draft, key, whole, 1) > 1 else draft.rest(key)
 
 
 LEFT: dict[str, Rule] = {
@@ -115,17 +122,24 @@ LEFT: dict[str, Rule] = {
     "save_only_model": leave("checkpoints are always whole, so that training can go on from them"),
     "resume_from_checkpoint": leave("Baton goes on by itself: from the newest checkpoint of `baton run --run NAME`"),
     "do_predict": leave("the evaluate stage writes samples: evaluation.samples"),
-    "predict_with_generate": leave("the evaluate stage writes samples: evaluation.samples"),
     "eval_on_each_dataset": leave("held-out rows are evaluated together"),
     "report_to": _tracking,
     "run_name": leave("a run is named when it is started: `baton run RECIPE --run NAME`"),
     "output_dir": leave("what a run writes goes to the store; set store, a folder or s3://bucket"),
     "deepspeed": leave(ONE_GPU),
-    "push_to_hub": leave("upload the exported model yourself"),
+    "export_dir": leave("what a run hands out goes to the store; set store, a folder or s3://bucket"),
+    "export_legacy_format": leave("weights are always safetensors"),
+    "num_beams": _beams,
+    "eval_num_beams": _beams,
+    "repetition_penalty": leave(DRAWN),
+    "length_penalty": leave(DRAWN),
 }
 
 DROPPED: dict[str, Rule] = {
     "do_train": drop("a recipe is there to train"),
+    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "max_new_tokens"), drop(GENERATING)),
+    "max_length": drop("max_new_tokens decides, for what is generated"),
+    "skip_special_tokens": drop("special tokens are left out of samples"),
     "do_eval": drop("evaluation.every says when"),
     "overwrite_cache": drop("tokenized data is reused only for the same content and settings"),
     "overwrite_output_dir": drop("every run has a folder of its own"),
@@ -193,18 +207,21 @@ FAMILIES: dict[str, Rule] = {
     "vllm_": drop(SERVING),
     "sglang_": drop(SERVING),
     "offload_folder": drop(SERVING),
-    "export_": leave("export says what comes out: export.formats"),
+    "export_quantization_": leave(
+        "GGUF has weights in few bits: export.formats: [safetensors, gguf], export.gguf.types"
+    ),
+    "export_": drop("has no effect on what comes out"),
     "image_": drop(PICTURES),
     "video_": drop(PICTURES),
     "audio_": drop(PICTURES),
     "crop_to_patches": drop(PICTURES),
     "use_audio_in_video": drop(PICTURES),
-    "hub_": leave("upload the exported model yourself"),
+    "hub_token": leave("set HF_TOKEN in the environment of the export stage"),
+    "hub_": drop("has no effect without a repository to push to"),
     "hf_hub_token": leave(
-        "set HF_TOKEN in the environment of `baton run`; pods are not given it, so put the model into S3"
+        "set HF_TOKEN in the environment of `baton run`; for pods, name its Secret in resources.secret_env"
     ),
     "ms_hub_token": leave("Baton reads Hugging Face's hub, folders and S3"),
     "om_hub_token": leave("Baton reads Hugging Face's hub, folders and S3"),
-    "generation_": leave("evaluation.samples are written greedily"),
-    "eval_num_beams": leave("evaluation.samples are written greedily"),
+    "generation_": leave(DRAWN),
 }

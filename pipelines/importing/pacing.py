@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from pipelines.importing import sources
 from pipelines.importing.draft import Draft
 from pipelines.importing.rules import carry, flag, number, read, steps, whole
 
@@ -99,15 +100,16 @@ def warmup(draft: Draft) -> None:
 
 
 def held_out(draft: Draft, key: str) -> None:
-    """Sets the share of rows held out, which in Baton is never nothing."""
+    """Sets the share or number of rows held out, which in Baton is never nothing."""
+    if sources.given_sides(draft):
+        draft.needless(key, "the rows that are held out are given, and decide") if draft.has(key) else draft.rest(key)
+        return
     share = read(draft, key, number, 0.0)
-    if 0 < share < 1:
+    if share > 0:
         draft.put("data.split.eval", share, key)
         return
     draft.put("data.split.eval", HELD_OUT)
-    if share:
-        draft.left(key, f"a number of rows; Baton holds out a share, {HELD_OUT} here: change data.split.eval")
-    elif key in draft.given:
+    if key in draft.given:
         draft.changed(key, f"Baton always holds rows out, {HELD_OUT} of them here: change data.split.eval")
     else:
         draft.assumed.append(f"data.split.eval {HELD_OUT}, as Baton always holds rows out")

@@ -53,6 +53,15 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Writes a text of several lines, such as a chat template, as it is, and one of line breaks alone in quotes."""
+    lines = "|" if "\n" in text.strip() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=lines if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def _differing(section: BaseModel) -> dict[str, Any]:
     """Returns what a section says that its defaults do not. One that is there only to be there gets its first field."""
     found: dict[str, Any] = {}

@@ -49,6 +49,7 @@ def on_spot_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
         "resources.memory": "64Gi",
         "resources.shm": "16Gi",
         "resources.secret": "s3-keys",
+        "resources.secret_env": "{HF_TOKEN: hub/token}",
         "resources.image": "registry.example/baton-python:abc123",
         "resources.node_selector": "{pool: spot}",
         "resources.tolerations": "[{key: spot, operator: Equal, value: 'true', effect: NoSchedule}]",
@@ -122,8 +123,10 @@ def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: l
     for container, settings in _executors(on_spot_gpus).values():
         assert container["image"] == "registry.example/baton-python:abc123"
         assert settings["podMetadata"]["labels"]["team"] == "nlp"
-        (secret,) = settings["secretAsEnv"]
-        assert secret["secretName"] == "s3-keys"
+        store, hub = settings["secretAsEnv"]
+        assert store["secretName"] == "s3-keys"
+        assert hub["secretName"] == "hub"
+        assert hub["keyToEnv"] == [{"secretKey": "token", "envVar": "HF_TOKEN"}]
         assert {"name": "AWS_ENDPOINT_URL", "value": "http://s3:9000"} in container["env"]
 
 

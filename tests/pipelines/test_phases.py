@@ -66,6 +66,7 @@ def test_the_finder_stood_before_the_second_phase(finished: tuple[dict[str, Any]
     assert Run(storage, "two-sft").settled_recipe().training.learning_rate == rate
 
 
+@pytest.mark.slow
 def test_the_same_run_again_trains_nothing(finished: tuple[dict[str, Any], Storage], recipe: Path) -> None:
     again = subprocess.run(
         [BATON, "run", str(recipe), "--run", "two", "--output", "json"], capture_output=True, text=True, check=False

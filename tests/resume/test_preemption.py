@@ -37,7 +37,8 @@ def test_a_notice_saves_within_a_second_and_spare_slots_finish(
 ) -> None:
     notice = tmp_path / "notice"
     preemption = {"notice_file": str(notice)}
-    recipe = legs.changed(recipes["lora"], chunks__count=2, chunks__spare=1, chunks__preemption=preemption)
+    chunks = {"chunks__count": 2, "chunks__spare": 1, "chunks__checkpoint_every": 100}  # none but the notice's
+    recipe = legs.changed(recipes["lora"], **chunks, chunks__preemption=preemption)
     run = legs.prepare(recipe, f"preempted-{how.lower()}")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.15)
     chunk.wait_for("step", step=2)

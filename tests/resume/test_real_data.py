@@ -15,7 +15,10 @@ from components.shared.runs import Run
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 RECIPE = Path(__file__).parents[1] / "recipes" / "real.yaml"
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not beside the repository")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not beside the repository"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -156,9 +156,22 @@ def test_validate(folder: Path):
     assert done.stderr == ""
 
 
-COMMANDS = ["", "validate", "schema", "compile", "run", "submit", "generate", "prove", "drill", "doctor", "checkpoints"]
+COMMANDS = [
+    "",
+    "validate",
+    "schema",
+    "compile",
+    "run",
+    "submit",
+    "generate",
+    "serve",
+    "prove",
+    "drill",
+    "doctor",
+    "checkpoints",
+]
 COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune")]
-COMMANDS += ["import", "import axolotl", "import llamafactory"]
+COMMANDS += ["data", "data check", "import", "import axolotl", "import llamafactory"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -172,7 +185,7 @@ def test_help(command: str):
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
     names = set(top.commands)
-    names |= {f"{group} {name}" for group in ("checkpoints", "import") for name in top.commands[group].commands}
+    names |= {f"{group} {name}" for group in ("checkpoints", "data", "import") for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.shared.recipe.base import Positive, Section
 from components.shared.recipe.quality import Quality
@@ -56,7 +56,18 @@ class Split(Section):
     group_by: str | None = None
     """Column of the source: rows with the same value are never on two sides."""
     column: str | None = None
-    """Column of the source that names a row's side: `train`, `eval` (also `validation`, `valid`, `dev`) or `test`."""
+    """Column of the source that names a row's side: `train`, `eval` (also `validation`, `valid`, `val`, `dev`) or
+    `test`."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Split:
+        rules = [name for name in ("stratify_by", "group_by", "column") if getattr(self, name)]
+        if len(rules) > 1:
+            raise ValueError(f"{' and '.join(rules)} each decide a row's side; leave {len(rules) - 1} of them out")
+        shares = [size for size in (self.eval, self.test) if size < 1]
+        if sum(shares) >= 1:
+            raise ValueError(f"eval {self.eval:g} and test {self.test:g} leave no rows to train on; hold out fewer")
+        return self
 
 
 class Data(Section):
@@ -66,10 +77,11 @@ class Data(Section):
     """File, folder, glob, `s3://…`, `hf://datasets/…` or `builtin:stdlib-docs`; one or a list, whose members may be
     mappings with a `weight`, `format`, `columns` or `side` of their own."""
     format: Format = "auto"
-    """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found. A preference
-    has `chosen` and `rejected`, with a `prompt` or as whole conversations; a ranked row has `responses`, with `scores`
-    or the best first; a rated row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an
-    `answer` and further columns for reward functions."""
+    """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found; it knows the
+    usual other names, such as `question` and `answer`. A preference has `chosen` and `rejected`, with a `prompt` or as
+    whole conversations; a ranked row has `responses`, with `scores` or the best first, of which the best is paired with
+    one below it that the content draws; a rated row has `prompt`, `completion` and `label`, true for a good one; a
+    prompt may have an `answer` and further columns for reward functions."""
     columns: Columns = {}
     """Our column name → the source's, for example `{prompt: question, completion: answer}`; a list of columns is joined
     with `join`."""
@@ -105,7 +117,8 @@ class Data(Section):
     workers: Positive | None = None
     """Processes that tokenize; the machine's cores when left out."""
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that may be unreadable before the run stops; they are kept with their reasons."""
+    """Share of rows that may be unreadable before the run stops; they are kept with their reasons. A file that breaks
+    off hides an unknown number of rows and stops it at any share below 1."""
 
     @property
     def sources(self) -> list[Source]:
@@ -116,6 +129,15 @@ class Data(Section):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str | dict) else value
+
+    @model_validator(mode="after")
+    def _groups_stay_together(self) -> Data:
+        given = next((source.uri for source in self.sources if source.side), None)
+        if self.split.group_by and given:
+            raise ValueError(
+                f"split.group_by keeps rows of one value on one side, and the side of {given} is given; leave one out"
+            )
+        return self
 
     @field_validator("columns")
     @classmethod

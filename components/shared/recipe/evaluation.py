@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Literal
 
@@ -11,6 +12,12 @@ from components.shared.recipe.base import Fraction, Positive, Section
 from components.shared.recipe.hooks import Hook, short
 
 Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+"""Figures of the metric `rouge`."""
+
+AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
+"""Figures that say how a model's likelihoods of pairs differ from those of the model before training."""
 
 GATE = re.compile(
     r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
@@ -79,6 +86,38 @@ class Evaluation(Section):
                     "production, for example '<= baseline * 0.98'"
                 )
         return value
+
+    def figures(self, method: str) -> list[str]:
+        """Returns the figures that a run of a method has, by name; those of `tasks` and of single reward functions have
+        names of their own beside these."""
+        own = {
+            "reward": ("loss", "accuracy", "margin"),
+            **dict.fromkeys(("grpo", "rloo"), ("reward",)),
+            **dict.fromkeys(("dpo", "orpo", "cpo"), ("loss", "perplexity", *AGAINST_BASELINE)),
+        }
+        texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
+        return [
+            *own.get(method, ("loss", "perplexity")),
+            *texts,
+            *(function.use.rpartition(":")[2] for function in self.functions),
+        ]
+
+    def check_gate(self, method: str) -> None:
+        """Makes sure that each line of the gate is on a figure that there will be.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        known = self.figures(method)
+        for name, line in self.gate.items():
+            of_task = self.tasks and "." in name
+            of_reward = method in ("grpo", "rloo") and name.startswith("reward_")
+            if name not in known and not of_task and not of_reward:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"there will be {', '.join(known)}"
+                raise ValueError(f"evaluation.gate: no figure is called {name!r}; {hint}")
+            if name in AGAINST_BASELINE and "baseline" in line:
+                raise ValueError(f"evaluation.gate: {name} compares with the baseline itself; expected a number")
 
     @model_validator(mode="after")
     def _complete(self) -> Evaluation:

@@ -20,7 +20,7 @@ class GGUF(Section):
 
 
 class ONNX(Section):
-    """A graph for ONNX Runtime: token ids and mask in, logits out."""
+    """A graph for ONNX Runtime: token ids and mask in, logits out, computed in float32."""
 
     opset: Annotated[int, Field(ge=18)] = 20
     """Version of the operators."""
@@ -81,7 +81,8 @@ class Export(Section):
     licence: str | None = None
     """Licence of the model, as the Hub spells it (`apache-2.0`); the base model's when left out and known."""
     check_tokens: Positive = 16
-    """Tokens that each format must write just as the trained model does, greedily, before it counts."""
+    """Tokens that each format must write just as the trained model does, greedily, before it counts; where a format
+    rounds the weights, as the model does with them rounded."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Export:

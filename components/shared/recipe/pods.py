@@ -54,6 +54,9 @@ class Resources(Section):
     """Labels on every pod."""
     secret: str | None = None
     """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, given to every pod as environment."""
+    secret_env: dict[str, Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")]] = {}
+    """Further credentials of every pod: environment variable → `secret/key`, such as `{HF_TOKEN: hub/token}` for
+    private models and `export.hub`."""
     image_pull_secret: str | None = None
     """Name of the Secret for a private registry."""
     cache_claim: str | None = None
@@ -68,5 +71,5 @@ class Resources(Section):
     def _no_credentials(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
             if re.search(r"SECRET|PASSWORD|TOKEN(?!IZER)|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
-                raise ValueError(f"holds {name}, which looks like a credential; name its Secret in resources.secret")
+                raise ValueError(f"holds {name}, which looks like a credential; put it into resources.secret_env")
         return value

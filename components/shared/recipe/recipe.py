@@ -140,7 +140,23 @@ class Recipe(Section):
             raise ValueError(f"training.curriculum.by: column {by!r} is not kept; add it to data.extra_columns")
         if by != "length" and data.packing:
             raise ValueError(f"training.curriculum.by: packed rows have no {by!r}; leave out packing or use length")
+        if data.order == "blocks" and self.needs_all_rows:
+            raise ValueError(f"data.order: {self.needs_all_rows} needs all rows in every chunk; set it to uniform")
         return self
+
+    @property
+    def needs_all_rows(self) -> str | None:
+        """What goes over all training rows in every chunk, so that `data.order` cannot be `blocks`; None for nothing.
+
+        TRL's trainers for kto, orpo and cpo prepare all rows when they are built, those for grpo and rloo, lengths and
+        curriculum choose from all of them.
+        """
+        training = self.training
+        if training.method in ("kto", "orpo", "cpo", "grpo", "rloo"):
+            return training.method
+        if training.group_by_length:
+            return "training.group_by_length"
+        return "training.curriculum" if training.curriculum else None
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Recipe:
@@ -183,6 +199,7 @@ class Recipe(Section):
                 raise ValueError(f"{what}: looks at evaluations, and there are none; set evaluation.every")
         if best and not self.chunks.keep.best:
             raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
+        self.evaluation.check_gate(training.method)
         if self.export.alias and not self.evaluation.gate:
             raise ValueError("export.alias: an alias moves only when a gate has held; set evaluation.gate")
         if "adapter" in self.export.formats and self.adapter is None:

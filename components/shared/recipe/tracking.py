@@ -16,4 +16,4 @@ class Tracking(Section):
     """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
     wandb: str | None = None
     """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
-    (`resources.secret` hands on the store's credentials alone)."""
+    (`resources.secret_env`)."""

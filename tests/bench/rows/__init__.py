@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from tests.bench.rows import boundary, chunks, goodput, memory, publish, restore, save_stall
+from tests.bench.rows import boundary, chunks, goodput, memory, publish, restore, save_stall, slice, tokenize
 
 ALL: dict[str, ModuleType] = {
-    module.NAME: module for module in (save_stall, restore, publish, boundary, chunks, goodput, memory)
+    module.NAME: module for module in (save_stall, restore, publish, boundary, chunks, goodput, memory, tokenize, slice)
 }
 """The rows by name, in the order in which they are measured."""

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data_split import formats
-from components.shared.recipe import Data
+from components.data_split.layouts import Layout
 
-DATA = Data(source=["rows.jsonl"])
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "1+1?"}
 AGAIN = {"role": "user", "content": "Sure?"}
@@ -54,6 +53,19 @@ PAIRS = {
         {"prompt": "1+1?", "chosen": [ASK, RIGHT], "rejected": [ASK, WRONG]},
         pair([ASK], [RIGHT], [WRONG]),
     ),
+    "answers that are texts": ({"prompt": [ASK], "chosen": "2", "rejected": "3"}, pair([ASK], [RIGHT], [WRONG])),
+    "answers that are one message each": (
+        {"prompt": [ASK], "chosen": RIGHT, "rejected": WRONG},
+        pair([ASK], [RIGHT], [WRONG]),
+    ),
+    "ShareGPT's words": (
+        {
+            "prompt": [{"from": "human", "value": "1+1?"}],
+            "chosen": {"from": "gpt", "value": "2"},
+            "rejected": {"from": "gpt", "value": "3"},
+        },
+        pair([ASK], [RIGHT], [WRONG]),
+    ),
     "further keys": (
         {"chosen": [{**ASK, "name": "x"}, RIGHT], "rejected": [ASK, {**WRONG, "score": 1}], "id": 4},
         pair([ASK], [RIGHT], [WRONG]),
@@ -63,10 +75,61 @@ PAIRS = {
 
 @pytest.mark.parametrize(("row", "expected"), PAIRS.values(), ids=PAIRS)
 def test_a_pair(row: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert formats.normalise(row, DATA, "preference") == expected
+    assert formats.normalise(row, Layout(format="preference", columns={})) == expected
 
 
-SAME = "chosen and rejected are the same"
+SAID = {
+    "roles": ([ASK, RIGHT], [ASK, RIGHT]),
+    "ShareGPT": (
+        [
+            {"from": "system", "value": "Be brief."},
+            {"from": "human", "value": "1+1?"},
+            {"from": "gpt", "value": "2", "weight": 1},
+        ],
+        [SYSTEM, ASK, RIGHT],
+    ),
+    "other names": ([{"role": "Human", "content": "1+1?"}, {"role": "model", "content": "2"}], [ASK, RIGHT]),
+    "tools in words": (
+        [
+            {"from": "human", "value": "1+1?"},
+            {"from": "function_call", "value": "add(1, 1)"},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "2"},
+        ],
+        [ASK, {"role": "assistant", "content": "add(1, 1)"}, {"role": "tool", "content": "2"}, RIGHT],
+    ),
+    "an own role": ([{"role": "narrator", "content": "Once"}, RIGHT], [{"role": "narrator", "content": "Once"}, RIGHT]),
+    "parts of text": (
+        [{"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]}, RIGHT],
+        [ASK, RIGHT],
+    ),
+    "no calls": ([ASK, {**RIGHT, "tool_calls": [], "function_call": None}], [ASK, RIGHT]),
+    "parts with an image": (
+        [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image", "text": "y"}]}, RIGHT],
+        "message 1 has no text content",
+    ),
+    "parts without text": ([{"role": "user", "content": []}, RIGHT], "message 1 has no text content"),
+    "tool calls": (
+        [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}, RIGHT],
+        "message 2 has tool_calls, which chat templates render each in their own way; expected text",
+    ),
+    "a speaker nobody knows": (
+        [{"from": "alien", "value": "x"}, {"from": "gpt", "value": "y"}],
+        "message 1 is from 'alien', expected user, human, assistant, gpt, chatgpt, bing, bard, model, bot, "
+        "function_call, system, tool, function, observation",
+    ),
+    "no value": ([{"from": "human"}, RIGHT], "message 1 has no text content"),
+}
+
+
+@pytest.mark.parametrize("row_format", ["messages", "sharegpt"])
+@pytest.mark.parametrize(("messages", "expected"), SAID.values(), ids=SAID)
+def test_who_says_what(messages: list[Any], expected: list[Any] | str, row_format: str) -> None:
+    name = "messages" if row_format == "messages" else "conversations"
+    found = formats.normalise({name: messages}, Layout(format=row_format, columns={}))
+    assert found == (expected if isinstance(expected, str) else {"messages": expected})
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing shared": (
         {"chosen": [RIGHT], "rejected": [WRONG]},
@@ -76,14 +139,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"chosen": [ASK, RIGHT, AGAIN, YES], "rejected": [ASK, RIGHT]},
         "rejected does not end on an assistant turn",
     ),
-    "the same": ({"chosen": [ASK, RIGHT], "rejected": [ASK, RIGHT]}, "chosen does not end on an assistant turn"),
-    "the same behind a prompt": ({"prompt": [ASK], "chosen": [RIGHT], "rejected": [RIGHT]}, SAME),
     "ends on a question": (
         {"prompt": [ASK], "chosen": [RIGHT, AGAIN], "rejected": [WRONG]},
         "chosen does not end on an assistant turn",
     ),
-    "one side is text": (
-        {"prompt": [ASK], "chosen": [RIGHT], "rejected": "3"},
+    "one side is text and there is no prompt": (
+        {"chosen": [ASK, RIGHT], "rejected": "3"},
         "rejected is a str, expected a non-empty list",
     ),
     "one side is empty": (
@@ -108,12 +169,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("row", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_pair_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert formats.normalise(row, DATA, "preference") == reason
+    assert formats.normalise(row, Layout(format="preference", columns={})) == reason
 
 
 def test_a_prompt_of_several_turns() -> None:
     row = {"prompt": [SYSTEM, ASK, RIGHT, AGAIN], "answer": "Yes.", "id": 1}
-    assert formats.normalise(row, DATA, "prompt") == {"prompt": [SYSTEM, ASK, RIGHT, AGAIN], "answer": "Yes."}
+    assert formats.normalise(row, Layout(format="prompt", columns={})) == {
+        "prompt": [SYSTEM, ASK, RIGHT, AGAIN],
+        "answer": "Yes.",
+    }
 
 
 PROMPTS = {
@@ -126,7 +190,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize(("row", "reason"), PROMPTS.values(), ids=PROMPTS)
 def test_a_prompt_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert formats.normalise(row, DATA, "prompt") == reason
+    assert formats.normalise(row, Layout(format="prompt", columns={})) == reason
 
 
 MESSAGES = st.lists(st.sampled_from([SYSTEM, ASK, AGAIN, RIGHT, WRONG, YES, NO]), min_size=1, max_size=5)
@@ -135,12 +199,19 @@ MESSAGES = st.lists(st.sampled_from([SYSTEM, ASK, AGAIN, RIGHT, WRONG, YES, NO])
 @given(chosen=MESSAGES, rejected=MESSAGES, prompt=st.none() | MESSAGES)
 def test_a_pair_is_cut_where_its_sides_part(chosen: list[Any], rejected: list[Any], prompt: list[Any] | None) -> None:
     row = {"chosen": chosen, "rejected": rejected, **({"prompt": prompt} if prompt else {})}
-    found = formats.normalise(row, DATA, "preference")
+    found = formats.normalise(row, Layout(format="preference", columns={}))
     if isinstance(found, str):
         return
-    assert found["chosen"] != found["rejected"]
     assert found["chosen"][-1]["role"] == found["rejected"][-1]["role"] == "assistant"
     for side, given_side in (("chosen", chosen), ("rejected", rejected)):
         assert given_side in (found["prompt"] + found[side], found[side])
-    if prompt is None:
+    if prompt is None and chosen != rejected:
         assert found["chosen"][0] != found["rejected"][0], "what both begin with is the prompt"
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": [ASK]}])
+def test_answers_that_are_the_same_are_left_to_the_check_of_quality(prompt: dict[str, Any]) -> None:
+    head = [] if prompt else [ASK]
+    row = {**prompt, "chosen": [*head, RIGHT], "rejected": [*head, RIGHT]}
+    found = formats.normalise(row, Layout(format="preference", columns={}))
+    assert found == {"prompt": [ASK], "chosen": [RIGHT], "rejected": [RIGHT]}

@@ -8,94 +8,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data_split import formats
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Data, Recipe
+from components.data_split.layouts import NEEDED, Layout
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 
 
-def data(**settings: Any) -> Data:
-    """The data section of a recipe."""
-    return Data(source=["rows.jsonl"], **settings)
+def layout(row_format: str, columns: dict[str, Any] | None = None, extra_columns: list[str] | None = None) -> Layout:
+    """The layout of rows."""
+    return Layout(format=row_format, columns=columns or {}, extra_columns=tuple(extra_columns or ()))
 
 
-def recipe(method: str, **settings: Any) -> Recipe:
-    """A recipe of a method."""
-    own = {method: {"rewards": ["exact"]}} if method in ("grpo", "rloo") else {}
-    document = {
-        "name": "tiny",
-        "model": {"base": "org/model"},
-        "data": {"source": "rows.jsonl", **settings},
-        "training": {"method": method, **own},
-    }
-    return recipe_file.validate(document, origin="r.yaml")
+JOINED = {"prompt": ["title", "body"], "completion": "reply"}
 
 
-DETECTED = {
-    "text": ("sft", ["text", "id"], {}, "text"),
-    "prompt-completion": ("sft", ["prompt", "completion"], {}, "prompt-completion"),
-    "instruction": ("sft", ["instruction", "output", "input"], {}, "instruction"),
-    "messages": ("sft", ["messages", "prompt", "completion"], {}, "messages"),
-    "mapped": ("sft", ["question", "answer"], GSM8K, "prompt-completion"),
-    "mapped text": ("sft", ["body"], {"text": "body"}, "text"),
-    "more beats less": ("sft", ["text", "prompt", "completion"], {}, "prompt-completion"),
-    "pretraining takes text alone": ("pretrain", ["text", "prompt", "completion"], {}, "text"),
-    "pairs": ("dpo", ["prompt", "chosen", "rejected"], {}, "preference"),
-    "pairs without a prompt": ("reward", ["chosen", "rejected", "score"], {}, "preference"),
-    "pairs beside messages": ("orpo", ["messages", "chosen", "rejected"], {}, "preference"),
-    "pairs by other names": ("cpo", ["good", "bad"], {"chosen": "good", "rejected": "bad"}, "preference"),
-    "ratings": ("kto", ["prompt", "completion", "label"], {}, "rated"),
-    "pairs to be rated": ("kto", ["prompt", "chosen", "rejected"], {}, "preference"),
-    "ratings beat pairs": ("kto", ["prompt", "completion", "label", "chosen", "rejected"], {}, "rated"),
-    "prompts": ("grpo", ["prompt", "completion", "text"], {}, "prompt"),
-    "mapped prompts": ("rloo", ["question", "answer"], {"prompt": "question"}, "prompt"),
-}
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"title": "Sum", "body": "1+1?"}, "Sum\n\n1+1?"),
+        ({"title": "Sum", "body": " "}, "Sum"),
+        ({"title": None, "body": "1+1?"}, "1+1?"),
+        ({"body": "1+1?"}, "1+1?"),
+        ({"title": 7, "body": "1+1?"}, "7\n\n1+1?"),
+        ({"title": "", "body": None}, None),
+    ],
+    ids=["both", "one blank", "one null", "one absent", "a number", "none"],
+)
+def test_columns_that_are_joined(row: dict[str, Any], expected: str | None):
+    found = formats.normalise({**row, "reply": "2"}, layout("prompt-completion", JOINED))
+
+    assert found == ({"prompt": expected, "completion": "2"} if expected else "column 'title' + 'body' is missing")
 
 
-@pytest.mark.parametrize(("method", "columns", "mapping", "expected"), DETECTED.values(), ids=DETECTED)
-def test_detect(method: str, columns: list[str], mapping: dict[str, str], expected: str):
-    assert formats.detect(recipe(method, columns=mapping), columns) == expected
+def test_columns_joined_by_something_else():
+    by = Layout(format="text", columns={"text": ["a", "b", "c"]}, join=" | ")
 
-
-def test_a_format_that_is_named_is_taken():
-    assert formats.detect(recipe("sft", format="text"), ["messages"]) == "text"
-
-
-UNFIT = {
-    "unmapped": ("pretrain", ["question", "answer"], {}, "(text: text)"),
-    "half": ("dpo", ["prompt", "chosen"], {}, "(preference: chosen, rejected)"),
-    "half mapped": (
-        "kto",
-        ["question", "label"],
-        {"prompt": "question"},
-        "(rated: prompt, completion, label; preference: chosen, rejected)",
-    ),
-    "of another method": ("grpo", ["text", "messages"], {}, "(prompt: prompt)"),
-    "supervised": (
-        "sft",
-        ["prompt", "chosen", "rejected"],
-        {},
-        "(text: text; prompt-completion: prompt, completion; instruction: instruction, output; messages: messages)",
-    ),
-}
-
-
-@pytest.mark.parametrize(("method", "columns", "mapping", "shapes"), UNFIT.values(), ids=UNFIT)
-def test_columns_that_fit_nothing(method: str, columns: list[str], mapping: dict[str, str], shapes: str):
-    with pytest.raises(UserError) as caught:
-        formats.detect(recipe(method, columns=mapping), columns)
-
-    assert caught.value.message == (
-        f"data.source has columns {', '.join(sorted(columns))}, which fit no format that {method} learns from {shapes}."
-    )
-    assert caught.value.remedy == "Map them with data.columns, for example {prompt: question, completion: answer}."
+    assert formats.normalise({"a": "x", "b": "", "c": "y"}, by) == {"text": "x | y"}
 
 
 def test_gsm8k_columns():
     row = {"question": "1+1?", "answer": "1+1=2\n#### 2", "id": 7}
 
-    found = formats.normalise(row, data(columns=GSM8K), "prompt-completion")
+    found = formats.normalise(row, layout("prompt-completion", GSM8K))
 
     assert found == {"prompt": "1+1?", "completion": "1+1=2\n#### 2"}
 
@@ -123,7 +76,7 @@ WITH_INPUT = (
     ids=["no input", "empty input", "null input", "input"],
 )
 def test_the_prompt_of_an_instruction(given: dict[str, Any], prompt: str):
-    found = formats.normalise({"instruction": "Add.", "output": "3", **given}, data(), "instruction")
+    found = formats.normalise({"instruction": "Add.", "output": "3", **given}, layout("instruction"))
 
     assert found == {"prompt": prompt, "completion": "3"}
 
@@ -132,7 +85,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 
 
 def test_messages_keep_role_and_content():
-    found = formats.normalise({"messages": [{**USER, "name": "x"}, ANSWER], "id": 1}, data(), "messages")
+    found = formats.normalise({"messages": [{**USER, "name": "x"}, ANSWER], "id": 1}, layout("messages"))
 
     assert found == {"messages": [USER, ANSWER]}
 
@@ -180,13 +133,7 @@ REFUSED |= {
     "no chosen": ("preference", {"prompt": "x", "rejected": "3"}, "column 'chosen' is missing"),
     "blank chosen": ("preference", {**PAIR, "chosen": ""}, "chosen is empty"),
     "blank rejected": ("preference", {**PAIR, "rejected": "\n"}, "rejected is empty"),
-    "nothing preferred": ("preference", {**PAIR, "rejected": "2"}, "chosen and rejected are the same"),
     "number preferred": ("preference", {**PAIR, "chosen": 2}, "column 'chosen' is a int, expected text"),
-    "conversation to a text": (
-        "preference",
-        {**PAIR, "prompt": [USER]},
-        "column 'prompt' is a list, expected text",
-    ),
     "rejected surrogate": ("preference", {**PAIR, "rejected": "\ud800"}, "column 'rejected' holds a lone surrogate"),
     "unrated": ("rated", {"prompt": "x", "completion": "y"}, "column 'label' is missing"),
     "rated blank": ("rated", {**RATED, "completion": " "}, "completion is empty"),
@@ -205,17 +152,66 @@ REFUSED |= {
 
 @pytest.mark.parametrize(("row_format", "row", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_row_that_cannot_be_used(row_format: str, row: dict[str, Any], reason: str):
-    assert formats.normalise(row, data(), row_format) == reason
+    assert formats.normalise(row, layout(row_format)) == reason
 
 
 def test_a_reason_names_the_sources_own_column():
-    found = formats.normalise({"question": "x"}, data(columns=GSM8K), "prompt-completion")
+    found = formats.normalise({"question": "x"}, layout("prompt-completion", GSM8K))
 
     assert found == "column 'answer' is missing"
 
 
 def test_a_pair_of_texts():
-    assert formats.normalise({**PAIR, "id": 3}, data(), "preference") == PAIR
+    assert formats.normalise({**PAIR, "id": 3}, layout("preference")) == PAIR
+
+
+RANKED = {
+    "best and one other": ({"responses": ["3", "2"], "scores": [0.1, 0.9]}, ("2", {"3"})),
+    "the best first": ({"responses": ["2", "3", "4"]}, ("2", {"3", "4"})),
+    "null scores": ({"responses": ["2", "3"], "scores": None}, ("2", {"3"})),
+    "one of those below": ({"responses": ["3", "2", "4"], "scores": ["1", "5", "2"]}, ("2", {"3", "4"})),
+    "level with the best": ({"responses": ["2", "two", "3"], "scores": [5, 5, 1]}, ("2", {"3"})),
+}
+
+
+@pytest.mark.parametrize(("row", "expected"), RANKED.values(), ids=RANKED)
+def test_a_ranked_row_becomes_a_pair(row: dict[str, Any], expected: tuple[str, set[str]]):
+    drawn = set()
+    for number in range(20):
+        found = formats.normalise({"prompt": f"{number}", **row}, layout("ranked"))
+        assert isinstance(found, dict)
+        assert (found["prompt"], found["chosen"]) == (f"{number}", expected[0])
+        assert found == formats.normalise({"prompt": f"{number}", **row}, layout("ranked"))
+        drawn.add(found["rejected"])
+
+    assert drawn == expected[1]
+
+
+def test_ranked_conversations():
+    row = {"prompt": [USER], "responses": [[USER, ANSWER], [USER, {**ANSWER, "content": "Go"}]], "scores": [0, 1]}
+
+    found = formats.normalise(row, layout("ranked"))
+
+    assert found == {"prompt": [USER], "chosen": [{"role": "assistant", "content": "Go"}], "rejected": [ANSWER]}
+
+
+UNRANKED = {
+    "words": ({"responses": "2"}, "responses is not a list of at least two"),
+    "one": ({"responses": ["2"]}, "responses is not a list of at least two"),
+    "scores of others": ({"responses": ["2", "3"], "scores": [1]}, "scores is not a list of 2, one for each response"),
+    "scores in words": ({"responses": ["2", "3"], "scores": ["good", "bad"]}, "scores are not numbers"),
+    "scores that are none": ({"responses": ["2", "3"], "scores": [1, None]}, "scores are not numbers"),
+    "not a number": ({"responses": ["2", "3"], "scores": [1, float("nan")]}, "scores are not numbers"),
+    "all level": ({"responses": ["2", "3"], "scores": [1, 1]}, "no response is better than another"),
+    "all the same": ({"responses": ["2", "2"]}, "no response is better than another"),
+    "a blank response": ({"responses": ["2", " "]}, "rejected is empty"),
+    "a number": ({"responses": ["2", 3]}, "column 'rejected' is a int, expected text"),
+}
+
+
+@pytest.mark.parametrize(("row", "reason"), UNRANKED.values(), ids=UNRANKED)
+def test_a_ranked_row_that_cannot_be_used(row: dict[str, Any], reason: str):
+    assert formats.normalise({"prompt": "1+1?", **row}, layout("ranked")) == reason
 
 
 LABELS = {
@@ -226,7 +222,7 @@ LABELS = {
 
 @pytest.mark.parametrize(("label", "expected"), [*LABELS.items(), (1, True), (0, False)], ids=repr)
 def test_a_label_is_true_or_false(label: Any, expected: bool):
-    found = formats.normalise({**RATED, "label": label}, data(), "rated")
+    found = formats.normalise({**RATED, "label": label}, layout("rated"))
 
     assert isinstance(found, dict)
     assert found == {**RATED, "label": expected}
@@ -235,7 +231,7 @@ def test_a_label_is_true_or_false(label: Any, expected: bool):
 
 @pytest.mark.parametrize("label", ["maybe", 2, -1, "", 0.5, "tru", ["true"]], ids=repr)
 def test_a_label_that_says_nothing(label: Any):
-    found = formats.normalise({**RATED, "label": label}, data(), "rated")
+    found = formats.normalise({**RATED, "label": label}, layout("rated"))
 
     assert found == f"label is {label!r}, expected true or false"
 
@@ -253,21 +249,21 @@ ANSWERS = {
 @pytest.mark.parametrize("prompt", ["1+1?", [USER]], ids=["text", "conversation"])
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_becomes_text(answer: Any, expected: str, prompt: Any):
-    found = formats.normalise({"prompt": prompt, "answer": answer}, data(), "prompt")
+    found = formats.normalise({"prompt": prompt, "answer": answer}, layout("prompt"))
 
     assert found == {"prompt": prompt, "answer": expected}
 
 
 def test_a_prompt_needs_no_answer():
     for row in ({"prompt": "1+1?"}, {"prompt": "1+1?", "answer": None}):
-        assert formats.normalise(row, data(), "prompt") == {"prompt": "1+1?"}
+        assert formats.normalise(row, layout("prompt")) == {"prompt": "1+1?"}
 
 
 def test_further_columns_are_kept_as_text():
-    kept = data(columns={"prompt": "question"}, extra_columns=["level", "tests", "tag"])
+    kept = layout("prompt", {"prompt": "question"}, ["level", "tests", "tag"])
     row = {"question": "1+1?", "answer": "2", "level": 3, "tests": ["a == 1", "é"], "tag": "sums", "other": "x"}
 
-    found = formats.normalise(row, kept, "prompt")
+    found = formats.normalise(row, kept)
 
     assert found == {"prompt": "1+1?", "answer": "2", "level": "3", "tests": '["a == 1", "é"]', "tag": "sums"}
 
@@ -282,27 +278,29 @@ EXTRA = {
 
 @pytest.mark.parametrize(("row", "reason"), EXTRA.values(), ids=EXTRA)
 def test_a_further_column_that_cannot_be_kept(row: dict[str, Any], reason: str):
-    assert formats.normalise({"text": "x", **row}, data(extra_columns=["level"]), "text") == reason
+    assert formats.normalise({"text": "x", **row}, layout("text", extra_columns=["level"])) == reason
 
 
+KEYS = ["role", "content", "from", "value"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab \ud800é", max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content"]), inner, max_size=2)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=2),
     max_leaves=8,
 )
+
+
+MORE = ("messages", "conversations", "text", "answer", "level", "responses", "scores")
 
 
 @given(
     row=st.fixed_dictionaries(
         {}, optional=dict.fromkeys(("prompt", "chosen", "rejected", "completion", "label"), JSON)
     ),
-    more=st.fixed_dictionaries({}, optional=dict.fromkeys(("messages", "text", "answer", "level"), JSON)),
-    row_format=st.sampled_from(sorted(formats.NEEDED)),
+    more=st.fixed_dictionaries({}, optional=dict.fromkeys(MORE, JSON)),
+    row_format=st.sampled_from(sorted(NEEDED)),
 )
 def test_whatever_a_row_holds_it_is_refused_or_can_be_written(row: Any, more: Any, row_format: str):
-    found = formats.normalise({**row, **more}, data(extra_columns=["level"]), row_format)
+    found = formats.normalise({**row, **more}, layout(row_format, extra_columns=["level"]))
 
     assert found
     if not isinstance(found, str):

@@ -1,6 +1,5 @@
 """The split: each row on one side for good, none lost, what is broken kept."""
 
-import json
 import random
 import tempfile
 from collections import Counter
@@ -11,54 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data_split.split import split_data
-from components.shared import bundles, recipe_file
 from components.shared.errors import UserError
 from components.shared.storage import Storage
+from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
-
-def write(path: Path, rows: list[Any]) -> str:
-    """Write rows as JSON lines; bytes as they are."""
-    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return str(path)
-
-
-def split(
-    store: str, source: str, name: str = "run-1", *, seed: int = 7, method: str = "sft", **data: Any
-) -> dict[str, Any]:
-    """Split a source into a store."""
-    own = {"grpo": {"rewards": ["length"]}} if method == "grpo" else {}
-    recipe = {
-        "name": "tiny",
-        "seed": seed,
-        "store": store,
-        "model": {"base": "org/model"},
-        "data": {"source": source, **data},
-        "training": {"method": method, **own},
-        "tracking": {"mlflow": None},
-    }
-    return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
-
-
-def sides(store: str, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Read both sides of a split back."""
-    storage, prefix = Storage(store), f"data/{found['digest']}/split"
-    manifest = bundles.read_manifest(storage, prefix)
-    assert manifest is not None
-    assert bundles.verify(storage, prefix, manifest) == []
-    return {
-        side: [json.loads(line) for line in storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines()]
-        for side in ("train", "eval")
-    }
-
-
-def rejected(store: str, name: str = "run-1") -> list[dict[str, Any]]:
-    """Read the rows that were kept as rejected."""
-    return [json.loads(line) for line in Storage(store).read(f"runs/{name}/rejected.jsonl").splitlines()]
-
-
-ROWS = [{"text": f"row {number}"} for number in range(300)]
 BROKEN = [b'{"text": ', b'{"text": "\xff"}', {"body": "x"}]
 
 
@@ -214,11 +169,7 @@ def test_the_share_held_out(tmp_path: Path):
     assert 400 <= found["eval"] <= 600
 
 
-GOOD = st.builds(lambda text: {"text": f"t{text}"}, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
-BAD = st.sampled_from([b"{", b"[]", b"\xff", b'{"text": 1}', b'{"text": " "}', b'{"text": "\\ud800"}', b'{"b": "x"}'])
-
-
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(rows=st.lists(st.one_of(GOOD, BAD), max_size=30))
 def test_no_row_is_lost_or_doubled(rows: list[Any]):
     with tempfile.TemporaryDirectory() as folder:
@@ -237,7 +188,7 @@ def test_no_row_is_lost_or_doubled(rows: list[Any]):
     assert found["train"] + found["eval"] + found["rejected"] == 301 + len(rows)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(more=st.lists(GOOD, max_size=30), order=st.randoms(use_true_random=False), seed=st.integers(0, 2**32 - 1))
 def test_growing_and_shuffling_move_no_row(more: list[dict[str, str]], order: random.Random, seed: int):
     shuffled = [*ROWS, *more]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from components.evaluate import evaluation, measures
+from components.evaluate import evaluation, figures, measures
 from components.shared import models
 from components.shared.recipe import Recipe
 from tests.unit import tiny
@@ -61,11 +61,30 @@ def test_held_out_loss_is_that_of_trl(
         processing_class=tokenizer,
     )
     theirs = trainer.evaluate()["eval_loss"]
-    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    found = figures.values(measured.figures)
     assert found["loss"] == pytest.approx(theirs, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(theirs), rel=1e-4)
-    assert found["tokens"] == sum(label != -100 for labels in rows["labels"] for label in labels[1:])
-    assert likelihoods == {}
+    assert measured.counts == {"tokens": sum(label != -100 for labels in rows["labels"] for label in labels[1:])}
+    assert measured.likelihoods == {}
+
+
+def test_perplexity_is_that_of_a_loop_over_the_model_s_own_loss(
+    tiny_base: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    recipe = recipe_of(tiny_base, "sft", batch_size=5)
+    rows = tiny.tokens(recipe, rows_of("sft", tiny.PAIRS))
+    model = models.load_model(tiny_base).eval()
+    total, count = 0.0, 0
+    for row in rows:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        counted = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad():
+            total += model(input_ids=ids, labels=labels).loss.item() * counted
+        count += counted
+    found = figures.values(measures.measure(model, tokenizer, rows, recipe).figures)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
 class Uniform(torch.nn.Module):
@@ -89,10 +108,10 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary(rows: Any,
     labels = [[token if counts else -100 for token, counts in row] for row in rows]
     counted = sum(counts for row in rows for _, counts in row[1:])
     held_out = datasets.Dataset.from_dict({"input_ids": ids, "labels": labels})
-    found = measures.held_out_loss(Uniform(), held_out, batch_size)  # type: ignore[arg-type]
-    assert found["tokens"] == counted
-    assert found["loss"] == pytest.approx(math.log(8) if counted else 0.0, rel=1e-6)
-    assert found["perplexity"] == pytest.approx(8.0 if counted else 1.0, rel=1e-5)
+    found = measures.held_out(measures.row_losses(Uniform(), held_out, batch_size))  # type: ignore[arg-type]
+    assert found.counts == {"tokens": counted}
+    expected = {"loss": pytest.approx(math.log(8), rel=1e-6), "perplexity": pytest.approx(8.0, rel=1e-5)}
+    assert figures.values(found.figures) == (expected if counted else {})
 
 
 def test_likelihoods_of_pairs_are_those_of_trl(
@@ -110,26 +129,28 @@ def test_likelihoods_of_pairs_are_those_of_trl(
     )
     batch = trainer.data_collator(trainer.train_dataset.to_list())
     chosen, rejected = trainer.compute_ref_log_probs(model, batch)
-    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    found, likelihoods = figures.values(measured.figures), measured.likelihoods
     assert likelihoods["chosen"] == pytest.approx(chosen.tolist(), rel=1e-5)
     assert likelihoods["rejected"] == pytest.approx(rejected.tolist(), rel=1e-5)
-    assert found["loss"] == pytest.approx(-sum(chosen.tolist()) / found["tokens"], rel=1e-5)
-    assert found["tokens"] == sum(len(ids) for ids in rows["chosen_ids"])
+    count = sum(len(ids) for ids in rows["chosen_ids"])
+    assert measured.counts == {"tokens": count}
+    assert found["loss"] == pytest.approx(-sum(chosen.tolist()) / count, rel=1e-5)
 
 
 def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     model = models.load_model(tiny_base).eval()
     rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
-    ours, _ = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
-    theirs, _ = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
-    assert ours == pytest.approx(theirs)
+    ours = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
+    theirs = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
+    assert figures.values(ours.figures) == pytest.approx(figures.values(theirs.figures))
 
 
 def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     recipe = recipe_of(tiny_base, "kto")
     bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
     model = models.load_model(tiny_base).eval()
-    assert measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe) == ({}, {})
+    assert measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe) == measures.Measured()
 
 
 def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -144,19 +165,20 @@ def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerB
         processing_class=tokenizer,
     )
     theirs = trainer.evaluate()
-    found, likelihoods = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    found = figures.values(measured.figures)
     assert found["loss"] == pytest.approx(theirs["eval_loss"], rel=1e-5)
     assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"], rel=1e-6)
     assert found["margin"] == pytest.approx(theirs["eval_margin"], rel=1e-5)
     assert 0 < found["accuracy"] < 1
-    assert likelihoods == {}
+    assert measured.likelihoods == {}
 
 
 def test_gains_of_pairs_by_hand() -> None:
     """Chosen gain 2, -1 and 0; rejected -1, 1 and 0: margins 3, -2 and 0, of which one is above 0."""
     before = {"chosen": [-10.0, -8.0, -5.0], "rejected": [-9.0, -7.0, -5.0]}
     after = {"chosen": [-8.0, -9.0, -5.0], "rejected": [-10.0, -6.0, -5.0]}
-    found = measures.preference(before, after)
+    found = figures.values(measures.preference(before, after))
     assert found == pytest.approx({"reward_accuracy": 1 / 3, "reward_margin": 1 / 3})
 
 
@@ -178,7 +200,7 @@ def test_rewards_are_those_of_greedy_completions(
     mean_length = sum(1 - abs(length - 6) / 6 for length in lengths) / 3
     answers = [said[0], "something else", f" {said[2]} "]
     rows = [{"prompt": pair["prompt"], "answer": answer} for pair, answer in zip(tiny.PAIRS, answers, strict=False)]
-    found, _ = measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe)
+    found = figures.values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
     exact = 2 / 3
     assert found["reward_length"] == pytest.approx(mean_length)
     assert found["reward_exact"] == pytest.approx(exact)
@@ -198,6 +220,11 @@ SUMMARIES = {
         {"loss": 1.5, "reward_accuracy": 0.755, "reward_margin": 1.2345},
         "held-out loss 2 → 1.5, preference accuracy 76%, margin 1.23 nats",
     ),
+    "texts": (
+        {"loss": 2.0, "exact_match": 0.0, "rougeL": 0.25},
+        {"loss": 1.5, "exact_match": 0.125, "rougeL": 0.5},
+        "held-out loss 2 → 1.5, exact match 0 → 0.125, rougeL 0.25 → 0.5",
+    ),
     "nothing": ({}, {}, ""),
 }
 
@@ -205,3 +232,8 @@ SUMMARIES = {
 @pytest.mark.parametrize(("before", "after", "words"), SUMMARIES.values(), ids=SUMMARIES)
 def test_the_figures_that_say_most(before: Any, after: Any, words: str) -> None:
     assert evaluation.summary(before, after) == words
+
+
+def test_the_figures_that_say_most_have_those_of_the_model_in_use_behind_them() -> None:
+    words = evaluation.summary({"loss": 2.0, "bleu": 1.0}, {"loss": 1.5, "bleu": 12.345}, {"bleu": 9.5, "tokens": 7})
+    assert words == "held-out loss 2 → 1.5, bleu 1 → 12.35 (production 9.5)"

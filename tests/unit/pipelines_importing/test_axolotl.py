@@ -26,6 +26,7 @@ def test_qlora_on_alpaca_rows(imported: Make):
         "data": {
             "source": ["hf://datasets/acme/instructions"],
             "format": "instruction",
+            "quality": {"truncation": "fix"},
             "max_length": 2048,
             "packing": "best-fit",
         },
@@ -76,6 +77,7 @@ def test_full_fine_tuning_on_conversations(imported: Make):
         "format": "messages",
         "columns": {"messages": "conversations"},
         "split": {"eval": 0.02},
+        "quality": {"truncation": "fix"},
         "max_length": 4096,
         "packing": "best-fit",
         "assistant_only_loss": True,
@@ -121,7 +123,7 @@ def test_dpo(imported: Make):
     }
     assert recipe.data.source == ["hf://datasets/acme/orca-pairs", "hf://datasets/acme/more-pairs"]
     assert (recipe.data.format, recipe.data.columns) == ("preference", {"prompt": "question"})
-    assert recipe.model.quantization.bits == 8
+    assert (recipe.model.quantization.bits, recipe.model.chat_template) == (8, "llama3")
     assert recipe.model.attention == "sdpa"
     assert recipe.adapter.target_modules == ["q_proj", "v_proj"]
     assert recipe.training.optimizer == "paged_adamw_8bit"
@@ -164,11 +166,27 @@ SHAPES = {
     "alpaca": ("path: org/d\n    type: alpaca", "instruction", {}),
     "completion": ("path: org/d\n    type: completion\n    field: body", "text", {"text": "body"}),
     "chat": ("path: org/d\n    type: chat_template\n    field_messages: talk", "messages", {"messages": "talk"}),
-    "sharegpt": ("path: org/d\n    type: sharegpt", "messages", {"messages": "conversations"}),
+    "sharegpt": ("path: org/d\n    type: sharegpt", "sharegpt", {}),
+    "sharegpt, another column": (
+        "path: org/d\n    type: sharegpt\n    field_messages: talk",
+        "sharegpt",
+        {"conversations": "talk"},
+    ),
+    "from and value": (
+        "path: org/d\n    type: chat_template\n    message_property_mappings: {role: from, content: value}",
+        "sharegpt",
+        {"conversations": "messages"},
+    ),
+    "from and value by the earlier keys": (
+        "path: org/d\n    type: chat_template\n    message_field_role: from\n    message_field_content: value\n"
+        "    field_messages: conversations",
+        "sharegpt",
+        {},
+    ),
     "own with input": (
         "path: org/d\n    type: {field_instruction: q, field_input: more, field_output: a}",
-        "instruction",
-        {"instruction": "q", "input": "more", "output": "a"},
+        "prompt-completion",
+        {"prompt": ["q", "more"], "completion": "a"},
     ),
     "own": (
         "path: org/d\n    type: {field_instruction: q, field_output: a}",
@@ -237,7 +255,15 @@ SAID = {
     "lr_scheduler: rex": ("lr_scheduler", "linear is used"),
     "load_in_4bit: true": ("load_in_4bit", "weights in few bits cannot be trained"),
     "deepspeed: zero3.json": ("deepspeed", "does not spread a chunk over GPUs yet"),
-    "test_datasets: [{path: org/e}]": ("test_datasets", "data.split.eval"),
+    "generate_samples: true\ngeneration_top_k: 5": ("generation_top_k", "evaluation.temperature and top_p alone"),
+    "do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, chrf]": (
+        "eval_causal_lm_metrics",
+        "ter: Baton has none; functions of your own go into evaluation.functions",
+    ),
+    "do_causal_lm_eval: true": ("do_causal_lm_eval", "comet, ter: Baton has none"),
+    "do_bench_eval: true": ("do_bench_eval", "evaluation.tasks: {names: [mmlu], few_shot: 0}"),
+    "hub_model_id: mine": ("hub_model_id", "give export.hub.repo as organisation/name"),
+    "hub_model_id: me/mine\nhub_strategy: checkpoint": ("hub_strategy", "pushed once, at the end"),
     "s2_attention: true": ("s2_attention", "attention is whole"),
     "early_stopping_patience: 2": ("early_stopping_patience", "training.early_stopping: {patience: 2}"),
     "rl: kto\ngroup_by_length: true": ("group_by_length", "kto takes rows in an order of its own"),
@@ -256,6 +282,182 @@ def test_what_is_not_carried_over_is_said(lines: str, expected: tuple[str, str],
 
     assert key in made.keys(Fate.left)
     assert text in made.text(key)
+
+
+CHAT = "path: org/d, type: chat_template"
+TEMPLATES = {
+    "the same text": (f"chat_template: chatml\ndatasets: [{{{CHAT}}}]", "chatml", None, ""),
+    "nearly the same": (f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]", "alpaca", Fate.changed,
+                        "no beginning of text"),
+    "of the data set": (f"chat_template: gemma\ndatasets: [{{{CHAT}, chat_template: llama3}}]", "llama3", Fate.needless,
+                        "another template is given, and decides"),
+    "the tokenizer's": (f"chat_template: tokenizer_default\ndatasets: [{{{CHAT}}}]", None, None, ""),
+    "one to fall back on": (f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]", None,
+                            Fate.left, "where it has none, set model.chat_template: chatml"),
+    "another": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", None, Fate.left, "the tokenizer's own chat template"),
+    "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, Fate.needless,
+              "instruction has no chat template"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "template", "fate", "said"), TEMPLATES.values(), ids=TEMPLATES)
+def test_chat_template(lines: str, template: str | None, fate: Fate | None, said: str, written: Write):
+    made = written("axolotl", f"{BASE}{lines}\n")
+
+    assert made.recipe.model.chat_template == template
+    assert ("chat_template" in made.draft.carried) == (fate is None)
+    assert fate is None or "chat_template" in made.keys(fate)
+    assert said in made.text("chat_template")
+
+
+def test_a_chat_template_of_ones_own(written: Write, folder: Any):
+    (folder / "mine.jinja").write_text("{% for message in messages %}…{% endfor %}", encoding="utf-8")
+    (folder / "mine.txt").write_text("{{ messages }}\n{{ eos_token }}", encoding="utf-8")
+    for given, expected in {
+        "mine.jinja": "mine.jinja",
+        "mine.txt": "{{ messages }}\n{{ eos_token }}",
+        "'{{ messages }}'": "{{ messages }}",
+    }.items():
+        lines = f"{BASE}chat_template: jinja\nchat_template_jinja: {given}\ndatasets: [{{{CHAT}}}]\n"
+        made = written("axolotl", lines)
+        assert made.recipe.model.chat_template == expected
+        assert made.draft.carried["chat_template"] == made.draft.carried["chat_template_jinja"] == "model.chat_template"
+
+    made = written("axolotl", f"{BASE}chat_template_jinja: absent.txt\ndatasets: [{{{CHAT}}}]\n")
+    assert made.recipe.model.chat_template is None
+    assert "neither a template nor a file" in made.text("chat_template_jinja")
+
+
+def test_a_template_of_several_lines_is_written_as_it_is(written: Write):
+    lines = "chat_template_jinja: |\n  {% for message in messages %}\n  {{ message.content }}{% endfor %}\n"
+    made = written("axolotl", f"{BASE}{lines}datasets: [{{{CHAT}}}]\n")
+
+    assert "  chat_template: |\n    {% for message in messages %}\n    {{ message.content }}{% endfor %}\n" in made.yaml
+
+
+def test_a_conversation_style_by_name(written: Write):
+    made = written("axolotl", f"{BASE}datasets: [{{path: org/d, type: sharegpt, conversation: chatml}}]\n")
+
+    assert (made.recipe.data.format, made.recipe.model.chat_template) == ("sharegpt", "chatml")
+    assert "without the system message that axolotl puts" in made.text("datasets[0].conversation")
+
+
+ROLES = {
+    "{user: [human, user], assistant: [gpt]}": ({"user", "assistant"}, set()),
+    "{user: [Klient], system: [system]}": ({"system"}, {"user"}),
+}
+
+
+@pytest.mark.parametrize(("roles", "expected"), ROLES.items(), ids=ROLES)
+def test_roles(roles: str, expected: tuple[set[str], set[str]], written: Write):
+    made = written("axolotl", f"{BASE}datasets:\n  - {{{CHAT}, roles: {roles}, roles_to_train: [gpt]}}\n")
+    carried, left = expected
+
+    assert {key.rpartition(".")[2] for key in made.draft.carried if ".roles." in key} == carried
+    assert {key.rpartition(".")[2] for key in made.keys(Fate.left) if ".roles." in key} == left
+    assert made.draft.carried["datasets[0].roles_to_train"] == "data.assistant_only_loss"
+
+
+def test_data_sets_of_several_shapes(written: Write):
+    made = written(
+        "axolotl",
+        f"{BASE}datasets:\n  - {{path: org/a, type: sharegpt}}\n  - {{path: org/b, type: chat_template, shards: 4}}\n"
+        "  - {path: org/c, type: alpaca}\n",
+    )
+
+    assert made.recipe.data.format == "auto"
+    assert [source.model_dump(exclude_defaults=True) for source in made.recipe.data.sources] == [
+        {"uri": "hf://datasets/org/a", "format": "sharegpt"},
+        {"uri": "hf://datasets/org/b", "weight": 0.25, "format": "messages"},
+        {"uri": "hf://datasets/org/c", "format": "instruction"},
+    ]
+    assert "not trained on together with conversations" in made.text("datasets[2].type")
+    assert "1/4 of the training rows" in made.text("datasets[1].shards")
+    assert "datasets[1].type" not in made.keys(Fate.left)
+
+
+def test_rows_held_out_that_are_given(written: Write):
+    made = written(
+        "axolotl", f"{BASE}{DATA}test_datasets:\n  - {{path: org/t, type: alpaca}}\n  - {{path: org/d, split: dev}}\n"
+    )
+
+    assert [source.model_dump(exclude_defaults=True) for source in made.recipe.data.sources] == [
+        {"uri": "hf://datasets/org/d", "format": "instruction", "side": "train"},
+        {"uri": "hf://datasets/org/t?split=test", "format": "instruction", "side": "eval"},
+        {"uri": "hf://datasets/org/d?split=dev", "format": "auto", "side": "eval"},
+    ]
+    assert made.recipe.data.split.model_dump(exclude_defaults=True) == {}
+
+
+PROMPTS = {
+    "their own": ("field_input: more", ["q", "more"], " ", " "),
+    "joined": ('field_input: more, format: "{instruction}\\n{input}\\n"', ["q", "more"], "\n", "\n"),
+    "without an input": ('no_input_format: "{instruction} ->"', "q", "\n\n", " ->"),
+    "another": ('field_input: more, format: "Q: {instruction} {input} A:"', ["q", "more"], "\n\n", "\n"),
+}
+
+
+@pytest.mark.parametrize(("kind", "prompt", "join", "separator"), PROMPTS.values(), ids=PROMPTS)
+def test_a_prompt_of_ones_own(kind: str, prompt: Any, join: str, separator: str, written: Write):
+    made = written("axolotl", f"{BASE}datasets:\n  - {{path: org/d, type: {{field_instruction: q, {kind}}}}}\n")
+
+    assert made.recipe.data.columns == {"prompt": prompt}
+    assert (made.recipe.data.join, made.recipe.data.separator) == (join, separator)
+    assert ("datasets[0].type.format" in made.keys(Fate.left)) == ("Q:" in kind)
+
+
+LONG = {
+    "": ("fix", 0.05),
+    "excess_length_strategy: drop": ("fix", 0.05),
+    "excess_length_strategy: truncate": ("warn", 0.05),
+    "excess_length_strategy: raise": ("fail", 0.0),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), LONG.items(), ids=LONG)
+def test_rows_that_are_too_long(lines: str, expected: tuple[str, float], written: Write):
+    quality = written("axolotl", f"{BASE}{DATA}{lines}\n").recipe.data.quality
+
+    assert (quality.truncation, quality.truncated_share) == expected
+
+
+def test_how_the_result_is_judged(written: Write):
+    made = written(
+        "axolotl",
+        f"{BASE}{DATA}dataset_exact_deduplication: true\neval_steps: 50\n"
+        "generate_samples: true\nnum_generation_samples: 5\ngeneration_max_new_tokens: 80\n"
+        "generation_temperature: 0.3\ngeneration_top_p: 0.9\n"
+        "do_causal_lm_eval: true\neval_causal_lm_metrics: [sacrebleu, chrf, perplexity]\n"
+        "plugins: [axolotl.integrations.lm_eval.LMEvalPlugin]\nlm_eval_tasks: ['gsm8k:5', 'hellaswag:5']\n"
+        "lm_eval_batch_size: 16\nhub_model_id: me/mine\nhub_revision: next\n",
+    )
+    recipe = made.recipe
+
+    assert recipe.evaluation.model_dump(exclude_defaults=True) == {
+        "samples": 5,
+        "max_new_tokens": 80,
+        "temperature": 0.3,
+        "top_p": 0.9,
+        "metrics": ["bleu", "chrf"],
+        "tasks": {"names": ["gsm8k", "hellaswag"], "few_shot": 5},
+        "every": 50,
+        "write_every": 50,
+    }
+    assert recipe.data.quality.duplicates == "fix"
+    assert recipe.export.hub.model_dump() == {"repo": "me/mine", "private": True, "revision": "next"}
+    assert made.keys(Fate.left) == set()
+
+
+def test_greedy_samples_and_tasks_with_numbers_of_their_own(written: Write):
+    made = written(
+        "axolotl",
+        f"{BASE}{DATA}generate_samples: true\ngeneration_do_sample: false\nlm_eval_tasks: ['gsm8k:5', hellaswag]\n",
+    )
+
+    assert (made.recipe.evaluation.samples, made.recipe.evaluation.temperature) == (3, 0)
+    assert made.recipe.evaluation.tasks.model_dump(exclude_defaults=True) == {"names": ["gsm8k", "hellaswag"]}
+    assert "one number of examples is for all tasks" in made.text("lm_eval_tasks")
+    assert "evaluation.write_every in steps" in made.text("generate_samples")
 
 
 def test_their_defaults_hold_where_the_file_is_silent(written: Write):

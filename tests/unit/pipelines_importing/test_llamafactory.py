@@ -21,6 +21,7 @@ def test_lora_sft(imported: Make):
             "base": "meta-llama/Llama-3.1-8B-Instruct",
             "dtype": "bfloat16",
             "attention": "flash_attention_2",
+            "chat_template": "llama3",
             "trust_remote_code": True,
         },
         "data": {
@@ -54,8 +55,8 @@ def test_lora_sft(imported: Make):
         "tracking": {"wandb": "lora-sft"},
     }
     assert made.recipe.training.batch_size == 8
-    assert made.keys(Fate.left) == {"template", "output_dir"}
-    assert made.keys(Fate.changed) == {"report_to"}
+    assert made.keys(Fate.left) == {"output_dir"}
+    assert made.keys(Fate.changed) == {"report_to", "template"}
 
 
 def test_dpo(imported: Make):
@@ -125,7 +126,8 @@ def test_freeze(imported: Make):
 
     assert recipe.training.trainable.model_dump() == {"last_layers": 4, "patterns": ["embed_tokens", "norm"]}
     assert (recipe.model.dtype, recipe.training.precision) == ("float32", "bf16")
-    assert (recipe.data.format, recipe.data.columns) == ("instruction", {})
+    assert (recipe.data.format, recipe.data.join) == ("prompt-completion", "\n")
+    assert recipe.data.columns == {"prompt": ["instruction", "input"], "completion": "output"}
     assert not recipe.data.completion_only_loss
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (4, None)
     assert made.draft.idle == ["use_galore"]
@@ -159,6 +161,7 @@ def test_reward(imported: Make):
 
 
 BASE = "model_name_or_path: org/model\ndataset: house_rules\ndataset_dir: llamafactory/data\n"
+ANY = "model_name_or_path: org/model\ndataset_dir: llamafactory/data\n"
 PREFERENCES = {
     "orpo": ("orpo", {"beta": 0.3}),
     "simpo": ("cpo", {"beta": 0.3, "loss": "simpo", "likelihood": 0, "simpo_margin": 0.7}),
@@ -183,7 +186,6 @@ SAID = {
     "lr_scheduler_type: reduce_lr_on_plateau": ("lr_scheduler_type", "linear is used"),
     "quantization_bit: 3": ("quantization_bit", "4 and 8 bits"),
     "quantization_bit: 4\nquantization_method: hqq": ("quantization_method", "only bitsandbytes"),
-    "val_size: 200": ("val_size", "a number of rows"),
     "save_steps: 0.1": ("save_steps", "a share of all steps"),
     "logging_steps: 0.1": ("logging_steps", "a share of all steps"),
     "save_strategy: epoch": ("save_strategy", "every chunk ends on a checkpoint"),
@@ -191,8 +193,17 @@ SAID = {
     "early_stopping_steps: 2": ("early_stopping_steps", "training.early_stopping: {patience: 2}"),
     "load_best_model_at_end: true": ("load_best_model_at_end", "export.checkpoint: best"),
     "dataset: absent": ("dataset", "'absent' is in no dataset_info.json"),
-    "dataset: house_rules,pairs": ("dataset_info.json: pairs", "another shape than 'house_rules'"),
-    "dataset: old_chats": ("dataset_info.json: old_chats", "role and content"),
+    "dataset: odd_chats": ("dataset_info.json: odd_chats", "messages from Klient: Baton knows human, gpt, system"),
+    "dataset: keyed_chats": ("dataset_info.json: keyed_chats", "from and value, or role and content"),
+    "dataset: pairs,chat_pairs": ("dataset_info.json: chat_pairs", "rows of preference as messages are not trained on"),
+    "eval_dataset: absent": ("eval_dataset", "'absent' is in no dataset_info.json"),
+    "mix_strategy: interleave_over\ninterleave_probs: 0.3,0.7": ("mix_strategy", "give weight p·N/n"),
+    "export_quantization_bit: 4": ("export_quantization_bit", "export.gguf.types"),
+    "export_legacy_format: true": ("export_legacy_format", "weights are always safetensors"),
+    "push_to_hub: true": ("push_to_hub", "without hub_model_id"),
+    "export_hub_model_id: mine": ("export_hub_model_id", "organisation/name"),
+    "num_beams: 4": ("num_beams", "evaluation.temperature and top_p alone"),
+    "default_system: You are kind.": ("default_system", "as the system's message"),
     "my_own_key: 7": ("my_own_key", "unknown: no setting of LLaMA-Factory"),
     "report_to: comet_ml": ("report_to", "comet_ml: Baton logs to MLflow"),
     "use_galore: true\ngalore_rank: 64": ("galore_rank", "does not have this optimizer"),
@@ -207,6 +218,12 @@ def test_what_is_not_carried_over_is_said(lines: str, expected: tuple[str, str],
     assert key in made.keys(Fate.left)
     assert text in made.text(key)
     assert f"Not carried over: {key}" in made.yaml or f", {key}" in made.yaml
+
+
+def test_a_number_of_rows_is_held_out_as_it_is(written: Write):
+    made = written("llamafactory", f"{BASE}val_size: 200\n")
+    assert made.recipe.data.split.eval == 200
+    assert "val_size" not in made.keys(Fate.left)
 
 
 def test_their_defaults_hold_where_the_file_is_silent(written: Write):
@@ -224,6 +241,141 @@ def test_first_layers_are_named(written: Write):
 
     assert made.recipe.training.trainable.patterns == [r"\.(layers|h|blocks)\.(0|1)\."]
     assert "check the pattern" in made.text("freeze_trainable_layers")
+
+
+TEMPLATES = {
+    "chatml": ("chats", "chatml", Fate.changed, "its marks are tokens of their own only where it has them"),
+    "llama3": ("chats", "llama3", Fate.changed, "white space around a message"),
+    "zephyr": ("chats", None, Fate.left, "no line break behind the end of a text"),
+    "alpaca": ("chats", None, Fate.left, "Stanford's preamble before conversations"),
+    "qwen": ("chats", None, Fate.left, "the tokenizer's own chat template is used"),
+    "default": ("house_rules", None, Fate.left, "written out as text, without a chat template"),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template(name: str, written: Write):
+    data_set, template, fate, said = TEMPLATES[name]
+    made = written("llamafactory", f"{ANY}dataset: {data_set}\ntemplate: {name}\n")
+
+    assert made.recipe.model.chat_template == template
+    assert made.keys(fate) >= {"template"}
+    assert said in made.text("template")
+
+
+def test_alpacas_prompt(written: Write):
+    made = written("llamafactory", f"{BASE}template: alpaca\n")
+
+    assert (made.recipe.data.format, made.recipe.data.columns) == ("instruction", {})
+    assert "Stanford's prompt" in made.text("template")
+
+
+SHAPES = {
+    "chats": ("sft", "sharegpt", {}),
+    "talks": ("sft", "sharegpt", {"conversations": "talk"}),
+    "tickets": ("sft", "messages", {}),
+    "house_rules": ("sft", "prompt-completion", {"prompt": ["instruction", "input"], "completion": "output"}),
+    "asked": ("sft", "prompt-completion", {"prompt": "question", "completion": "reply"}),
+    "books": ("pt", "text", {}),
+    "pairs": ("dpo", "preference", {"prompt": "question", "chosen": "better", "rejected": "worse"}),
+    "joined_pairs": ("rm", "preference", {"prompt": ["question", "context"], "chosen": "better", "rejected": "worse"}),
+    "chat_pairs": ("dpo", "preference", {"prompt": "conversations"}),
+    "old_pairs": ("dpo", "ranked", {"prompt": ["instruction", "input"], "responses": "output"}),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape_of_rows(name: str, written: Write):
+    stage, shape, columns = SHAPES[name]
+    made = written("llamafactory", f"{ANY}dataset: {name}\nstage: {stage}\n")
+
+    assert (made.recipe.data.format, made.recipe.data.columns) == (shape, columns)
+    joined = any(isinstance(names, list) for names in columns.values())
+    assert made.recipe.data.join == ("\n" if joined else "\n\n")
+
+
+def test_data_sets_of_several_shapes(written: Write):
+    made = written("llamafactory", f"{ANY}dataset: chats,tickets,house_rules\ntemplate: chatml\n")
+
+    assert made.recipe.data.format == "auto"
+    assert [source.model_dump(exclude_defaults=True) for source in made.recipe.data.sources] == [
+        {"uri": "hf://datasets/acme/chats", "format": "sharegpt"},
+        {"uri": "hf://datasets/acme/tickets?config=en&split=train_sft", "format": "messages"},
+        {
+            "uri": "llamafactory/data/house_rules.json",
+            "format": "prompt-completion",
+            "columns": {"prompt": ["instruction", "input"], "completion": "output"},
+        },
+    ]
+    assert made.keys(Fate.left) == {"dataset_info.json: house_rules"}
+
+
+def test_rows_held_out_that_are_given(written: Write):
+    made = written("llamafactory", f"{ANY}dataset: chats\neval_dataset: talks,cloud\nval_size: 0\n")
+
+    assert [source.model_dump(exclude_defaults=True) for source in made.recipe.data.sources] == [
+        {"uri": "hf://datasets/acme/chats", "format": "sharegpt", "side": "train"},
+        {
+            "uri": "hf://datasets/acme/talks",
+            "format": "sharegpt",
+            "columns": {"conversations": "talk"},
+            "side": "eval",
+        },
+        {"uri": "s3://acme/chats.json", "format": "sharegpt", "side": "eval"},
+    ]
+    assert made.recipe.data.split.model_dump(exclude_defaults=True) == {}
+    assert made.draft.idle.count("val_size") == 1
+
+
+def test_rows_that_are_drawn(written: Write):
+    data = written("llamafactory", f"{ANY}dataset: sampled\n").recipe.data
+
+    assert (data.max_samples, data.shuffle) == (200, True)
+    made = written("llamafactory", f"{ANY}dataset: sampled,chats\n")
+    assert (made.recipe.data.max_samples, made.recipe.data.shuffle) == (None, False)
+    assert "num_samples is not read" in made.text("dataset_info.json: sampled")
+
+
+WRITING = {
+    "": {"max_new_tokens": 1024, "temperature": 0.95, "top_p": 0.7},
+    "temperature: 0.5\ntop_p: 0.9\nmax_new_tokens: 64": {"temperature": 0.5, "top_p": 0.9},
+    "do_sample: false\ntop_p: 0.9": {"max_new_tokens": 1024},
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), WRITING.items(), ids=["theirs", "given", "greedy"])
+def test_what_the_model_writes(lines: str, expected: dict[str, Any], written: Write):
+    made = written("llamafactory", f"{BASE}predict_with_generate: true\n{lines}\n")
+
+    assert made.recipe.evaluation.model_dump(exclude_defaults=True) == {"metrics": ["bleu", "rouge"], **expected}
+    assert "sacreBLEU" in made.text("predict_with_generate")
+    assert ("top_k of 50" in made.text("predict_with_generate")) == ("false" not in lines)
+    assert ("evaluation.max_new_tokens 1024" in made.draft.assumed) == ("max_new_tokens" not in lines)
+
+
+def test_generation_settings_alone_are_for_inference(written: Write):
+    made = written("llamafactory", f"{BASE}temperature: 0.5\nmax_new_tokens: 64\n")
+
+    assert made.recipe.evaluation.model_dump(exclude_defaults=True) == {}
+    assert made.keys(Fate.needless) == {"temperature", "max_new_tokens"}
+
+
+def test_where_the_model_goes(written: Write):
+    made = written("llamafactory", f"{BASE}export_size: 2\nexport_hub_model_id: acme/rules\nexport_device: auto\n")
+    assert made.recipe.export.model_dump(exclude_defaults=True) == {"shard_size": "2GB", "hub": {"repo": "acme/rules"}}
+    assert "a new repository is private" in made.text("export_hub_model_id")
+    assert "export.formats: [adapter]" in made.text("export_hub_model_id")
+
+    lines = "push_to_hub: true\nhub_model_id: acme/rules\nhub_private_repo: false\nhub_strategy: end\n"
+    made = written("llamafactory", f"{BASE}finetuning_type: full\n{lines}hub_token: hf_do_not_repeat_me\n")
+    assert made.recipe.export.hub.model_dump() == {"repo": "acme/rules", "private": False, "revision": "main"}
+    assert made.keys(Fate.left) == {"hub_token"}
+
+
+def test_each_row_once_is_what_joined_data_sets_are(written: Write):
+    made = written("llamafactory", f"{ANY}dataset: chats,tickets\nmix_strategy: interleave_once\n")
+
+    assert "mix_strategy" in made.keys(Fate.needless)
 
 
 def test_names_on_the_hub(written: Write):

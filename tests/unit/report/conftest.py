@@ -108,6 +108,9 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> dict[str, Any]:
         ],
         "evals": [{"step": end, "eval_loss": 3.2 + 5 * math.exp(-5 * end / num_steps)} for end in ends[1:]],
         "chunks": chunks,
+        "evaluation": None,
+        "exports": [],
+        "registry": None,
         "cost": {
             "goodput": 0.62,
             "lost_steps": 3,

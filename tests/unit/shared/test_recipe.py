@@ -81,7 +81,7 @@ REFUSED = {
     "rate in words": ({"training.learning_rate": "fast"}, "(got 'fast')"),
     "access key": (
         {"resources.env": {"AWS_SECRET_ACCESS_KEY": "x"}},
-        "resources.env: holds AWS_SECRET_ACCESS_KEY, which looks like a credential; name its Secret",
+        "resources.env: holds AWS_SECRET_ACCESS_KEY, which looks like a credential; put it into resources.secret_env",
     ),
     "token": ({"resources.env": {"HF_TOKEN": "x"}}, "resources.env: holds HF_TOKEN, which looks like a credential"),
     "quantity of no unit": ({"resources.memory": "64GiB"}, "resources.memory: String should match pattern"),
@@ -147,7 +147,7 @@ UNKNOWN = {
         {"resources.tolerations": [{"key": "spot"}, {"efect": "NoSchedule"}]},
         "resources.tolerations.1.efect: unknown key; did you mean 'effect'?",
     ),
-    "like nothing": ({"export.zzz": 1}, "export.zzz: unknown key; known here: formats, checkpoint, dtype"),
+    "like nothing": ({"export.gguf": {"zzz": 1}}, "export.gguf.zzz: unknown key; known here: types"),
 }
 
 

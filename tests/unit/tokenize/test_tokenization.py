@@ -126,14 +126,14 @@ def test_rows_become_what_trl_makes_of_them(
 
 
 def test_the_separator_is_prompt(tokenizer: PreTrainedTokenizerBase):
-    row = encode({"prompt": "a", "completion": "b"}, tokenizer, "\n", True)
+    (row,) = encode([{"prompt": "a", "completion": "b"}], tokenizer, "\n", True)
     ids = tokenizer.convert_tokens_to_ids(["a", "Ċ", "b", "<|end|>"])
 
     assert row == {"input_ids": ids, "labels": [IGNORED, IGNORED, *ids[2:]]}
 
 
 def test_all_is_learned_where_the_prompt_counts(tokenizer: PreTrainedTokenizerBase):
-    row = encode({"prompt": "a", "completion": "b"}, tokenizer, "\n", False)
+    (row,) = encode([{"prompt": "a", "completion": "b"}], tokenizer, "\n", False)
 
     assert row["labels"] == row["input_ids"]
 
@@ -141,8 +141,8 @@ def test_all_is_learned_where_the_prompt_counts(tokenizer: PreTrainedTokenizerBa
 def test_a_text_ends_once(tokenizer: PreTrainedTokenizerBase):
     a, end = tokenizer.convert_tokens_to_ids(["a", "<|end|>"])
 
-    assert encode({"text": "a"}, tokenizer, "\n", True)["input_ids"] == [a, end]
-    assert encode({"text": "a<|end|>"}, tokenizer, "\n", True)["input_ids"] == [a, end]
+    assert encode([{"text": "a"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
+    assert encode([{"text": "a<|end|>"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
 
 
 @pytest.mark.parametrize(

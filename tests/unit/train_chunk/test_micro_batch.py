@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -124,17 +122,3 @@ def test_another_failure_is_none() -> None:
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         micro_batch._survives(trial)
-
-
-def test_random_numbers_go_on_where_they_were() -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = draw(), draw()
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    first = draw()
-    with micro_batch._undisturbed():
-        torch.manual_seed(99)
-        draw()
-    assert (first, draw()) == expected

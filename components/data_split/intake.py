@@ -1,0 +1,176 @@
+"""From sources to records: each read in its own format, and what cannot be used kept with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from components.data_split import formats, layouts, readers
+from components.data_split.conversations import is_encodable
+from components.data_split.layouts import Layout
+from components.data_split.records import Record, Refused, as_content
+from components.data_split.rows import Rejected, Row
+from components.data_split.sides import NAMES
+from components.shared import events
+from components.shared.recipe import Recipe
+from components.shared.recipe.data import Source
+
+LOOKED_AT = 20
+"""Rows whose columns decide the format."""
+
+
+@dataclass(kw_only=True)
+class Supply:
+    """A source that is being read.
+
+    Attributes:
+        source: What the recipe says of it.
+        layout: How its rows become ours.
+        rows: Those not yet taken.
+        files: Type of file → how many of it.
+        used: Rows that can be used, so far.
+        rejected: Rows that cannot, so far.
+    """
+
+    source: Source
+    layout: Layout
+    rows: Iterator[Row | Rejected]
+    files: Counter[str] = field(default_factory=Counter)
+    used: int = 0
+    rejected: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what was found, for people."""
+        return {
+            "uri": self.source.uri,
+            "files": dict(sorted(self.files.items())),
+            "format": self.layout.format,
+            "columns": self.layout.columns,
+            "rows": self.used,
+            "rejected": self.rejected,
+        }
+
+
+class Intake:
+    """All sources of a recipe.
+
+    Args:
+        recipe: The recipe.
+        refused: Where rows go that cannot be used.
+
+    Attributes:
+        supplies: The sources, as far as they are read.
+
+    Raises:
+        UserError: a source cannot be read, fits no format, lacks a column that the recipe names, or does not go with
+            the others.
+    """
+
+    def __init__(self, recipe: Recipe, refused: Refused) -> None:
+        self._recipe, self._refused = recipe, refused
+        self._shape: dict[str, type] | None = None
+        self.supplies = [_open(source, recipe) for source in recipe.data.sources]
+        layouts.require_one_shape([(supply.source.uri, supply.layout) for supply in self.supplies])
+        for supply in self.supplies:
+            layout = supply.layout
+            events.emit("source", uri=supply.source.uri, format=layout.format, columns=layout.columns)
+
+    @property
+    def used(self) -> int:
+        """Rows that can be used, so far."""
+        return sum(supply.used for supply in self.supplies)
+
+    @property
+    def format(self) -> str:
+        """The formats found, for people."""
+        return ", ".join(dict.fromkeys(supply.layout.format for supply in self.supplies))
+
+    def records(self) -> Iterator[Record]:
+        """Yields the rows that can be used, source by source."""
+        for place, supply in enumerate(self.supplies):
+            for row in supply.rows:
+                found = row if isinstance(row, Rejected) else self._record(row, supply, place)
+                if isinstance(found, Record):
+                    supply.used += 1
+                    yield found
+                else:
+                    supply.rejected += 1
+                    self._refused.add(found)
+
+    def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
+        try:
+            return self._usable(row, supply, place)
+        except RecursionError:  # what the parser just read may be too deep to be written
+            return Rejected(row.file, row.line, "nested too deep", "")
+
+    def _usable(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
+        normal = formats.normalise(row.values, supply.layout)
+        if isinstance(normal, dict):
+            shape = {name: type(value) for name, value in normal.items()}
+            self._shape = self._shape or shape
+            normal = normal if shape == self._shape else _unlike(self._shape, shape)
+        if isinstance(normal, dict):
+            placed = self._placed(row.values, supply.source)
+            if isinstance(placed, dict):
+                return Record(as_content(normal), row.file, row.line, place, **placed)
+            normal = placed
+        return Rejected(row.file, row.line, normal, formats.as_json(row.values))
+
+    def _placed(self, values: dict[str, Any], source: Source) -> dict[str, str] | str:
+        """Returns what decides a row's side beside its content, or why it has none."""
+        split = self._recipe.data.split
+        if source.side:
+            return {"side": source.side}
+        for setting in ("column", "stratify_by", "group_by"):
+            if name := getattr(split, setting):
+                value = values.get(name)
+                if value is None:
+                    return f"column {name!r} is missing (data.split.{setting})"
+                text = formats.as_text(value)
+                if not is_encodable(text):
+                    return f"column {name!r} holds a lone surrogate"
+                if setting != "column":
+                    return {"key": text}
+                side = NAMES.get(text.strip().lower())
+                return {"side": side} if side else f"column {name!r} is {text!r}, expected train, eval or test"
+        return {}
+
+
+def _open(source: Source, recipe: Recipe) -> Supply:
+    files: Counter[str] = Counter()
+    rows = readers.read(source.uri, recipe.data.sample_by, lambda kind: files.update([kind]))
+    head = _head(rows)
+    present = sorted({column for row in head if isinstance(row, Row) for column in row.values})
+    layout = layouts.of(source, recipe, present) if present else layouts.plain_text(recipe.data)
+    for setting in ("column", "stratify_by", "group_by"):
+        name = getattr(recipe.data.split, setting)
+        if name and present and not source.side and name not in present:
+            raise layouts.missing(f"data.split.{setting}", name, source.uri, present)
+    return Supply(source=source, layout=layout, rows=chain(head, rows), files=files)
+
+
+def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
+    """Takes the first usable rows and what is broken before and between them."""
+    head: list[Row | Rejected] = []
+    usable = 0
+    for row in rows:
+        head.append(row)
+        usable += isinstance(row, Row)
+        if usable == LOOKED_AT:
+            break
+    return head
+
+
+def _unlike(shape: dict[str, type], found: dict[str, type]) -> str:
+    """Returns why a row does not go with the rows before it."""
+    for name in sorted(shape.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is missing, the rows before have it"
+        if name not in shape:
+            return f"{name} is given, the rows before have none"
+    name = next(name for name in shape if shape[name] is not found[name])
+    kinds: dict[type, str] = {list: "a conversation", str: "a text"}
+    return f"{name} is {kinds.get(found[name], found[name].__name__)}, in the rows before it is not"

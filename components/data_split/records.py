@@ -1,0 +1,99 @@
+"""Rows on their way to a side: as they will be written, with where they come from; on disk where they are many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from components.data_split.rows import Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row that can be used.
+
+    Attributes:
+        content: The row as JSON, keys sorted: what is written, and what decides its side.
+        file: Address of its file.
+        line: Line or row number, from 1.
+        source: Place of its source in `data.source`, from 0.
+        side: Side that the source gives it: `train`, `eval` or `test`; empty where its content decides.
+        key: Value of the column that `data.split` stratifies or groups by; empty without one.
+    """
+
+    content: str
+    file: str
+    line: int
+    source: int = 0
+    side: str = ""
+    key: str = ""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row, parsed anew each time."""
+        row: dict[str, Any] = json.loads(self.content)
+        return row
+
+
+def as_content(row: dict[str, Any]) -> str:
+    """Returns a row as it is written: the same row is the same text."""
+    return json.dumps(row, sort_keys=True, ensure_ascii=False)
+
+
+class Spool:
+    """Records in a file, to be gone through more than once.
+
+    Args:
+        records: What to keep; gone through here.
+        path: The file, which is written.
+
+    Attributes:
+        count: Number of records.
+    """
+
+    def __init__(self, records: Iterable[Record], path: str) -> None:
+        self._path = path
+        self.count = 0
+        with open(path, "w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(astuple(record)) + "\n")
+                self.count += 1
+
+    def __iter__(self) -> Iterator[Record]:
+        with open(self._path, encoding="utf-8") as file:
+            for line in file:
+                yield Record(*json.loads(line))
+
+
+class Refused:
+    """Rows that are not used, in a file with their reasons: one JSON object a line, as `Rejected` has it.
+
+    Args:
+        path: The file, which is written as they come.
+
+    Attributes:
+        count: Number of rows.
+        first: The first of them.
+        broken_off: The first that stands for the rest of its file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.count = 0
+        self.first: Rejected | None = None
+        self.broken_off: Rejected | None = None
+        self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
+
+    def add(self, row: Rejected) -> None:
+        """Keeps a row."""
+        self._file.write(json.dumps(asdict(row)) + "\n")
+        self.count += 1
+        self.first = self.first or row
+        if row.rest:
+            self.broken_off = self.broken_off or row
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()

@@ -1,0 +1,170 @@
+"""Which side a row lies on, for good: decided by its content and the seed, whatever rows come beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from components.data_split.records import Record
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.storage import Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALL = 2**64
+"""Positions are below this."""
+
+MAX_STRATA = 1000
+"""Values of `data.split.stratify_by`; more are no strata."""
+
+MAX_POSITIONS = 4_000_000
+"""Positions held at once, 32 MB. Of more rows each side gets its share to within a fraction of a percent by itself."""
+
+NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("eval", "evaluation", "validation", "valid", "val", "dev"), "eval"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""What sources call a side → the side."""
+
+Cut = tuple[int, int]
+"""Positions below which rows are held out for evaluation, and from which on for the test."""
+
+
+def position(seed: int, key: str) -> int:
+    """Returns a number in [0, 2^64) that a key and the seed alone decide, evenly spread."""
+    drawn = hashlib.sha256(b"%d:" % seed + key.encode()).digest()
+    return int.from_bytes(drawn[:8], "big")
+
+
+class Sides:
+    """The rule of `data.split`.
+
+    A row's position decides: the lowest are held out for evaluation, the highest for the test, so that changing one
+    share moves no row of the other. The position is that of its content, or with `group_by` of its group.
+
+    Shares alone need nothing else. Where rows are counted or stratified, the cuts are set once, from the rows that the
+    store first sees under the recipe's name, and pinned there by put-if-absent; from then on they are as fixed as
+    shares, so that no row moves as the data grows. When they are set, a count is met exactly where there are no strata,
+    and each stratum has its share to within one row (which strata get one row more is drawn by their names, so that
+    the whole has its share, too); of rows that come later each side gets its share in expectation. Beyond
+    `MAX_POSITIONS` rows that holds for all of them. Rows of one group, and rows with the same content, stay together,
+    so counts are met to within one group.
+
+    Args:
+        recipe: The recipe.
+        storage: The store, for what is pinned.
+
+    Attributes:
+        pinned: Address of what was pinned; None without.
+    """
+
+    def __init__(self, recipe: Recipe, storage: Storage) -> None:
+        self._split, self._seed, self._storage = recipe.data.split, recipe.seed, storage
+        self._sizes = {"eval": self._split.eval, "test": self._split.test}
+        counted = any(size >= 1 for size in self._sizes.values())
+        self.needs_all = self._split.column is None and (counted or self._split.stratify_by is not None)
+        self._plain = (0, ALL) if counted else _plain(self._sizes)
+        self._cuts: dict[str, Cut] = {}
+        settings = [recipe.seed, self._split.model_dump(), recipe.data.max_samples, recipe.data.shuffle]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+        self._folder = f"splits/{recipe.name}-{digest}"
+        self.pinned: str | None = None
+
+    def side(self, record: Record) -> str:
+        """Returns a record's side: `train`, `eval` or `test`."""
+        if record.side:
+            return record.side
+        at = self._position(record)
+        below, above = self._cuts.get(self._stratum(record), self._plain)
+        return "eval" if at < below else "test" if at >= above else "train"
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """Sets the cuts where they need all rows, or takes those that are pinned.
+
+        Args:
+            records: All rows; gone through once.
+
+        Raises:
+            UserError: too many strata, or fewer rows than are to be held out.
+        """
+        found, count = self._gather(records)
+        generation = 0
+        while count:
+            path = f"{self._folder}/{generation}.json"
+            if not self._storage.exists(path):
+                missing = {stratum: found[stratum] for stratum in sorted(found.keys() - self._cuts.keys())}
+                if generation and not missing:
+                    break
+                pin = self._decide(missing, count)
+                self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
+            pin = json.loads(self._storage.read(path))  # of whoever was first
+            self._sizes, self._plain = pin["shares"], _plain(pin["shares"])
+            self._cuts |= {stratum: (below, above) for stratum, (below, above) in pin["cuts"].items()}
+            self.pinned = self._storage.uri(self._folder)
+            generation += 1
+
+    def _gather(self, records: Iterable[Record]) -> tuple[dict[str, array[int]], int]:
+        """Returns the positions in each stratum, none at all where they are too many, and how many rows there are."""
+        found: dict[str, array[int]] = {}
+        count = 0
+        for record in records:
+            if record.side:
+                continue
+            positions = found.setdefault(self._stratum(record), array("Q"))
+            if count < MAX_POSITIONS:
+                positions.append(self._position(record))
+            count += 1
+            if len(found) > MAX_STRATA:
+                raise UserError(
+                    f"data.split.stratify_by: {self._split.stratify_by!r} has more than {MAX_STRATA} values.",
+                    remedy="Name a column with few, or use data.split.group_by to keep rows of one value together.",
+                )
+        return {name: array("Q") if count > MAX_POSITIONS else each for name, each in found.items()}, count
+
+    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, Any]:
+        shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
+        if sum(shares.values()) >= 1:
+            held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
+            raise UserError(
+                f"{held_out} of {count} rows leaves no rows to train on.", remedy="Hold out fewer, or give more rows."
+            )
+        cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
+        return {"rows": count, "shares": shares, "cuts": cuts}
+
+    def _cut(self, stratum: str, positions: array[int], shares: dict[str, float]) -> Cut:
+        """Returns the cuts nearest to the shares that hold out as many of these rows as the shares say."""
+        import numpy as np
+
+        if not positions:
+            return _plain(shares)
+        ordered = np.sort(np.frombuffer(positions, dtype=np.uint64))
+        held_out = {}
+        for side, share in shares.items():
+            drawn = position(self._seed, f"{side}:{stratum}") / ALL if self._split.stratify_by else 0.5
+            held_out[side] = int(share * len(ordered) + drawn)
+        below, above = _plain(shares)
+        of_test = min(held_out["test"], len(ordered) - held_out["eval"])
+        return _between(ordered, held_out["eval"], below), _between(ordered, len(ordered) - of_test, above)
+
+    def _position(self, record: Record) -> int:
+        return position(self._seed, f"group:{record.key}" if self._split.group_by else record.content)
+
+    def _stratum(self, record: Record) -> str:
+        return record.key if self._split.stratify_by else ""
+
+
+def _plain(shares: dict[str, float]) -> Cut:
+    return int(shares["eval"] * ALL), ALL - int(shares["test"] * ALL)
+
+
+def _between(ordered: np.ndarray[Any, Any], count: int, wanted: int) -> int:
+    """Returns the cut nearest to the one wanted that has so many positions below it, or fewer where some are level."""
+    low = int(ordered[count - 1]) + 1 if count else 0
+    high = int(ordered[count]) if count < len(ordered) else ALL
+    return min(max(low, wanted), high)

@@ -1,0 +1,150 @@
+"""Files as streams of bytes and lines, unpacked on the way, in memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from components.data_split.rows import MAX_ROW, SHOWN, UnreadableError
+from components.shared.sources import SourceFile
+
+BLOCK = 2**20
+"""Bytes read at once."""
+
+ZSTD_BLOCK = 2**9
+"""Bytes unpacked at once by zstd, which has no limit on what comes out: 128 KiB for each 4 bytes at the most."""
+
+PACKINGS = {
+    ".gz": (b"\x1f\x8b\x08",),
+    ".bz2": (b"BZh",),
+    ".xz": (b"\xfd7zXZ\x00",),
+    ".zst": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+}
+"""What a packed file begins with; zstd's second kind is a frame to be skipped, which parallel packers write first."""
+
+
+class Line(NamedTuple):
+    """A line with its end, or the first bytes of one that is longer than a row may be."""
+
+    number: int
+    data: bytes
+    too_long: bool = False
+
+
+def packing(path: str, head: bytes) -> str | None:
+    """Returns how a file is packed, `.gz`, `.bz2`, `.xz` or `.zst`, by its first bytes; None where it is not.
+
+    Raises:
+        UnreadableError: it has the name of a packed file and does not begin like one.
+    """
+    for kind, signs in PACKINGS.items():
+        named = path.lower().endswith(kind)
+        if head.startswith(signs) and (named or kind != ".bz2" or head[4:8] == b"1AY&"):  # a text may begin with BZh
+            return kind
+        if named and head:
+            raise UnreadableError(f"cannot be decompressed: it does not begin like {kind[1:]}")
+    return None
+
+
+def blocks(file: SourceFile) -> Generator[bytes, None, None]:
+    """Yields a file's bytes, unpacked.
+
+    Raises:
+        UnreadableError: the packed file breaks off, or is not what it should be; all before that was yielded.
+    """
+    with file.storage.translated(), file.storage.fs.open(file.storage.key(file.path), "rb") as opened:
+        head = opened.read(8)
+        opened.seek(0)
+        kind = packing(file.path, head)
+        if kind is None:
+            yield from iter(lambda: opened.read(BLOCK), b"")
+            return
+        unpack = _unzstd(opened) if kind == ".zst" else _unpack(opened, kind)
+        while block := _next(unpack):
+            yield block
+
+
+def _next(unpack: Iterator[bytes]) -> bytes:
+    import zstandard
+
+    try:
+        return next(unpack, b"")
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+        if getattr(error, "errno", None):  # of the store, not of the content
+            raise
+        raise UnreadableError(f"cannot be decompressed: {error}") from None
+
+
+def _unpack(opened: Any, kind: str) -> Iterator[bytes]:
+    unpacker: Any = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}[kind]
+    unpacked = unpacker(opened)
+    return iter(lambda: unpacked.read1(BLOCK), b"")  # read1: what comes before damage is returned
+
+
+def _unzstd(opened: Any) -> Iterator[bytes]:
+    """Unpacks frames; the library's own stream reader takes a file that breaks off for one that ends."""
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**27)
+    frame, data, began = decompressor.decompressobj(), b"", False
+    while data := data or opened.read(ZSTD_BLOCK):
+        unpacked = frame.decompress(data)
+        began, data = True, b""
+        if frame.eof:
+            data, frame, began = frame.unused_data, decompressor.decompressobj(), False
+        if unpacked:
+            yield unpacked
+    if began:
+        raise EOFError("Compressed file ended before the end of a frame")
+
+
+def text_blocks(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the bytes of a text without its UTF-8 mark.
+
+    Raises:
+        UnreadableError: it is UTF-16 or UTF-32.
+    """
+    for position, block in enumerate(stream):
+        if position == 0 and block.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
+            raise UnreadableError("UTF-16 or UTF-32 by its first bytes, expected UTF-8", raw=block[:SHOWN])
+        yield block.removeprefix(b"\xef\xbb\xbf") if position == 0 else block
+
+
+def lines(stream: Iterable[bytes]) -> Iterator[Line]:
+    """Yields the lines of a text, each with its end.
+
+    Raises:
+        UnreadableError: the text breaks off; with the number of the line and what was read of it.
+    """
+    number, size, parts = 1, 0, io.BytesIO()
+
+    def taken(more: bytes) -> None:
+        nonlocal size
+        room = (MAX_ROW if size + len(more) <= MAX_ROW else SHOWN) - parts.tell()
+        parts.write(more[: max(room, 0)])
+        size += len(more)
+
+    def line() -> Line:
+        return Line(number, parts.getvalue()[: MAX_ROW if size <= MAX_ROW else SHOWN], size > MAX_ROW)
+
+    try:
+        for block in stream:
+            *whole, last = block.split(b"\n")
+            for piece in whole:
+                if size or len(piece) >= MAX_ROW:
+                    taken(piece + b"\n")
+                    yield line()
+                    size, parts = 0, io.BytesIO()
+                else:
+                    yield Line(number, piece + b"\n")
+                number += 1
+            taken(last)
+    except UnreadableError as error:
+        raise UnreadableError(error.reason, number, error.raw or line().data) from None
+    if size:
+        yield line()

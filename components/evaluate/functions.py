@@ -1,0 +1,60 @@
+"""The user's own measures of what the model writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from components.evaluate.figures import Figure, mean
+from components.evaluate.texts import METRICS
+from components.shared import hooks
+from components.shared.errors import UserError
+from components.shared.recipe import Hook
+from components.shared.recipe.evaluation import AGAINST_BASELINE, ROUGE
+
+TAKEN = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
+"""Names of figures that are Baton's own."""
+
+Function = Callable[..., Any]
+
+
+def load(given: Sequence[Hook]) -> dict[str, Function]:
+    """Returns the functions by the names that their figures have: what stands behind the colon.
+
+    Raises:
+        UserError: one cannot be found, or has the name of another figure.
+    """
+    found: dict[str, Function] = {}
+    for hook in given:
+        name = hook.use.rpartition(":")[2]
+        if name in found or name in TAKEN or name.partition("_")[0] == "reward":
+            raise UserError(
+                f"evaluation.functions: {hook.use!r} has the name of another figure, {name!r}.", remedy="Rename it."
+            )
+        found[name] = functools.partial(hooks.find(hook.use), **hook.options)
+    return found
+
+
+def score(
+    name: str, function: Function, prompts: Sequence[str], completions: Sequence[str], references: Sequence[str]
+) -> Figure:
+    """Returns the mean of what a function says of each row; None says nothing of it.
+
+    Raises:
+        UserError: it fails, or does not return a number for each row.
+    """
+    try:
+        said = function(prompts=list(prompts), completions=list(completions), references=list(references))
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"evaluation.functions: {name} failed: {type(error).__name__}: {error}") from None
+    try:
+        numbers = [None if value is None else float(value) for value in said]
+    except (TypeError, ValueError):
+        raise UserError(f"evaluation.functions: {name} returned {said!r:.200}, expected a list of numbers.") from None
+    if len(numbers) != len(completions):
+        raise UserError(
+            f"evaluation.functions: {name} returned {len(numbers)} numbers for {len(completions)} rows, expected one "
+            "for each."
+        )
+    return mean(numbers)

@@ -1,0 +1,162 @@
+"""What every model of an evaluation is judged on: the same rows, prompts and tasks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from components.evaluate import functions, measures
+from components.evaluate.bertscore import BertScore
+from components.evaluate.figures import Figure
+from components.evaluate.harness import Harness
+from components.evaluate.texts import METRICS, Metric
+from components.shared import code, events, generation, models, prompts, trained
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TELL_EVERY = 2.0
+"""Seconds between two words on how far it is."""
+
+
+@dataclass
+class Findings:
+    """What was found of one model.
+
+    Attributes:
+        figures: By name, over rows.
+        plain: Further numbers, which are no sums over rows.
+        likelihoods: Of pairs, as `measures.Measured`.
+        writes: What it wrote for each prompt.
+        scores: Those of the figures that judge what it wrote, over the prompts.
+    """
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    plain: dict[str, float] = field(default_factory=dict)
+    likelihoods: measures.Likelihoods = field(default_factory=dict)
+    writes: list[str] = field(default_factory=list)
+    scores: dict[str, Figure] = field(default_factory=dict)
+
+
+class Ground:
+    """What models are judged on, found and checked before the first is loaded.
+
+    Args:
+        run: The training run.
+        recipe: Its settled recipe.
+        scratch: Folder for what comes from the store.
+
+    Raises:
+        UserError: a function, encoder or task that the recipe names cannot be had, or the function fails on the first
+            row's own answer.
+    """
+
+    def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
+        import datasets
+
+        parts = {name.partition("/")[0] for name in trained.tokens_manifest(run)[1].files}
+        self.side = "test" if prompts.judged_side(run) == "test" and "test" in parts else "eval"
+        tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))
+        code.install(code.fetch(run, scratch))
+        self.run, self.recipe = run, recipe
+        self.tokenizer = models.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+        self.rows: Dataset = datasets.load_from_disk(f"{tokens}/{self.side}")
+        self.prompts = self._prompts(self.tokenizer)
+        self.functions = functions.load(recipe.evaluation.functions)
+        for name, function in self.functions.items() if self.prompts else ():  # fails now, not when models are judged
+            self._own(name, function, [self.prompts[0][1]])
+        self.metrics = self._metrics()
+        tasks = recipe.evaluation.tasks if recipe.training.method != "reward" else None  # such a model writes nothing
+        self.harness = Harness(tasks, scratch) if tasks else None
+
+    def judge(
+        self, when: str, model: PreTrainedModel, own_tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Findings:
+        """Measures a model and lets it write.
+
+        Args:
+            when: Which model it is.
+            model: The model.
+            own_tokenizer: Its tokenizer, where that has another vocabulary than the run's: figures on the run's tokens
+                are left out, and the prompts are rendered anew.
+        """
+        evaluation, tokenizer = self.recipe.evaluation, own_tokenizer or self.tokenizer
+        batch_size = evaluation.batch_size or self.recipe.training.micro
+        found = Findings()
+        if own_tokenizer is None or self.recipe.training.generation:
+            measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
+            found = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
+        if self.harness:
+            events.emit("evaluating", when=when, doing="tasks", done=0, of=1)
+            figures, plain = self.harness.run(model, tokenizer, batch_size)
+            found.figures |= figures
+            found.plain |= plain
+        given = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
+        found.writes = generation.write_all(
+            model,
+            tokenizer,
+            [prompt for prompt, _ in given],
+            max_new_tokens=evaluation.max_new_tokens,
+            max_length=self.recipe.data.max_length,
+            batch_size=batch_size,
+            temperature=evaluation.temperature,
+            top_p=evaluation.top_p,
+            seed=self.recipe.seed,
+            progress=telling(when, "writing"),
+        )
+        return found
+
+    def compare(self, judged: dict[str, Findings]) -> dict[str, str]:
+        """Adds the figures of what the models wrote, against the rows' own answers.
+
+        Returns:
+            The metrics' signatures.
+        """
+        references = [reference for _, reference in self.prompts]
+        signatures: dict[str, str] = {}
+        for found in judged.values() if self.prompts else ():
+            for metric in self.metrics:
+                scored = metric(found.writes, references)
+                found.scores |= scored.figures
+                signatures |= scored.signatures
+            for name, function in self.functions.items():
+                found.scores[name] = self._own(name, function, found.writes)
+            found.figures |= found.scores
+        return signatures
+
+    @property
+    def without_reference(self) -> int:
+        """Rows of the samples that have no answer to compare with."""
+        return sum(not reference for _, reference in self.prompts)
+
+    def _metrics(self) -> list[Metric]:
+        asked = self.recipe.evaluation
+        found = [METRICS[name] for name in asked.metrics if name in METRICS]
+        if "bertscore" in asked.metrics and self.prompts:
+            found.append(BertScore(asked.bertscore_model or "", asked.batch_size or self.recipe.training.micro))
+        return found
+
+    def _own(self, name: str, function: functions.Function, writes: list[str]) -> Figure:
+        """Returns the figure of a user's function for what was written for the first prompts."""
+        given, references = zip(*self.prompts[: len(writes)], strict=True)
+        return functions.score(name, function, given, writes, references)
+
+    def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+        return prompts.held_out_prompts(self.run, self.recipe, tokenizer, self.recipe.evaluation.samples, self.side)
+
+
+def telling(when: str, doing: str) -> measures.Progress:
+    """Returns what tells now and then how far something is with a model."""
+    told = time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > TELL_EVERY:
+            told = time.monotonic()
+            events.emit("evaluating", when=when, doing=doing, done=done, of=of)
+
+    return progress

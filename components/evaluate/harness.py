@@ -1,0 +1,156 @@
+"""Tasks of the LM evaluation harness (`lm-eval`), run on a model that is in memory already."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from components.evaluate.figures import Figure, mean
+from components.shared.errors import UserError
+from components.shared.recipe import Tasks
+from components.shared.storage import Storage
+
+NO_FILTER = "none"
+"""What the harness calls answers that are taken as they are."""
+
+
+class Harness:
+    """The tasks of a recipe, found and loaded before a model is.
+
+    Args:
+        tasks: Names and settings.
+        scratch: Folder for tasks that come from a store.
+
+    Raises:
+        UserError: the package is missing, or a task is unknown or cannot be loaded.
+    """
+
+    def __init__(self, tasks: Tasks, scratch: str) -> None:
+        try:
+            from lm_eval.tasks import TaskManager
+        except ImportError:
+            raise UserError(
+                f"evaluation.tasks: {', '.join(tasks.names)}: needs the package lm-eval, which is not installed.",
+                remedy="pip install 'baton[evaluate]'.",
+            ) from None
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self._tasks = tasks
+        self._folder = _local(tasks.include_path, scratch) if tasks.include_path else None
+        self._manager: Any = TaskManager(include_path=self._folder, include_defaults=False)
+        single = set(self._manager.all_tasks) - {*self._manager.all_groups, *self._manager.all_tags}
+        if not single.issuperset(tasks.names):  # reading the harness's own thirteen thousand files takes ten seconds
+            self._manager = TaskManager(include_path=self._folder)
+        for name in tasks.names:
+            if name not in self._manager.all_tasks:
+                raise UserError(f"evaluation.tasks: {name!r} is no task of the harness.{self._hint(name)}")
+        with self._beside():
+            try:
+                self._manager.load(list(tasks.names))
+            except Exception as error:  # whatever a task's file, its functions or the hub have to say
+                raise self._failed("loaded", error) from None
+
+    def run(self, model: Any, tokenizer: Any, batch_size: int) -> tuple[dict[str, Figure], dict[str, float]]:
+        """Runs the tasks on a model, without a chat template, as the harness does unless it is told otherwise.
+
+        A task that says itself that it has no examples gets none, whatever `few_shot` says.
+
+        Returns:
+            Figures named `<task>.<metric>`, with the harness's filter behind them where a metric has several: those
+            that are means over documents, and the others as plain numbers.
+
+        Raises:
+            UserError: a task fails, or runs code of the model's and so is refused.
+        """
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        judged = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        with self._beside():
+            try:
+                found: Any = simple_evaluate(
+                    model=judged,
+                    tasks=list(self._tasks.names),
+                    num_fewshot=self._tasks.few_shot,
+                    limit=self._tasks.limit,
+                    task_manager=self._manager,
+                    bootstrap_iters=0,
+                )
+            except (ValueError, KeyError, TypeError, ImportError) as error:  # of a task, or of its own functions
+                raise self._failed("run", error) from None
+        figures: dict[str, Figure] = {}
+        plain: dict[str, float] = {}
+        for task, results in found["results"].items():
+            for name, key, value in _measured(task, results):
+                figure = _of_documents(found["samples"].get(task, []), key, value)
+                if figure:
+                    figures[name] = figure
+                else:
+                    plain[name] = value
+        return figures, plain
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Lets a task name files of its own folder by their relative paths."""
+        with contextlib.chdir(self._folder or "."):
+            yield
+
+    def _failed(self, what: str, error: Exception) -> UserError:
+        return UserError(
+            f"evaluation.tasks: {', '.join(self._tasks.names)} cannot be {what}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}",
+            remedy="Check the task's file, the packages it asks for, and the network where its data is remote.",
+        )
+
+    def _hint(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self._manager.all_tasks, n=1)
+        return f" Did you mean {close[0]!r}?" if close else " `lm-eval ls tasks` lists them."
+
+
+def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:
+    """Returns name, the harness's key and the value of each figure of a task."""
+    keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
+    keys = [key for key in keys if isinstance(results[key], int | float) and math.isfinite(results[key])]
+    metrics = [key.partition(",")[0] for key in keys]
+    found = []
+    for key, metric in zip(keys, metrics, strict=True):
+        filtered = key.partition(",")[2]
+        several = metrics.count(metric) > 1 and filtered != NO_FILTER
+        found.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
+    return found
+
+
+def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> Figure | None:
+    """Returns a figure over a task's documents, if it is their mean."""
+    metric, _, filtered = key.partition(",")
+    rows = [row for row in samples if row.get("filter", NO_FILTER) == filtered]
+    each = [row.get(metric) for row in sorted(rows, key=lambda row: row["doc_id"])]
+    if not each or not all(isinstance(one, int | float) for one in each):
+        return None
+    figure = mean([float(one) for one in each if one is not None])
+    return figure if math.isclose(figure.value, value, rel_tol=1e-9, abs_tol=1e-12) else None
+
+
+def _local(include_path: str, scratch: str) -> str:
+    """Returns a local folder with the user's tasks.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = include_path
+    if "://" in include_path:
+        storage, folder = Storage(include_path), os.path.join(scratch, "tasks")
+        os.makedirs(folder, exist_ok=True)
+        for name in storage.find(""):
+            storage.download(name, os.path.join(folder, name))
+    names = [name for _, _, files in os.walk(folder) for name in files]
+    if not any(name.endswith((".yaml", ".yml")) for name in names):
+        raise UserError(
+            f"evaluation.tasks.include_path {include_path!r} holds no task.",
+            remedy="Give a folder with the YAML files of your tasks.",
+        )
+    return os.path.abspath(folder)

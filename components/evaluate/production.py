@@ -1,0 +1,153 @@
+"""The model now in use: where it is, and in what it can be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.shared import models
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""Codes with which MLflow says that there is no such model, or no such alias."""
+
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+SCORERS = ("ForSequenceClassification",)
+"""What the classes of models that write, and of those that score, end on."""
+
+
+@dataclass(frozen=True)
+class Production:
+    """The model now in use.
+
+    Attributes:
+        folder: Its files; None where there is none yet.
+        words: What it is, or why there is none.
+    """
+
+    folder: str | None
+    words: str
+
+
+def find(run: Run, recipe: Recipe, scratch: str) -> Production | None:
+    """Returns the model that `evaluation.production` stands for, None where nothing is said of one.
+
+    Raises:
+        UserError: it is gone, or is another kind of model than the run trains.
+    """
+    given = recipe.evaluation.production
+    if given is None:
+        return None
+    if given.startswith("models:"):
+        found = _registered(run, recipe, given, scratch)
+    else:
+        found = Production(models.local_model(given), given)
+    if found.folder:
+        _check(found.folder, given, recipe)
+    return found
+
+
+def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a model as the recipe's own are, with its tokenizer; an adapter is put on its base.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    try:
+        tokenizer = models.load_tokenizer(
+            _holding(folder, "tokenizer_config.json") or folder, trust_remote_code=recipe.model.trust_remote_code
+        )
+        if whole := _holding(folder, "config.json"):
+            return models.load_model(whole, recipe), tokenizer
+        from peft import PeftModel
+
+        adapter = _holding(folder, "adapter_config.json") or folder
+        base = models.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
+        return PeftModel.from_pretrained(models.load_model(base, recipe), adapter), tokenizer
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"evaluation.production {recipe.evaluation.production!r} cannot be loaded: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}",
+            remedy="Name a model in Hugging Face format, of the kind that the run trains.",
+        ) from None
+
+
+def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Tells whether two tokenizers have the same vocabulary, so that losses per token can be compared."""
+    return bool(one.get_vocab() == other.get_vocab())
+
+
+def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Production:
+    match = REGISTERED.fullmatch(given)
+    if match is None:
+        raise UserError(f"evaluation.production {given!r} is not of the form models:/NAME@ALIAS.")
+    uri = (run.get("tracking.json") or {}).get("mlflow") or recipe.tracking.mlflow
+    if uri is None:
+        raise UserError(
+            f"evaluation.production {given!r} is in MLflow's registry, and the run has no MLflow.",
+            remedy="Set tracking.mlflow, or name a folder, s3://… or a hub id.",
+        )
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    mlflow.set_tracking_uri(uri)
+    name, alias, version = match["name"], match["alias"], match["version"]
+    try:
+        if alias:
+            version = str(mlflow.MlflowClient(uri).get_model_version_by_alias(name, alias).version)
+        folder = mlflow.artifacts.download_artifacts(
+            artifact_uri=f"models:/{name}/{version}", dst_path=_made(scratch, "production"), tracking_uri=uri
+        )
+    except (MlflowException, ImportError, OSError) as error:
+        if version is None and getattr(error, "error_code", None) in ABSENT:
+            return Production(None, f"{given}: there is none yet")
+        raise UserError(
+            f"evaluation.production {given!r} cannot be had from {uri}: {' '.join(str(error).split())[:300]}",
+            remedy="Check the name and the tracking server.",
+        ) from None
+    return Production(folder, f"{given}, version {version}" if alias else given)
+
+
+def _check(folder: str, given: str, recipe: Recipe) -> None:
+    """Raises an error for a model that does something else than the run's."""
+    where = _holding(folder, "config.json")
+    if where is None:
+        if _holding(folder, "adapter_config.json"):
+            return
+        raise UserError(
+            f"evaluation.production {given!r} holds no config.json.", remedy="Name a model in Hugging Face format."
+        )
+    kinds = _read(where, "config.json").get("architectures") or []
+    wanted = SCORERS if recipe.training.method == "reward" else WRITERS
+    if kinds and not any(kind.endswith(wanted) for kind in kinds):
+        raise UserError(
+            f"evaluation.production {given!r} is a {', '.join(kinds)}; expected …{wanted[0]}, as the run trains one.",
+            remedy="Name a model of the same kind.",
+        )
+
+
+def _holding(folder: str, name: str) -> str | None:
+    """Returns the folder nearest to the top that has a file: MLflow keeps model and tokenizer apart."""
+    found = [parent for parent, _, names in os.walk(folder) if name in names]
+    return min(found, key=lambda parent: (parent.count(os.sep), parent), default=None)
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    with open(os.path.join(folder, name), encoding="utf-8") as file:
+        document: dict[str, Any] = json.load(file)
+    return document
+
+
+def _made(scratch: str, name: str) -> str:
+    folder = os.path.join(scratch, name)
+    os.makedirs(folder, exist_ok=True)
+    return folder

@@ -1,0 +1,141 @@
+"""An export, read back by the library it is for, in a process that has seen nothing else:
+`python -m components.export.reading FORMAT FOLDER REQUEST ANSWERS`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from typing import Any
+
+from components.export import answers
+from components.export.answers import Answer, Questions
+
+Request = dict[str, Any]
+
+
+def main(export_format: str, folder: str, request_path: str, answers_path: str) -> None:
+    """Loads an export, asks it, and writes answers, notes and the library's name and version."""
+    with open(request_path, encoding="utf-8") as file:
+        request = json.load(file)
+    questions = Questions(request["prompts"], request["num_tokens"])
+    found, notes = READERS[export_format](folder, request, questions)
+    answers.save(found, answers_path)
+    with open(f"{answers_path}.json", "w", encoding="utf-8") as file:
+        json.dump({**notes, "library": _library(export_format)}, file)
+
+
+def _model(folder: str, request: Request, **settings: Any) -> Any:
+    import torch
+    import transformers
+
+    torch.set_num_threads(request["threads"])
+    kind = getattr(transformers, request["kind"])
+    return kind.from_pretrained(folder, trust_remote_code=request["trust_remote_code"], **settings)
+
+
+def _safetensors(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
+    return answers.of_model(_model(folder, request, use_safetensors=True), questions), {}
+
+
+def _adapter(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
+    import torch
+    from peft import PeftModel
+
+    labels = {} if request["num_tokens"] else {"num_labels": 1}
+    base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **labels)
+    return answers.of_model(PeftModel.from_pretrained(base, folder), questions), {}
+
+
+def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
+    import gguf
+    import torch
+    from transformers import AutoConfig
+
+    path = os.path.join(folder, request["file"])
+    hashes = {
+        str(tensor.name): hashlib.sha256(tensor.data.tobytes()).hexdigest() for tensor in gguf.GGUFReader(path).tensors
+    }
+    # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
+    config = AutoConfig.for_model(**request["config"])
+    model = _model(folder, request, gguf_file=request["file"], dtype=torch.float32, config=config)
+    notes: Request = {"tensors": hashes}
+    if llama := _llama_cpp(path, request):
+        notes["llama_cpp"] = llama
+    return answers.of_model(model, questions), notes
+
+
+def _llama_cpp(path: str, request: Request) -> Request | None:
+    """Asks llama.cpp itself, where its binding is installed: for tokens of texts and the greedy continuation."""
+    try:
+        import llama_cpp
+    except ImportError:
+        return None
+    length = max(map(len, request["prompts"])) + request["num_tokens"] + 1
+    model = llama_cpp.Llama(path, n_ctx=max(length, 64), n_threads=request["threads"], verbose=False, logits_all=True)
+    texts = [model.tokenize(text.encode(), special=True) for text in request["texts"]]
+    written = []
+    for prompt in request["prompts"]:
+        model.reset()
+        model.eval(prompt)
+        tokens: list[int] = []
+        while len(tokens) < request["num_tokens"]:
+            tokens.append(int(model.scores[model.n_tokens - 1].argmax()))
+            model.eval(tokens[-1:])
+        written.append(tokens)
+    return {"version": llama_cpp.__version__, "texts": texts, "tokens": written}
+
+
+def _onnx(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
+    import numpy as np
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = request["threads"]
+    session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
+
+    def logits(rows: list[list[int]], width: int) -> np.ndarray[Any, Any]:
+        ids = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
+        mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], dtype=np.int64)
+        found: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
+        return found
+
+    found = []
+    for prompt in questions.prompts:
+        ids = list(prompt)
+        for _ in range(questions.num_tokens):
+            ids.append(int(logits([ids], len(ids))[0, -1].argmax()))
+        alone = logits([ids[:-1]], len(ids) - 1)[0] if questions.num_tokens else logits([ids], len(ids))
+        found.append(Answer(ids[len(prompt) :], alone))
+    if not questions.num_tokens:
+        return found, {}
+    whole = [prompt + answer.tokens[:-1] for prompt, answer in zip(questions.prompts, found, strict=True)]
+    together = logits(whole, max(map(len, whole)) + 1)  # the shapes are free: all rows at once, padded
+    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(whole, together, found, strict=True)]
+    return found + batch, {}
+
+
+def _mlflow(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
+    import mlflow
+    import torch
+
+    torch.set_num_threads(request["threads"])
+    parts = mlflow.transformers.load_model(folder, return_type="components")
+    return answers.of_model(parts["model"], questions), {}
+
+
+READERS = {"safetensors": _safetensors, "adapter": _adapter, "gguf": _gguf, "onnx": _onnx, "mlflow": _mlflow}
+PACKAGES = {"safetensors": "transformers", "adapter": "peft", "onnx": "onnxruntime"}
+
+
+def _library(export_format: str) -> str:
+    from importlib.metadata import version
+
+    name = PACKAGES.get(export_format, export_format)
+    with_transformers = f" with transformers {version('transformers')}" if export_format in ("gguf", "mlflow") else ""
+    return f"{name} {version(name)}{with_transformers}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

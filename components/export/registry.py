@@ -1,0 +1,133 @@
+"""MLflow's tracking server and registry: the model with the run that made it, and a version of a registered model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from typing import Any
+
+from components.shared.bundles import Manifest
+from components.shared.errors import BatonError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+logger = logging.getLogger("baton")
+
+DOCUMENT = "registry.json"
+MARK = "baton.export"
+"""Tag of a version: whose files it is. Running the stage again finds it by that."""
+MODEL = "model"
+CREDENTIALS = re.compile(r"//[^/\s@]+@")
+"""Name and password in an address."""
+
+
+def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> dict[str, Any]:
+    """Logs an MLflow model and registers it, each at most once for the same files.
+
+    Args:
+        run: The run, with or without a run in MLflow.
+        recipe: Names the server, the registered model and its alias.
+        manifest: Of the export.
+        folder: Its files.
+        digest: State digest of the checkpoint.
+
+    Returns:
+        What `registry.json` of the run says: `mlflow`, `model_id`, and `name`, `version` and `alias` where registered.
+
+    Raises:
+        BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
+    """
+    tracking = run.get("tracking.json") or {"mlflow": recipe.tracking.mlflow, "run_id": None}
+    if tracking["mlflow"] is None:
+        return {}
+    done = run.get(DOCUMENT) or {}
+    found = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": tracking["mlflow"]}
+    tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
+    try:
+        client = _client(tracking["mlflow"])
+        if "model_id" not in found:
+            experiment = _experiment(client, run, recipe, tracking["run_id"])
+            found["model_id"] = _log(client, folder, experiment, tracking["run_id"], tags)
+            run.put(DOCUMENT, found)
+        name = recipe.export.registered_model
+        if name:
+            found |= {"name": name, "version": _register(client, name, found["model_id"], tracking["run_id"], tags)}
+            run.put(DOCUMENT, found)
+        if name and recipe.export.alias and _gate_held(run):
+            client.set_registered_model_alias(name, recipe.export.alias, found["version"])
+            found["alias"] = recipe.export.alias
+            run.put(DOCUMENT, found)
+    except Exception as error:
+        said = f"MLflow at {tracking['mlflow']} did not take the model: {type(error).__name__}: {error}"
+        said = CREDENTIALS.sub("//", " ".join(said.split()))[:400]
+        if recipe.export.registered_model is None:
+            logger.warning("%s", said)
+            return {}
+        raise BatonError(
+            said, remedy="The export itself is committed; run the stage again when the server can be had."
+        ) from None
+    return found
+
+
+def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: dict[str, str]) -> str:
+    """Logs the files as they were checked; only `MLmodel` learns whose they are."""
+    from mlflow.entities import LoggedModelOutput
+    from mlflow.models import Model
+
+    logged = client.create_logged_model(experiment, name=MODEL, source_run_id=run_id, tags=tags)
+    if run_id:
+        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    with tempfile.TemporaryDirectory(prefix="baton-mlflow-") as scratch:
+        copied = shutil.copytree(os.path.abspath(folder), f"{scratch}/model", copy_function=os.symlink)
+        about = Model.load(folder)
+        about.model_id, about.model_uuid, about.run_id = logged.model_id, logged.model_id, run_id
+        about.artifact_path = logged.artifact_location
+        os.unlink(f"{copied}/MLmodel")
+        about.save(f"{copied}/MLmodel")
+        client.log_model_artifacts(logged.model_id, copied)
+    client.finalize_logged_model(logged.model_id, "READY")
+    return str(logged.model_id)
+
+
+def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: dict[str, str]) -> str:
+    """Returns the number of the version that is this export, made unless it is there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    standing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
+    for version in standing:
+        if version.name == name:
+            return str(version.version)
+    made = client.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
+    return str(made.version)
+
+
+def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> str:
+    if run_id:
+        return str(client.get_run(run_id).info.experiment_id)
+    name = recipe.tracking.experiment or recipe.name
+    standing = client.get_experiment_by_name(name)
+    return str(standing.experiment_id if standing else client.create_experiment(name))
+
+
+def _gate_held(run: Run) -> bool:
+    gate = (run.get("evaluation.json") or {}).get("gate")
+    return bool(gate and gate["passed"])
+
+
+def _client(uri: str) -> Any:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    return mlflow.MlflowClient(uri)

@@ -1,0 +1,154 @@
+"""What is exported: the model that a run came to, loaded once, and what it says to the questions of the check."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from components.export import answers, card, check
+from components.export.answers import Answer, Questions
+from components.shared import models, trained
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.prompts import held_out_prompts
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PROMPTS = 3
+"""Held-out rows that the check goes on from."""
+LONGEST = 64
+"""Tokens of a prompt in the check, at most."""
+PLAIN = ("The", "1 + 1 =", "What is this about?\n")
+"""Prompts where no held-out row gives one."""
+
+
+class Subject:
+    """What a run's exports are made from and compared with.
+
+    Args:
+        run: The run.
+        recipe: Its recipe.
+        scratch: Folder for files.
+    """
+
+    def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
+        self.run = run
+        self.scratch = scratch
+        self.step, self.checkpoint = trained.chosen_checkpoint(run)
+        # Kernels of attention that training may use need a GPU, and change no weight.
+        self.recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": None})})
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model scores texts instead of writing them."""
+        return self.recipe.training.method == "reward"
+
+    @property
+    def digest(self) -> str:
+        """State digest of the checkpoint."""
+        return str(self.checkpoint.meta["digest"])
+
+    @cached_property
+    def folder(self) -> str:
+        """Local files of the checkpoint, every byte checked."""
+        return CheckpointStore(self.run).fetch(self.step, self.checkpoint, f"{self.scratch}/checkpoint")
+
+    @cached_property
+    def base(self) -> str | None:
+        """Local files of the base model, None for a model from scratch."""
+        return trained.base_folder(self.recipe)
+
+    @cached_property
+    def facts(self) -> card.Facts:
+        """What the model card says of the checkpoint."""
+        address = CheckpointStore(self.run).uri(self.step, self.checkpoint)
+        return card.Facts(self.step, address, self.checkpoint.meta, card.licence(self.recipe, self.base))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the checkpoint."""
+        return models.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
+
+    @cached_property
+    def tokenizer_folder(self) -> str:
+        """Local files of the tokenizer as it is now."""
+        folder = f"{self.scratch}/tokenizer"
+        self.tokenizer.save_pretrained(folder)
+        return folder
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Texts that the model is asked about."""
+        given = held_out_prompts(self.run, self.recipe, self.tokenizer, PROMPTS)
+        return [prompt for prompt, *_ in given if prompt] or list(PLAIN)
+
+    @cached_property
+    def context(self) -> check.Context:
+        """What every check needs."""
+        spec = self.recipe.export
+        ids = [self.tokenizer(text)["input_ids"][:LONGEST] for text in self.texts]
+        return check.Context(
+            questions=Questions([prompt for prompt in ids if prompt], 0 if self.scores else spec.check_tokens),
+            texts=self.texts,
+            kind=models.auto_class(self.recipe).__name__,
+            trust_remote_code=self.recipe.model.trust_remote_code,
+        )
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, list[Answer]]:
+        """The model as trained, an adapter on its base, and what it says; before anything is merged into it."""
+        model = trained.trained_model(self.recipe, self.tokenizer, self.folder, whole=True)
+        return model, self.ask(model)
+
+    @property
+    def trained_answers(self) -> list[Answer]:
+        """What the model says as it was trained."""
+        return self._loaded[1]
+
+    @cached_property
+    def whole(self) -> PreTrainedModel:
+        """The model with the adapter folded in, in the type asked for."""
+        import torch
+
+        model = self._loaded[0]
+        if self.recipe.adapter:
+            model = model.merge_and_unload()
+        whole: PreTrainedModel = model
+        dtype = getattr(torch, self.recipe.export.dtype or self.recipe.model.dtype)
+        for weight in whole.parameters():  # not `to`, which would round the rotary frequencies too
+            weight.data = weight.data.to(dtype)
+        return whole
+
+    @cached_property
+    def whole_answers(self) -> list[Answer]:
+        """What the whole model says, in the type asked for."""
+        return self.ask(self.whole)
+
+    def ask(self, model: Any) -> list[Answer]:
+        """Returns what a model says to the questions of the check."""
+        return answers.of_model(model, self.context.questions)
+
+    def in_float32(self) -> PreTrainedModel:
+        """Returns a copy of the whole model in float32."""
+        found: PreTrainedModel = copy.deepcopy(self.whole).float()
+        return found
+
+    def beside_trained(self, finding: dict[str, Any], said: list[Answer]) -> dict[str, Any]:
+        """Adds to a finding how near the exported model's answers are to those of the model as it was trained.
+
+        Returns:
+            The finding with `from_trained`: the `tokens` shared before the first that differs, and
+            `max_abs_difference` of the logits of the prompts; its `words` say so where something differs.
+        """
+        lengths = [len(prompt) for prompt in self.context.questions.prompts]
+        pairs = list(zip(said, self.trained_answers, lengths, strict=True))
+        apart = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)
+        shared = check.agreement([one.tokens for one in said], [other.tokens for other in self.trained_answers])
+        words = finding["words"]
+        if apart:
+            beside = f"{shared} of {finding['tokens']} tokens and " if finding["tokens"] else ""
+            words += f" (as before merging and rounding: {beside}logits within {apart:.2g})"
+        return {**finding, "words": words, "from_trained": {"tokens": shared, "max_abs_difference": apart}}

@@ -1,0 +1,106 @@
+"""The report's part on evaluation: every figure beside the models it is compared with, the gate, and each example."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.shared.pages import number
+from components.shared.runs import Run
+
+MAX_EXAMPLES = 400
+"""Examples that the page shows; the run's `examples.jsonl` has all of them."""
+
+PAGE = 20
+"""Examples on one page of the table."""
+
+LOWER_IS_BETTER = ("loss", "perplexity")
+NOT_COMPARED = ("tokens",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of the evaluation.
+
+    Attributes:
+        name: Its name.
+        before: Of the model before training, None where it has none.
+        production: Of the production model.
+        after: Of the trained model.
+        low: Lower end of the confidence interval of `after`, None where there is none.
+        high: Upper end.
+        gain: What training changed, with its interval, in words.
+        tone: `good` where the whole interval of the gain lies on the better side, `bad` on the worse, else ``.
+        gate: The line of the gate on this figure, in words.
+        held: Whether it held.
+    """
+
+    name: str
+    before: float | None
+    production: float | None
+    after: float | None
+    low: float | None
+    high: float | None
+    gain: str
+    tone: str
+    gate: str
+    held: bool
+
+
+def collected(run: Run, evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the evaluation as the page shows it, with its examples; None for a run that was not evaluated."""
+    if evaluation is None:
+        return None
+    named = evaluation.get("examples") or {}
+    lines = run.storage.read(run.path(named["path"])).splitlines() if named.get("count") else []
+    return {
+        **{key: evaluation[key] for key in ("before", "after")},
+        **{key: evaluation.get(key) for key in ("production", "production_model", "side", "intervals", "gate")},
+        "num_examples": len(lines),
+        "examples": [json.loads(line) for line in lines[:MAX_EXAMPLES]],
+        "examples_uri": run.storage.uri(run.path(named["path"])) if lines else None,
+    }
+
+
+def figures(evaluation: Mapping[str, Any]) -> list[Figure]:
+    """Returns a row for each figure, those of the gate first."""
+    lines = {line["figure"]: line for line in (evaluation["gate"] or {}).get("lines", ())}
+    names = [name for name in evaluation["after"] if name not in NOT_COMPARED]
+    names.sort(key=lambda name: name not in lines)  # stable: the evaluation's order otherwise
+    return [_figure(name, evaluation, lines.get(name)) for name in names]
+
+
+def _figure(name: str, evaluation: Mapping[str, Any], line: Mapping[str, Any] | None) -> Figure:
+    intervals = evaluation["intervals"] or {}
+    low, high = intervals.get("after", {}).get(name, (None, None))
+    before, after = evaluation["before"].get(name), evaluation["after"][name]
+    change = intervals.get("gain", {}).get(name)
+    gain, tone = "", ""
+    if change and before is not None:
+        gain = f"{_signed(after - before)} ({_signed(change[0])} to {_signed(change[1])})"
+        better = [-value if name in LOWER_IS_BETTER else value for value in change]
+        tone = "good" if min(better) > 0 else "bad" if max(better) < 0 else ""
+    return Figure(
+        name=name,
+        before=before,
+        production=(evaluation["production"] or {}).get(name),
+        after=after,
+        low=low,
+        high=high,
+        gain=gain,
+        tone=tone,
+        gate=line["words"] if line else "",
+        held=line is None or line["held"],
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
+
+
+def example_pages(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """Returns the examples in pages, each with its title."""
+    starts = range(0, len(examples), PAGE)
+    return [(f"{start + 1}–{min(start + PAGE, len(examples))}", examples[start : start + PAGE]) for start in starts]

@@ -1,0 +1,102 @@
+"""Rows as Arrow streams that `datasets` maps from disk, written batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.shared.recipe import Data
+from components.tokenize.encoding import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class Written:
+    """What a file holds.
+
+    Attributes:
+        rows: Sequences.
+        tokens: Of all columns that hold a sequence.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+
+
+def write(path: str, batches: Iterable[list[Row]]) -> Written:
+    """Writes rows as they come, all with the same columns; no file where there are none."""
+    return _stream(path, (_table(batch) for batch in batches))
+
+
+def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
+    """Writes rows joined to sequences of `data.max_length`, a thousand at a time, as TRL's `pack_dataset` does.
+
+    With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
+    end of a thousand is left out, unless there is nothing else.
+
+    Args:
+        path: The file.
+        batches: Rows with the same columns.
+        data: Says how to pack.
+        is_all: Whether the side has no other rows than these.
+    """
+    import datasets
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from trl import pack_dataset
+
+    datasets.disable_progress_bars()
+    tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
+    if not tables:
+        return Written()
+    rows = datasets.Dataset(pa.concat_tables(tables))
+    strategy = "bfd" if data.packing == "best-fit" else "wrapped"
+    table: pa.Table = pack_dataset(rows, data.max_length, strategy=strategy).data.table
+    if strategy == "wrapped" and not (is_all and len(table) == 1):
+        table = table.filter(pc.equal(pc.list_value_length(table["input_ids"]), data.max_length))
+    return _stream(path, [table.replace_schema_metadata(None)])
+
+
+def _stream(path: str, tables: Iterable[pa.Table]) -> Written:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    written = Written()
+    writer: pa.RecordBatchStreamWriter | None = None
+    try:
+        for table in tables:
+            writer = writer or pa.ipc.new_stream(path, table.schema)
+            writer.write_table(table, max_chunksize=1000)
+            written.rows += len(table)
+            written.tokens += _tokens(table, pc)
+    finally:
+        if writer:
+            writer.close()
+    return written
+
+
+def _tokens(table: pa.Table, pc: Any) -> int:
+    if "length" in table.column_names:
+        return int(pc.sum(table["length"]).as_py())
+    ids = [name for name in table.column_names if name.endswith("_ids")]
+    return sum(int(pc.sum(pc.list_value_length(table[name])).as_py() or 0) for name in ids)
+
+
+def _table(rows: Sequence[Row]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array([row[name] for row in rows], type=_kind(name, rows[0][name])) for name in rows[0]})
+
+
+def _kind(name: str, value: Any) -> pa.DataType:
+    """Returns a column's type by its name and first value; that of an empty list would not show what it is of."""
+    import pyarrow as pa
+
+    if name.endswith("_ids") or name == "labels":
+        return pa.list_(pa.int32())
+    if isinstance(value, list):
+        return pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    return {str: pa.string(), bool: pa.bool_(), int: pa.int32()}[type(value)]

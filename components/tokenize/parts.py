@@ -1,0 +1,126 @@
+"""Tokens in the store, part by part: what is done stays done when the stage is killed.
+
+    <prefix>/files-1/<side>/<number>-<writer>.arrow    rows of a segment, under a name of its writer's own
+    <prefix>/files-1/parts/<side>-<number>.json        which file counts, and its figures: put-if-absent
+    <prefix>/files-1/tokenizer/…                       put-if-absent
+    <prefix>/manifest.json                             a bundle like any other, once all parts are there
+
+A writer who is late finds the part taken, and its file counts for nobody. The folder `files-1` belongs to all writers;
+where a reader finds it damaged, the next ones begin `files-2`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from typing import Any
+
+from components.shared import bundles
+from components.shared.bundles import Manifest, Publication
+from components.shared.errors import DamagedError
+from components.shared.storage import Storage
+from components.tokenize.segments import Made
+
+TOKENIZER = "tokenizer"
+
+
+class Parts:
+    """The parts of one tokenized split.
+
+    Args:
+        storage: The store.
+        prefix: Path of the bundle.
+    """
+
+    def __init__(self, storage: Storage, prefix: str) -> None:
+        self.storage = storage
+        self.prefix = prefix
+        names = storage.list(prefix)
+        number = 1
+        while {f"{mark}files-{number}" for mark in (bundles.DAMAGED, bundles.REMOVED)} & set(names):
+            number += 1
+        self.folder = f"files-{number}"
+        self._writer = uuid.uuid4().hex[:8]
+
+    def done(self) -> dict[str, dict[str, Any]]:
+        """Returns what each part that is there says about itself, by name."""
+        names = self.storage.list(self._path("parts"))
+        documents = bundles.each(lambda name: json.loads(self.storage.read(self._path(f"parts/{name}"))), names)
+        return {name.removesuffix(".json"): found for name, found in zip(sorted(names), documents, strict=True)}
+
+    def add(self, made: Made) -> dict[str, Any]:
+        """Sends a segment's files, removes them here, and returns the part that counts: ours, or who was first."""
+        side, _, number = made.name.rpartition("-")
+        files = {}
+        for kind, local in made.files.items():
+            folder = side if kind == "arrow" else kind
+            beginning = "" if kind == "arrow" else f"{side}-"
+            name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
+            size = os.path.getsize(local)
+            files[name] = {"size": size, "sha256": self.storage.upload(local, self._path(name))}
+            os.unlink(local)
+        return self._claim(made.name, {"files": files, **made.figures})
+
+    def put_tokenizer(self, folder: str) -> dict[str, Any]:
+        """Sends a tokenizer's files, at any depth; where another writer's are there, those count."""
+        files = {}
+        for parent, _, names in os.walk(folder):
+            for local in (os.path.join(parent, name) for name in names):
+                name = f"{TOKENIZER}/{os.path.relpath(local, folder)}".replace(os.sep, "/")
+                files[name] = self.put_file(name, local)
+        return self._claim(TOKENIZER, {"files": files})
+
+    def put_file(self, name: str, local_path: str) -> dict[str, Any]:
+        """Sends a small file that all writers would write alike, and returns size and hash of the one that is there."""
+        with open(local_path, "rb") as file:
+            self.storage.create(self._path(name), file.read())
+        data = self.storage.read(self._path(name))
+        return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def fetch_tokenizer(self, part: dict[str, Any], folder: str) -> str:
+        """Brings the tokenizer that counts to a local folder and returns that.
+
+        Raises:
+            DamagedError: a file is missing or differs.
+        """
+        for name, entry in part["files"].items():
+            try:
+                digest = self.storage.download(self._path(name), f"{folder}/{name.removeprefix(f'{TOKENIZER}/')}")
+            except FileNotFoundError:
+                digest = None
+            if digest != entry["sha256"]:
+                self._give_up(name)
+        return folder
+
+    def commit(self, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+        """Makes the parts a bundle and returns what is committed.
+
+        Raises:
+            DamagedError: a file of a part that was there is gone.
+        """
+        present = self.storage.find(self._path(""))
+        for name, entry in files.items():
+            if name not in present or present[name][0] != entry["size"]:
+                self._give_up(name)
+        publication = Publication(self.storage, self.prefix, kind="tokens")
+        publication.folder, publication.files = self.folder, files
+        return publication.commit(meta)[0]
+
+    def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
+        path = self._path(f"parts/{name}.json")
+        self.storage.create(path, json.dumps(part, sort_keys=True).encode())
+        standing: dict[str, Any] = json.loads(self.storage.read(path))
+        return standing
+
+    def _path(self, name: str) -> str:
+        return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
+
+    def _give_up(self, name: str) -> None:
+        """Marks the folder, so that the next attempt begins another."""
+        self.storage.write(f"{self.prefix}/{bundles.DAMAGED}{self.folder}", b"")
+        raise DamagedError(
+            f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
+            remedy="Run again: the tokens will be made anew.",
+        )

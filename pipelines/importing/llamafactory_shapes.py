@@ -1,0 +1,164 @@
+"""LLaMA-Factory's data sets: what `dataset_info.json` says of their rows, and the template these are written with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.shared.recipe.data import Columns
+from pipelines.importing.draft import Draft
+from pipelines.importing.sources import FORMS, Shape, speaks_as
+
+Entry = dict[str, Any]
+
+FORMATS = {"pretrain": "text", "reward": "preference", "dpo": "preference", "orpo": "preference", "cpo": "preference",
+           "kto": "rated"}  # fmt: skip
+"""Shape of a row by method; `sft` has several."""
+
+COLUMNS = {
+    "text": {"text": "prompt"},
+    "instruction": {"instruction": "prompt", "input": "query", "output": "response"},
+    "prompt-completion": {"prompt": "prompt", "completion": "response"},
+    "messages": {"messages": "messages"},
+    "sharegpt": {"conversations": "messages"},
+    "preference": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    "ranked": {"prompt": "prompt", "responses": "response"},
+    "rated": {"prompt": "prompt", "completion": "response", "label": "kto_tag"},
+}
+"""Our columns and their names for them, by shape."""
+
+ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+"""The columns that alpaca data has where nothing is said; the last two are none where something is."""
+
+TALKING = ("sharegpt", "openai")
+"""Values of `formatting` for rows that are conversations."""
+
+TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+        "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
+"""Tags of messages where nothing is said."""
+
+SPEAKING = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "assistant",
+            "system_tag": "system"}  # fmt: skip
+"""Role by the tag that names it."""
+
+JOIN = "\n"
+"""What LLaMA-Factory puts between the columns of a prompt."""
+
+UNREAD = {
+    "system": "system prompts are not read; put them into the conversation or the prompt",
+    "tools": "tool descriptions are not read",
+    "history": "earlier rounds are not read; give the rows as messages",
+    "images": "Baton learns from text alone",
+    "videos": "Baton learns from text alone",
+    "audios": "Baton learns from text alone",
+}
+"""Columns that Baton has no place for."""
+
+TEMPLATES = {
+    "chatml": "the same text; the tokenizer is taken as it is, so its marks are tokens of their own only where it has "
+    "them",
+    "llama3": "the same text, but for white space around a message, which is taken off as Meta's own template does",
+}
+"""In what a template differs from Baton's of the same name, where it is little enough."""
+
+OTHERS = {
+    "zephyr": "LLaMA-Factory's has no line break behind the end of a text and a system message of its own; the "
+    "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
+    "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
+    "own is used; model.chat_template: alpaca has the system message of the row alone",
+}
+"""In what a template differs from Baton's of the same name, where it is too much."""
+
+OWN = "the tokenizer's own chat template is used; check that it is this one, or give it as a file: model.chat_template"
+PLAIN = "rows of instruction and output are written out as text, without a chat template; give messages to use one"
+STANFORD = "written with Stanford's prompt: an input stands under a heading of its own, and no empty line at the end"
+
+
+def shape(method: str, entry: Entry, template: str) -> Shape:
+    """Returns what rows of a data set look like.
+
+    Args:
+        method: The training method.
+        entry: What `dataset_info.json` says of it.
+        template: Name of the template.
+    """
+    theirs = _columns(entry)
+    talks = entry.get("formatting") in TALKING
+    found = FORMATS.get(method)
+    if found == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
+        found = "ranked"  # once, answers were a list, the better one first
+    if found is None and talks:
+        found = FORMS.get(_form(entry), "sharegpt")
+    elif found is None:
+        found = "instruction" if template == "alpaca" else "prompt-completion"
+    names = COLUMNS[found]
+    if talks and found == "preference":
+        names = {**names, "prompt": "messages"}
+    columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
+    if theirs.get("query") and found != "instruction" and not talks:
+        ours = "text" if found == "text" else "prompt"
+        columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
+    return Shape(format=found, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
+
+
+def _columns(entry: Entry) -> dict[str, Any]:
+    """Returns their names for columns → the source's."""
+    given = entry.get("columns")
+    if entry.get("formatting") in TALKING:
+        return {"messages": "conversations", **(given or {})}
+    return {**ALPACA, **{key: "" for key in ("query", "response") if given}, **(given or {})}
+
+
+def _tags(entry: Entry) -> dict[str, Any]:
+    given = {key: value for key, value in (entry.get("tags") or {}).items() if value}
+    return {**TAGS, **given}
+
+
+def _form(entry: Entry) -> tuple[str, str]:
+    tags = _tags(entry)
+    return str(tags["role_tag"]), str(tags["content_tag"])
+
+
+def unread(entry: Entry, shape: Shape) -> list[str]:
+    """Returns a line for each thing in a data set's description that Baton does not read."""
+    given = entry.get("columns") or {}
+    lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key)]
+    if entry.get("formatting") in TALKING:
+        if _form(entry) not in FORMS:
+            lines.append("Baton reads messages with from and value, or role and content: rename their keys")
+        tags = _tags(entry)
+        if strange := [str(tags[tag]) for tag, role in SPEAKING.items() if not speaks_as(tags[tag], role)]:
+            lines.append(
+                f"messages from {', '.join(strange)}: Baton knows human, gpt, system and the like; rename them"
+            )
+        if shape.format in ("rated", "text"):
+            lines.append(f"conversations: rows of format {shape.format} are text; write them out")
+        if entry.get("formatting") == "openai":
+            lines.append("messages with tool_calls are rejected, and no 'detailed thinking off' is put in front")
+    if entry.get("folder"):
+        lines.append("folder is not read")
+    return lines
+
+
+def template(draft: Draft, shape: Shape | None) -> None:
+    """Sets `model.chat_template` where Baton's is the same, and says what differs else.
+
+    Args:
+        draft: The recipe in the making.
+        shape: Of the first data set, where it is known.
+    """
+    key = "template"
+    name = str(draft.get(key, ""))
+    if not draft.has(key):
+        draft.rest(key)
+    elif shape and shape.talks and name in TEMPLATES:
+        draft.put("model.chat_template", name, key)
+        draft.changed(key, TEMPLATES[name])
+    elif shape is None or shape.talks:
+        draft.left(key, OTHERS.get(name, OWN))
+    elif shape.format == "text":
+        draft.needless(key, "plain text has no template")
+    elif shape.format == "instruction":
+        draft.carry("data.format", key)
+        draft.changed(key, STANFORD)
+    else:
+        draft.left(key, PLAIN)

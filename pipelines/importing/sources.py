@@ -1,0 +1,115 @@
+"""Data sets of a file as sources of a recipe: one format for all of them where it fits, else one for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.shared.recipe.data import Columns, Side
+from pipelines.importing.draft import Draft
+
+SPEAKERS = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "function_call"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
+"""Role by the names that Baton reads for who says something."""
+
+FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
+"""Format of conversations by what their messages call who says something, and what."""
+
+TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranked": "preference"}
+"""The format that rows of another one become."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What rows look like.
+
+    Attributes:
+        format: As `data.format`.
+        columns: As `data.columns`.
+        talks: Whether rows hold messages.
+    """
+
+    format: str
+    columns: Columns = field(default_factory=dict)
+    talks: bool = False
+
+    @property
+    def trained_as(self) -> tuple[str, bool]:
+        """What is the same for rows that can be trained on together."""
+        return TRAINED_AS.get(self.format, self.format), self.talks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A data set of the file.
+
+    Attributes:
+        key: What remarks on it begin with.
+        uris: Where its rows are.
+        shape: What they look like; None where nothing is known of them.
+        side: The side that the file gives them.
+        weight: As a source's `weight`.
+    """
+
+    key: str
+    uris: list[str]
+    shape: Shape | None = None
+    side: Side | None = None
+    weight: float = 1.0
+
+
+def speaks_as(name: Any, role: str) -> bool:
+    """Tells whether Baton takes a name in messages for this role."""
+    return SPEAKERS.get(str(name).lower()) == role
+
+
+def put(draft: Draft, sets: list[Rows]) -> None:
+    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source.
+
+    Args:
+        draft: The recipe in the making.
+        sets: The data sets, at least one.
+    """
+    known = [(rows, rows.shape) for rows in sets if rows.shape]
+    alike = all(shape == known[0][1] for _, shape in known)
+    if known and alike:
+        draft.put("data.format", known[0][1].format)
+        if known[0][1].columns:
+            draft.put("data.columns", known[0][1].columns)
+    draft.put("data.source", [_source(rows, uri, alike) for rows in sets for uri in rows.uris])
+    for rows, shape in known:
+        first, other = known[0][1].trained_as, shape.trained_as
+        if other != first and "auto" not in (*first, *other):
+            draft.left(
+                rows.key,
+                f"{_named(*other)} are not trained on together with {_named(*first)} of the first data set: "
+                "bring both to one format",
+            )
+
+
+def given_sides(draft: Draft) -> bool:
+    """Tells whether sources say on which side their rows lie."""
+    return any(isinstance(source, dict) and "side" in source for source in draft.look("data.source", []))
+
+
+def _source(rows: Rows, uri: str, alike: bool) -> str | dict[str, Any]:
+    source: dict[str, Any] = {"uri": uri}
+    if rows.weight != 1:
+        source["weight"] = rows.weight
+    if rows.shape and not alike:
+        source["format"] = rows.shape.format
+        if rows.shape.columns:
+            source["columns"] = rows.shape.columns
+    if rows.side:
+        source["side"] = rows.side
+    return source if len(source) > 1 else uri
+
+
+def _named(trained_as: str, talks: bool) -> str:
+    if trained_as == "messages":
+        return "conversations"
+    return f"rows of {trained_as}{' as messages' if talks else ''}"

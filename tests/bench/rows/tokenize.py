@@ -1,0 +1,111 @@
+"""Rows to tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+from components.data_split import stdlib_docs
+from components.shared import bundles, recipe_file
+from components.shared.recipe import TrainTokenizer
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.tokenize import bpe
+from tests.bench.bench import Bench, parse_mark
+from tests.bench.ours import ENVIRONMENT, Ours
+from tests.bench.process import Event, watch
+from tests.bench.table import Figure, Row, keep, share
+from tests.bench.theirs import Theirs
+
+NAME = "tokenize"
+TITLE = "rows to tokens, and the memory of all processes that it takes"
+LENGTH, WORKERS = 512, 2
+ROWS, MANY = 100_000, 1_000_000
+"""Rows of docstrings whose speed is measured, and short rows whose memory is."""
+SHORT = 120
+"""Characters of a short row's completion."""
+
+
+def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
+    work = f"{bench.work}/tokenize"
+    os.makedirs(work)
+    shrink = 50 if bench.options.quick else 1
+    rows, many = f"{work}/rows.jsonl", f"{work}/many.jsonl"
+    write_rows(rows, ROWS // shrink, None)
+    write_rows(many, MANY // shrink, SHORT)
+    tokenizer = f"{work}/tokenizer"
+    bpe.train(rows, TrainTokenizer(vocab_size=8192), LENGTH).save_pretrained(tokenizer)
+    columns: dict[str, list[float]] = {}
+    for number in bench.rounds(dear=True):
+        our = _ours(prepared(f"{work}/store-{number}", rows, tokenizer))
+        arguments = ["theirs", rows, tokenizer, str(LENGTH), str(WORKERS)]
+        their = watch(["-m", "tests.bench.tokenizing", *arguments], parse_mark, environment=ENVIRONMENT).all(
+            "tokenized"
+        )
+        assert our["tokens"] == their[0]["tokens"], "the same rows"
+        keep(columns, {"ours": our["tokens"] / our["seconds"] / 1e3, "theirs": _speed(their[0])})
+        memory = _ours(prepared(f"{work}/many-{number}", many, tokenizer))
+        keep(columns, {"memory": memory["peak"] / 1e6, "many": memory["tokens"] / memory["seconds"] / 1e3})
+        shutil.rmtree(f"{work}/store-{number}")
+        shutil.rmtree(f"{work}/many-{number}")
+    return Row(
+        title=TITLE,
+        conditions=f"prompts and completions of {ROWS // shrink:,} docstrings; {WORKERS} workers on each side",
+        figures=[
+            share("speed", columns["ours"], columns["theirs"], "SFTTrainer", unit="1000 tokens/s", at_least=1.5),
+            Figure(what=f"memory for {MANY // shrink:,} short rows", unit="MB", ours=columns["memory"], at_most=2000.0),
+            Figure(what="speed with those", unit="1000 tokens/s", ours=columns["many"]),
+        ],
+        notes=[
+            "ours is the whole stage, its workers' start and both ways to the store included; the trainer's side is "
+            "loading and preparing, with as many processes",
+            "memory: RSS of all processes together, pages that they share counted for each",
+        ],
+    )
+
+
+def write_rows(path: str, count: int, short: int | None) -> None:
+    """Writes so many rows, each with a text of its own."""
+    with open(path, "w", encoding="utf-8") as file:
+        for number, row in zip(range(count), itertools.cycle(list(stdlib_docs.rows())), strict=False):
+            prompt, completion = f"{number} {row['prompt']}"[:short], f"{row['completion']}"[:short]
+            file.write(json.dumps({"prompt": f"{prompt}\n", "completion": completion}) + "\n")
+
+
+def prepared(store: str, rows: str, tokenizer: str) -> Run:
+    """Returns a run whose split is these rows."""
+    recipe = recipe_file.validate(
+        {
+            "name": "tokenize",
+            "store": store,
+            "model": {"from_scratch": {"hidden_size": 8, "num_attention_heads": 1}, "tokenizer": {"base": tokenizer}},
+            "data": {"source": rows, "max_length": LENGTH, "separator": "", "workers": WORKERS},
+            "tracking": {"mlflow": None},
+        },
+        origin=NAME,
+    )
+    run = Run(Storage(store), "bench")
+    run.create(recipe)
+    split = Path(store) / "split"
+    split.mkdir()
+    os.link(rows, split / "train.jsonl")
+    with open(rows, encoding="utf-8") as file:
+        (split / "eval.jsonl").write_text("".join(itertools.islice(file, 100)), encoding="utf-8")
+    digest = hashlib.sha256(rows.encode()).hexdigest()
+    bundles.publish(run.storage, f"data/{digest}/split", str(split), kind="split", meta={})
+    run.set_once("data.json", {"digest": digest, "rows": 0})
+    return run
+
+
+def _ours(run: Run) -> Event:
+    return watch(["-m", "tests.bench.tokenizing", "ours", run.uri], parse_mark, environment=ENVIRONMENT).all(
+        "tokenized"
+    )[0]
+
+
+def _speed(event: Event) -> float:
+    return float(event["tokens"] / event["seconds"] / 1e3)

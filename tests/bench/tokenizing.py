@@ -1,0 +1,84 @@
+"""Rows to tokens in a fresh process, timed without its imports: `python -m tests.bench.tokenizing SIDE ARGUMENT…`.
+
+`ours RUN_URI` is the tokenize stage, from the split in the store to the tokens in the store. `theirs ROWS TOKENIZER
+LENGTH WORKERS` loads the rows and has `SFTTrainer` prepare them. Both print seconds, tokens, and the most memory that
+the process and those it started held together, pages that they share counted for each.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import psutil
+
+PERIOD = 0.1
+"""Seconds between two looks at the memory."""
+
+
+class Peak:
+    """The most that this process and its children held at one moment."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        us = psutil.Process()
+        while True:
+            found = 0
+            for process in (us, *us.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    found += process.memory_info().rss
+            self.bytes = max(self.bytes, found)
+            time.sleep(PERIOD)
+
+
+def ours(run_uri: str) -> tuple[float, int]:
+    from components.tokenize.tokenization import tokenize_run
+
+    began = time.perf_counter()
+    tokens = tokenize_run(run_uri)["tokens"]
+    return time.perf_counter() - began, tokens
+
+
+def theirs(rows: str, tokenizer_folder: str, length: str, workers: str) -> tuple[float, int]:
+    import datasets
+    import pyarrow.compute as pc
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    datasets.disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
+        arguments: dict[str, Any] = {"output_dir": folder, "report_to": "none", "bf16": False, "use_cpu": True}
+        arguments |= {"max_length": int(length), "dataset_num_proc": int(workers)}
+        began = time.perf_counter()
+        given = datasets.load_dataset("json", data_files=rows, split="train", cache_dir=folder)
+        made = SFTTrainer(
+            model=LlamaForCausalLM(config),
+            args=SFTConfig(**arguments),
+            train_dataset=given,
+            processing_class=tokenizer,
+        ).train_dataset
+        seconds = time.perf_counter() - began
+        return seconds, pc.sum(pc.list_value_length(made.data.column("input_ids"))).as_py()
+
+
+if __name__ == "__main__":
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    import torch
+    import transformers  # noqa: F401
+    import trl  # noqa: F401
+
+    torch.set_num_threads(1)
+    peak = Peak()
+    seconds, tokens = {"ours": ours, "theirs": theirs}[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps({"mark": "tokenized", "seconds": seconds, "tokens": tokens, "peak": peak.bytes}))

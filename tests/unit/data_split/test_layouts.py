@@ -1,0 +1,191 @@
+"""Layouts: which columns hold what, by the method, the names and the recipe's word."""
+
+from typing import Any
+
+import pytest
+
+from components.data_split import layouts
+from components.data_split.layouts import Layout
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe.data import Source
+
+GSM8K = {"prompt": "question", "completion": "answer"}
+
+
+def layout(method: str, present: list[str], source: dict[str, Any] | None = None, **settings: Any) -> Layout:
+    """The layout of a source with these columns."""
+    own = {method: {"rewards": ["exact"]}} if method in ("grpo", "rloo") else {}
+    document = {
+        "name": "tiny",
+        "model": {"base": "org/model"},
+        "data": {"source": "rows.jsonl", **settings},
+        "training": {"method": method, **own},
+    }
+    recipe = recipe_file.validate(document, origin="r.yaml")
+    return layouts.of(Source(uri="rows.jsonl", **(source or {})), recipe, present)
+
+
+BY_OWN_NAMES = {
+    "text": ("sft", ["text", "id"], {}, "text"),
+    "prompt-completion": ("sft", ["prompt", "completion"], {}, "prompt-completion"),
+    "instruction": ("sft", ["instruction", "output", "input"], {}, "instruction"),
+    "messages": ("sft", ["messages", "prompt", "completion"], {}, "messages"),
+    "ShareGPT": ("sft", ["conversations", "id"], {}, "sharegpt"),
+    "mapped": ("sft", ["question", "answer"], GSM8K, "prompt-completion"),
+    "mapped text": ("sft", ["body"], {"text": "body"}, "text"),
+    "joined": ("sft", ["body", "reply"], {"prompt": ["title", "body"], "completion": "reply"}, "prompt-completion"),
+    "more beats less": ("sft", ["text", "prompt", "completion"], {}, "prompt-completion"),
+    "own names beat common ones": ("sft", ["text", "question", "answer"], {}, "text"),
+    "pretraining takes text alone": ("pretrain", ["text", "prompt", "completion"], {}, "text"),
+    "pairs": ("dpo", ["prompt", "chosen", "rejected"], {}, "preference"),
+    "pairs without a prompt": ("reward", ["chosen", "rejected", "score"], {}, "preference"),
+    "pairs beside messages": ("orpo", ["messages", "chosen", "rejected"], {}, "preference"),
+    "pairs by other names": ("cpo", ["good", "bad"], {"chosen": "good", "rejected": "bad"}, "preference"),
+    "ranked": ("dpo", ["prompt", "responses", "scores"], {}, "ranked"),
+    "ratings": ("kto", ["prompt", "completion", "label"], {}, "rated"),
+    "pairs to be rated": ("kto", ["prompt", "chosen", "rejected"], {}, "preference"),
+    "ratings beat pairs": ("kto", ["prompt", "completion", "label", "chosen", "rejected"], {}, "rated"),
+    "prompts": ("grpo", ["prompt", "completion", "text"], {}, "prompt"),
+    "mapped prompts": ("rloo", ["question", "answer"], {"prompt": "question"}, "prompt"),
+}
+
+
+@pytest.mark.parametrize(("method", "present", "mapping", "expected"), BY_OWN_NAMES.values(), ids=BY_OWN_NAMES)
+def test_the_format(method: str, present: list[str], mapping: dict[str, Any], expected: str):
+    assert layout(method, present, columns=mapping).format == expected
+
+
+COMMON: dict[str, tuple[str, list[str], str, dict[str, str]]] = {
+    "prompt and response": ("sft", ["prompt", "response"], "prompt-completion", {"prompt": "prompt"}),
+    "question and answer": ("sft", ["question", "answer", "id"], "prompt-completion", {"prompt": "question"}),
+    "query and response": ("sft", ["query", "response"], "prompt-completion", {"completion": "response"}),
+    "input and output": ("sft", ["input", "output"], "prompt-completion", {"prompt": "input", "completion": "output"}),
+    "instruction and response": (
+        "sft",
+        ["instruction", "context", "response", "category"],
+        "instruction",
+        {"instruction": "instruction", "input": "context", "output": "response"},
+    ),
+    "input beside an instruction": ("sft", ["instruction", "input", "response"], "instruction", {"input": "input"}),
+    "content": ("pretrain", ["content", "url"], "text", {"text": "content"}),
+    "a conversation": ("sft", ["conversation"], "sharegpt", {"conversations": "conversation"}),
+    "a question to pairs": ("dpo", ["question", "chosen", "rejected"], "preference", {"prompt": "question"}),
+    "an instruction to pairs": ("dpo", ["instruction", "chosen", "rejected"], "preference", {"prompt": "instruction"}),
+    "completions": ("dpo", ["prompt", "completions", "ratings"], "ranked", {"scores": "ratings"}),
+    "rated response": ("kto", ["prompt", "response", "label"], "rated", {"completion": "response"}),
+    "question and answer to reward": ("grpo", ["question", "answer"], "prompt", {"prompt": "question"}),
+    "problem and solution": ("grpo", ["problem", "solution"], "prompt", {"prompt": "problem", "answer": "solution"}),
+}
+
+
+@pytest.mark.parametrize(("method", "present", "expected", "columns"), COMMON.values(), ids=COMMON)
+def test_common_names(method: str, present: list[str], expected: str, columns: dict[str, str]):
+    found = layout(method, present)
+
+    assert found.format == expected
+    assert found.columns.items() >= columns.items()
+
+
+def test_a_format_that_is_named_is_taken():
+    assert layout("sft", ["messages", "text"], format="text").format == "text"
+
+
+def test_a_source_has_a_format_and_columns_of_its_own():
+    found = layout("sft", ["q", "a", "text"], {"columns": {"prompt": "q", "completion": "a"}}, format="text")
+    own = layout("sft", ["q", "a", "text"], {"format": "auto", "columns": {"prompt": "q", "completion": "a"}})
+
+    assert (found.format, found.columns) == ("text", {"text": "text"})
+    assert (own.format, own.columns) == ("prompt-completion", {"prompt": "q", "completion": "a"})
+
+
+def test_a_column_that_is_mapped_may_come_later():
+    found = layout("sft", ["instruction", "output"], columns={"input": "context"})
+
+    assert found.columns == {"instruction": "instruction", "output": "output", "input": "context"}
+
+
+UNFIT = {
+    "unknown": ("pretrain", ["question", "answer"], "no format that pretrain learns from (text: text)"),
+    "half": (
+        "dpo",
+        ["prompt", "chosen"],
+        "no format that dpo learns from (preference: chosen, rejected; ranked: prompt, responses)",
+    ),
+    "of another method": ("grpo", ["text", "messages"], "no format that grpo learns from (prompt: prompt)"),
+    "supervised": (
+        "sft",
+        ["prompt", "chosen", "rejected"],
+        "no format that sft learns from (text: text; prompt-completion: prompt, completion; instruction: instruction, "
+        "output; messages: messages; sharegpt: conversations)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "present", "message"), UNFIT.values(), ids=UNFIT)
+def test_columns_that_fit_nothing(method: str, present: list[str], message: str):
+    with pytest.raises(UserError) as caught:
+        layout(method, present)
+
+    assert caught.value.message == (
+        f"data.source 'rows.jsonl' has columns {', '.join(sorted(present))}, which fit {message}."
+    )
+    assert caught.value.remedy == "Map them with data.columns, for example {prompt: question, completion: answer}."
+
+
+WRONG: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], str]] = {
+    "a format that is not there": (
+        ["body"],
+        {},
+        {"format": "text"},
+        "data.source 'rows.jsonl' has columns body, which fit not the format it is said to have (text: text).",
+    ),
+    "a source's format that the method does not learn from": (
+        ["prompt"],
+        {"format": "preference"},
+        {},
+        "data.source 'rows.jsonl' has format preference, and sft learns from text or prompt-completion or instruction "
+        "or messages or sharegpt.",
+    ),
+    "a column that is mapped and not there": (
+        ["question", "reply"],
+        {},
+        {"columns": {"prompt": "questoin", "completion": "reply"}},
+        "data.columns.prompt: 'questoin' is no column of rows.jsonl; its first rows have question, reply.",
+    ),
+    "a further column that is not there": (
+        ["text", "id"],
+        {},
+        {"extra_columns": ["level"]},
+        "data.extra_columns: 'level' is no column of rows.jsonl; its first rows have id, text.",
+    ),
+    "a further column that is called like what comes out": (
+        ["prompt", "question", "answer"],
+        {},
+        {"columns": GSM8K, "extra_columns": ["prompt"]},
+        "data.extra_columns: 'prompt' is a column of rows.jsonl, and the name of what comes out of 'question'; "
+        "both cannot be kept.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("present", "source", "settings", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_said_of_a_source_and_is_not_so(
+    present: list[str], source: dict[str, Any], settings: dict[str, Any], message: str
+):
+    with pytest.raises(UserError) as caught:
+        layout("sft", present, source, **settings)
+
+    assert caught.value.message == message
+
+
+def test_sources_that_do_not_go_together():
+    text, chat = layout("sft", ["text"]), layout("sft", ["messages"])
+
+    layouts.require_one_shape([("a.jsonl", chat), ("b.jsonl", layout("sft", ["conversations"]))])
+    with pytest.raises(UserError) as caught:
+        layouts.require_one_shape([("a.jsonl", text), ("b.jsonl", text), ("c.jsonl", chat)])
+
+    assert caught.value.message == (
+        "data.source: a.jsonl is text and c.jsonl is messages, which are not trained on together."
+    )

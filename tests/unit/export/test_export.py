@@ -1,0 +1,239 @@
+"""Exports of a model that was really trained: each loads in its own library and process, and a wrong one is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from components.export import export, formats, weights
+from components.export.subject import Subject
+from components.shared import bundles, exportable
+from components.shared.errors import BatonError, UserError
+from components.shared.runs import Run
+from tests.unit import tiny
+from tests.unit.export.ended import CHAIN, DIGEST, ended
+
+pytestmark = pytest.mark.timeout(900)  # each format is loaded in an interpreter of its own
+
+LORA = {"adapter": {"r": 4, "target_modules": "all-linear"}}
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory, tiny_base: str) -> Run:
+    """A run that has trained an adapter."""
+    return ended(tmp_path_factory.mktemp("adapted"), tiny_base, **LORA)
+
+
+def _asking(run: Run, **spec: Any) -> Run:
+    """Changes what the recipe asks to be exported, which is no part of a run's identity."""
+    document = run.require("recipe.json")
+    document["recipe"]["export"] |= {"check_tokens": 4, **spec}
+    run.put("recipe.json", document)
+    return run
+
+
+def _subject(run: Run, scratch: Path) -> Subject:
+    return Subject(run, run.recipe(), str(scratch))
+
+
+def _tamper(path: Path) -> None:
+    """Changes one weight a little, with everything else as it was."""
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name].copy()
+    tensors[name].flat[0] += np.float32(0.01)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Path) -> None:
+    run = _asking(ended(tmp_path, tiny_base))
+    found = export.export_run(run.uri)
+    folder = Path(found["model_uri"])
+    checkpoint = tmp_path / "local-r/checkpoint"
+    assert (folder / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert not (folder / "optimizer.pt").exists()
+    assert CHAIN in (folder / "README.md").read_text(encoding="utf-8")
+    (entry,) = found["exports"]
+    assert entry["checked"]["bitwise"] is True
+    assert entry["checked"]["tokens"] == 12  # three prompts, four tokens
+    manifest = bundles.read_manifest(run.storage, run.path("export"))
+    assert manifest
+    assert (manifest.meta["digest"], manifest.meta["step"]) == (DIGEST, 3)
+    assert run.require("export.json") == found
+    assert export.export_run(run.uri) == found  # there already
+
+    (folder / "config.json").write_bytes(b"damaged")
+    again = export.export_run(run.uri)
+    assert again["model_uri"] != found["model_uri"]
+    assert json.loads((Path(again["model_uri"]) / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("export_format", "file"),
+    [
+        ("safetensors", "model.safetensors"),
+        pytest.param("adapter", "adapter_model.safetensors", marks=pytest.mark.slow),
+    ],
+)
+def test_a_weight_that_is_not_the_trained_one_does_not_count(
+    export_format: str, file: str, adapted: Run, tmp_path: Path
+) -> None:
+    subject = _subject(_asking(adapted), tmp_path)
+    target = tmp_path / "out"
+    target.mkdir()
+    draft = formats.Draft(subject, str(target))
+    formats.FORMATS[export_format].write(draft)
+    _tamper(target / file)
+    with pytest.raises(BatonError, match=f"the {export_format} export.*does not count"):
+        formats.FORMATS[export_format].check(draft)
+
+
+def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path) -> None:
+    subject = _subject(_asking(adapted), tmp_path)
+    target = tmp_path / "out"
+    target.mkdir()
+    draft = formats.Draft(subject, str(target))
+    formats.FORMATS["safetensors"].write(draft)
+    (target / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(BatonError, match="the safetensors export cannot be loaded back: "):
+        formats.FORMATS["safetensors"].check(draft)
+
+
+def test_shards_and_type_are_as_asked(adapted: Run, tmp_path: Path) -> None:
+    subject = _subject(_asking(adapted, dtype="bfloat16", shard_size="1MB"), tmp_path)
+    weights.write_whole(subject.whole, subject.tokenizer, subject.recipe, subject.folder, str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {value.dtype.itemsize for value in subject_tensors(tmp_path)} == {2}
+    _asking(adapted, dtype=None, shard_size="5GB")
+
+
+def subject_tensors(folder: Path) -> list[Any]:
+    """Returns the tensors of a folder's safetensors files."""
+    from safetensors.torch import load_file as load
+
+    return [tensor for path in folder.glob("*.safetensors") for tensor in load(path).values()]
+
+
+def test_other_settings_get_a_place_of_their_own(adapted: Run, tmp_path: Path) -> None:
+    subject = _subject(_asking(adapted), tmp_path)
+    settings = export._settings(subject, "safetensors", None)
+    assert export._prefix(adapted, "export-x", settings) == adapted.path("export-x")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/file").write_bytes(b"")
+    bundles.publish(
+        adapted.storage, adapted.path("export-x"), str(tmp_path / "one"), kind="model", meta={"settings": "f" * 64}
+    )
+    assert export._prefix(adapted, "export-x", settings) == adapted.path(f"export-x-{settings[:8]}")
+    assert export._prefix(adapted, "export-x", "f" * 64) == adapted.path("export-x")
+
+
+@pytest.mark.parametrize(
+    ("sections", "architecture", "said"),
+    [
+        (
+            {"export": {"formats": ["safetensors", "gguf"]}},
+            "mamba",
+            "gguf does not hold the architecture 'mamba', only",
+        ),
+        (
+            {"export": {"formats": ["safetensors", "gguf"]}, "training": {"method": "reward"}},
+            "llama",
+            "a reward model scores",
+        ),
+        ({"export": {"formats": ["safetensors", "kserve"]}}, None, "kserve cannot fetch a model from the folder"),
+        (
+            {"export": {"formats": ["adapter", "kserve"]}, "store": {"uri": "s3://b"}, **LORA},
+            None,
+            "only the adapter is exported",
+        ),
+    ],
+    ids=["architecture", "reward", "folder", "adapter-only"],
+)
+def test_what_cannot_be_handed_out_is_said_before_training(
+    sections: dict[str, Any], architecture: str | None, said: str, tiny_base: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        exportable.check(tiny.recipe(tiny_base, **sections), architecture)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exportable.PACKAGES, "gguf", ("no_such_package",))
+    with pytest.raises(UserError, match=r"needs no_such_package.*pip install baton\[export\]"):
+        exportable.require_packages("gguf")
+
+
+ALL = ["safetensors", "adapter", "gguf", "onnx", "mlflow", "oci", "kserve"]
+LOADERS = {
+    "safetensors": "from transformers import AutoModelForCausalLM as M; M.from_pretrained(sys.argv[1])",
+    "adapter": "from peft import AutoPeftModelForCausalLM as M; M.from_pretrained(sys.argv[1])",
+    "gguf": "import gguf; assert gguf.GGUFReader(sys.argv[1] + '/tiny-q4_0.gguf').tensors",
+    "onnx": "import onnx; onnx.checker.check_model(sys.argv[1] + '/model.onnx')",
+    "mlflow": ("import mlflow; (said,) = mlflow.pyfunc.load_model(sys.argv[1]).predict(['What is 5?']); assert said"),
+}
+
+
+@pytest.mark.slow
+def test_every_format_counts_and_loads_elsewhere(tiny_base: str, tmp_path: Path) -> None:
+    run = ended(tmp_path, tiny_base, **LORA)
+    spec = {"formats": ALL, "gguf": {"types": ["f32", "q4_0"]}, "kserve": {"model_uri": "oci://registry/m:1"}}
+    found = export.export_run(_asking(run, **spec).uri)
+    by_format = {entry["format"]: entry for entry in found["exports"]}
+    assert list(by_format) == ALL
+    assert found["model_uri"] == by_format["safetensors"]["uri"]
+    for name in ("safetensors", "adapter", "mlflow"):
+        assert by_format[name]["checked"]["bitwise"] is True
+    files = by_format["gguf"]["checked"]["files"]
+    assert {name: finding["bitwise"] for name, finding in files.items()} == {
+        "tiny-f32.gguf": True,
+        "tiny-q4_0.gguf": True,
+    }
+    assert files["tiny-q4_0.gguf"]["from_trained"]["max_abs_difference"] > 1e-4
+    assert files["tiny-f32.gguf"]["from_trained"]["max_abs_difference"] < 1e-4
+    assert 0 < by_format["onnx"]["checked"]["max_abs_difference"] < 1e-3
+    for name, code in LOADERS.items():
+        command = [sys.executable, "-c", f"import sys; {code}", by_format[name]["uri"]]
+        done = subprocess.run(
+            command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
+    assert export.export_run(run.uri) == found
+
+
+WEIGHTS = (".gguf", ".onnx.data", "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("export_format", ["gguf", "onnx", "mlflow"])
+def test_a_wrong_weight_is_noticed_in_every_format(export_format: str, adapted: Run, tmp_path: Path) -> None:
+    subject = _subject(_asking(adapted, gguf={"types": ["f32"]}), tmp_path)
+    target = tmp_path / "out"
+    target.mkdir()
+    draft = formats.Draft(subject, str(target))
+    formats.FORMATS[export_format].write(draft)
+    (path,) = (path for path in target.rglob("*") if path.name.endswith(WEIGHTS))
+    if path.suffix == ".safetensors":
+        _tamper(path)
+    else:  # the weights are at the end of the file: one of them becomes another number
+        data = bytearray(path.read_bytes())
+        data[-4096:] = np.full(1024, 0.5, dtype=np.float32).tobytes()
+        path.write_bytes(data)
+    with pytest.raises(BatonError, match="does not count"):
+        formats.FORMATS[export_format].check(draft)
+
+
+@pytest.mark.slow
+def test_a_reward_model_gives_the_same_scores(tiny_base: str, tmp_path: Path) -> None:
+    run = ended(tmp_path, tiny_base, training={"method": "reward"})
+    found = export.export_run(_asking(run, formats=["safetensors", "onnx", "mlflow"]).uri)
+    checked = [entry["checked"] for entry in found["exports"]]
+    assert [entry["bitwise"] for entry in checked] == [True, False, True]
+    assert "scores compared" in checked[0]["words"]
+    assert checked[1]["max_abs_difference"] < 1e-4

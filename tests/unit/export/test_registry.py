@@ -1,0 +1,112 @@
+"""MLflow: a model is logged and registered once, and an alias moves only when a gate held."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+
+from components.export import registry
+from components.shared import bundles, recipe_file, tracking
+from components.shared.bundles import Manifest
+from components.shared.errors import BatonError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow, whose tables take it seconds to make."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+class Exported:
+    """A run with an export that MLflow takes for a model."""
+
+    def __init__(self, database: Path, folder: Path, scratch_recipe: dict[str, Any], **export: Any) -> None:
+        shutil.copyfile(database, folder / "mlflow.db")
+        self.uri = f"sqlite:///{folder / 'mlflow.db'}"
+        document = {
+            **scratch_recipe,
+            "tracking": {"mlflow": self.uri},
+            "evaluation": {"gate": {"loss": "<= 3"}},
+            "export": {"formats": ["safetensors", "mlflow"], "registered_model": "docs", **export},
+        }
+        self.recipe: Recipe = recipe_file.validate(document, origin="test")
+        self.run = Run(Storage(str(folder / "store")), "r")
+        self.run.create(self.recipe)
+        tracking.start(self.run, self.recipe)
+        self.client = mlflow.MlflowClient(self.uri)
+        self.folder = folder / "model"
+        mlflow.models.Model(flavors={"transformers": {}}).save(str(self._made(self.folder) / "MLmodel"))
+        (self.folder / "weights").write_bytes(b"weights")
+
+    def _made(self, folder: Path) -> Path:
+        folder.mkdir()
+        return folder
+
+    def log(self, attempt: str = "one") -> dict[str, Any]:
+        manifest = Manifest(kind="model", folder=attempt, files={})
+        return registry.log(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
+
+
+def test_a_version_is_made_once(database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
+    exported = Exported(database, tmp_path, scratch_recipe)
+    first = exported.log()
+    assert (first["name"], first["version"]) == ("docs", "1")
+    assert exported.log() == first
+    exported.run.storage.write(exported.run.path("registry.json"), b'{"export": "elsewhere"}')  # what was lost
+    assert exported.log()["version"] == "1"
+    assert exported.log("two")["version"] == "2"
+    assert len(exported.client.search_model_versions("name='docs'")) == 2
+    version = exported.client.get_model_version("docs", "1")
+    tracked = exported.run.require("tracking.json")["run_id"]
+    assert version.run_id == tracked
+    assert version.tags["baton.run"] == "r"
+    assert version.tags["baton.digest"] == "5" * 64
+
+
+def test_the_files_are_those_that_were_checked(database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
+    exported = Exported(database, tmp_path, scratch_recipe)
+    found = exported.log()
+    mlflow.set_tracking_uri(exported.uri)
+    local = Path(mlflow.artifacts.download_artifacts("models:/docs/1", dst_path=str(tmp_path / "down")))
+    assert (local / "weights").read_bytes() == b"weights"
+    about = mlflow.models.Model.load(str(local / "MLmodel"))
+    assert about.model_id == found["model_id"]
+    assert about.run_id == exported.run.require("tracking.json")["run_id"]
+    assert mlflow.models.Model.load(str(exported.folder / "MLmodel")).model_id is None
+
+
+@pytest.mark.parametrize(
+    ("gate", "moved"),
+    [(None, False), ({"passed": False, "lines": []}, False), ({"passed": True, "lines": []}, True)],
+    ids=["no-gate", "failed", "held"],
+)
+def test_the_alias_moves_when_the_gate_held(
+    gate: dict[str, Any] | None, moved: bool, database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]
+) -> None:
+    exported = Exported(database, tmp_path, scratch_recipe, alias="production")
+    exported.run.put("evaluation.json", {"gate": gate} if gate else {})
+    found = exported.log()
+    aliases = exported.client.get_registered_model("docs").aliases
+    assert {name: str(version) for name, version in aliases.items()} == ({"production": "1"} if moved else {})
+    assert found.get("alias") == ("production" if moved else None)
+
+
+def test_a_server_that_is_away_is_said_without_its_password(
+    database: Path, tmp_path: Path, scratch_recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = Exported(database, tmp_path, scratch_recipe)
+    exported.run.put("tracking.json", {"mlflow": "http://me:secret@127.0.0.1:9", "run_id": "x"})
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(BatonError, match=r"MLflow at http://127\.0\.0\.1:9 did not take the model") as raised:
+        exported.log()
+    assert "secret" not in str(raised.value)
+    assert bundles.read_manifest(exported.run.storage, exported.run.path("export")) is None

@@ -1,0 +1,96 @@
+"""The report's part on evaluation: figures beside each other, the gate, and every example."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.report import judged
+from components.report.page import render
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+NUM_EXAMPLES = 45
+REJECTED = "perplexity 24.5 is not <= baseline * 0.005 = 20.3"
+EVALUATION: dict[str, Any] = {
+    "before": {"loss": 8.31, "perplexity": 4064.3, "tokens": 9000, "numeric_match": 0.02, "rougeL": 0.3},
+    "after": {"loss": 3.2, "perplexity": 24.5, "tokens": 9000, "numeric_match": 0.31, "rougeL": 0.25},
+    "production": {"loss": 3.3, "perplexity": 27.1, "tokens": 9000, "numeric_match": 0.3, "rougeL": 0.3},
+    "production_model": "models:/tutor@production, version 3",
+    "side": "test",
+    "intervals": {
+        "after": {"perplexity": [23.9, 25.2], "numeric_match": [0.22, 0.4], "rougeL": [0.2, 0.3]},
+        "gain": {"perplexity": [-4100.0, -3980.0], "numeric_match": [-0.01, 0.55], "rougeL": [-0.08, -0.02]},
+    },
+    "gate": {
+        "passed": False,
+        "lines": [
+            {"figure": "perplexity", "held": False, "words": REJECTED},
+            {"figure": "numeric_match", "held": True, "words": "numeric_match 0.31 is >= production = 0.3"},
+        ],
+    },
+    "samples": [],
+    "examples": {"count": NUM_EXAMPLES, "path": "examples.jsonl"},
+}
+
+
+def _examples() -> list[dict[str, Any]]:
+    return [
+        {
+            "number": number,
+            "prompt": f"What is {number} + 1? <b>",
+            "reference": str(number + 1),
+            "before": "the the",
+            "after": f"#### {number + 1}",
+            "production": f"It is {number + 2}.",
+            "scores": {"before": {"numeric_match": 0.0}, "after": {"numeric_match": 1.0}},
+        }
+        for number in range(NUM_EXAMPLES)
+    ]
+
+
+@pytest.fixture
+def collected(tmp_path: Path) -> dict[str, Any]:
+    run = Run(Storage(str(tmp_path)), "judged")
+    text = "".join(json.dumps(example) + "\n" for example in _examples())
+    run.storage.write(run.path("examples.jsonl"), text.encode())
+    found = judged.collected(run, EVALUATION)
+    assert found is not None
+    return found
+
+
+def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_doubt(
+    collected: dict[str, Any],
+) -> None:
+    rows = judged.figures(collected)
+    assert [row.name for row in rows] == ["perplexity", "numeric_match", "loss", "rougeL"]
+    assert [row.tone for row in rows] == ["good", "", "", "bad"]
+    assert [row.held for row in rows] == [False, True, True, True]
+    assert rows[0].gain == "−4,040 (−4,100 to −3,980)"
+    assert (rows[1].production, rows[1].low, rows[1].high) == (0.3, 0.22, 0.4)
+    assert (rows[2].gain, rows[2].low) == ("", None)
+
+
+def test_examples_come_in_pages(collected: dict[str, Any]) -> None:
+    pages = judged.example_pages(collected["examples"])
+    assert [(title, len(examples)) for title, examples in pages] == [("1–20", 20), ("21–40", 20), ("41–45", 5)]
+    assert collected["examples_uri"].endswith("/runs/judged/examples.jsonl")
+
+
+def test_the_page_of_a_rejected_run_says_so_first(
+    collected: dict[str, Any], full_report: Callable[..., dict[str, Any]]
+) -> None:
+    report = {**full_report(), "state": "rejected", "model_uri": None, "evaluation": collected}
+    page = render(report)
+    assert f"The gate rejects the model, and nothing was exported: {REJECTED.replace('<', '&lt;')}. Eval loss" in page
+    assert page.count("<tr>") > NUM_EXAMPLES
+    assert "What is 44 + 1? &lt;b&gt;" in page
+    assert "models:/tutor@production, version 3" in page
+
+
+def test_a_run_that_was_not_evaluated_has_no_such_part(full_report: Callable[..., dict[str, Any]]) -> None:
+    assert "<h2>Evaluation</h2>" not in render(full_report())

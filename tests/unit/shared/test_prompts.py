@@ -1,0 +1,83 @@
+"""Held-out rows as prompts and references, for each shape of row and either side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import bundles, models
+from components.shared.prompts import held_out_prompts, judged_side
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from tests.unit import tiny
+
+CHAT = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
+ASKED = "<|im_start|>user\n2 and 2?<|im_end|>\n<|im_start|>assistant\n"
+
+SHAPES: dict[str, tuple[str, dict[str, Any], tuple[str, str]]] = {
+    "completion": ("sft", {"prompt": "2 and 2?", "completion": "4"}, ("2 and 2?|", "4")),
+    "text": ("sft", {"text": "abcdef"}, ("ab", "cdef")),
+    "messages": ("sft", {"messages": CHAT}, (ASKED, "4")),
+    "pair": ("dpo", {"prompt": "2 and 2?", "chosen": "4", "rejected": "5"}, ("2 and 2?|", "4")),
+    "chat pair": ("dpo", {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[1:]}, (ASKED, "4")),
+    "good answer": ("kto", {"prompt": "2 and 2?", "completion": "4", "label": True}, ("2 and 2?|", "4")),
+    "bad answer": ("kto", {"prompt": "2 and 2?", "completion": "5", "label": False}, ("2 and 2?|", "")),
+    "bare prompt": ("grpo", {"prompt": "2 and 2?"}, ("2 and 2?|", "")),
+    "prompt with an answer": ("grpo", {"prompt": CHAT[:1], "answer": "4"}, (ASKED, "4")),
+}
+
+
+def run_with(folder: Path, **sides: list[dict[str, Any]]) -> Run:
+    """Makes a run with a split of given rows."""
+    storage, files = Storage(str(folder / "store")), folder / "files"
+    files.mkdir(parents=True)
+    for side, rows in sides.items():
+        (files / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    bundles.publish(storage, "data/d/split", str(files), kind="split", meta={})
+    run = Run(storage, "r")
+    run.put("data.json", {"digest": "d"})
+    return run
+
+
+def recipe_of(base: str, method: str) -> Any:
+    """Returns a recipe of a method, with a separator that shows."""
+    writes = {"rewards": ["length"], "num_generations": 2, "max_completion_length": 6}
+    own = {method: writes} if method == "grpo" else {}
+    return tiny.recipe(base, training={"method": method, **own}, data={"separator": "|"})
+
+
+@pytest.mark.parametrize(("method", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_rows_as_prompt_and_reference(
+    method: str, row: dict[str, Any], expected: tuple[str, str], tiny_base: str, tmp_path: Path
+) -> None:
+    recipe, tokenizer = recipe_of(tiny_base, method), models.load_tokenizer(tiny_base)
+    assert held_out_prompts(run_with(tmp_path, eval=[row]), recipe, tokenizer, 3) == [expected]
+
+
+def test_the_first_rows_of_the_side_that_is_asked_for(tiny_base: str, tmp_path: Path) -> None:
+    sides = {side: [{"text": f"{side[0]}{n}{side}"} for n in range(4)] for side in ("eval", "test")}
+    run, recipe, tokenizer = run_with(tmp_path, **sides), recipe_of(tiny_base, "sft"), models.load_tokenizer(tiny_base)
+    assert held_out_prompts(run, recipe, tokenizer, 2) == [("e0", "eval"), ("e1", "eval")]
+    assert held_out_prompts(run, recipe, tokenizer, 1, "test") == [("t0", "test")]
+    assert held_out_prompts(run, recipe, tokenizer, 0) == []
+    assert held_out_prompts(run, recipe_of(tiny_base, "reward"), tokenizer, 2) == []
+
+
+SIDES = {
+    "without": ({"eval": [{"text": "abc"}]}, "eval"),
+    "empty": ({"eval": [{"text": "abc"}], "test": []}, "eval"),
+    "with": ({"eval": [{"text": "abc"}], "test": [{"text": "abc"}]}, "test"),
+}
+
+
+@pytest.mark.parametrize(("sides", "expected"), SIDES.values(), ids=SIDES)
+def test_the_result_is_judged_on_test_rows_where_there_are_any(sides: Any, expected: str, tmp_path: Path) -> None:
+    assert judged_side(run_with(tmp_path, **sides)) == expected
+
+
+def test_a_side_without_rows_gives_no_prompts(tiny_base: str, tmp_path: Path) -> None:
+    run = run_with(tmp_path, eval=[], test=[])
+    assert held_out_prompts(run, recipe_of(tiny_base, "sft"), models.load_tokenizer(tiny_base), 3, "test") == []
