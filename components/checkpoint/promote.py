@@ -31,6 +31,9 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
     attempts = run.records(f"train-chunk-{index:03d}")
+    if (before := _taken_since(run, store, index, plan.target(index))) is not None:
+        run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
+        return before
     found = _left_by(store, plan.target(index), attempts[-1] if attempts else None)
     if found is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
@@ -51,6 +54,15 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
     events.emit("verified", step=step, bytes=manifest.bytes, digest=manifest.meta["digest"])
     return part
+
+
+def _taken_since(run: Run, store: CheckpointStore, index: int, target: int) -> dict[str, Any] | None:
+    """Returns the part of the proof from when the run was here before, if retention has taken the checkpoint since."""
+    before: dict[str, Any] | None = run.get(f"proof/chunk-{index:03d}.json")
+    if before is None or before["step"] != target or store.manifest(target) is not None:
+        return None
+    later = any(isinstance(found, Manifest) and at > target for at, found in store.committed())
+    return before if later else None
 
 
 def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> tuple[int, Manifest] | None:

@@ -49,3 +49,26 @@ def test_threads_of_the_first_chunk_hold_for_the_run(recipes: dict[str, Recipe],
     legs.train(run)
     assert legs.final(run).meta["fingerprint"]["threads"] == 2
     assert legs.final(run).meta["restored"]["level"] == "bitwise"
+
+
+def test_a_run_goes_through_again_after_retention_has_taken_what_its_chunks_left(
+    recipes: dict[str, Recipe], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=3, chunks__keep__last=1), "scratch-again")
+    first, second, last = run.plan().targets
+
+    def through() -> dict[str, Any]:
+        for index in (1, 2, 3):
+            for stage in (legs.chunk, legs.verify_chunk):
+                code, printed = legs.leg(stage, run.uri, index)
+                assert code == 0, printed
+        return {f"chunk-{index}": run.require(f"proof/chunk-00{index}.json") for index in (1, 2)}
+
+    before = through()
+    assert legs.steps(run) == [last]
+    assert through() == before
+    assert [part["step"] for part in before.values()] == [first, second]
+    run.storage.remove(run.path("proof/chunk-001.json"))
+    code, printed = legs.leg(legs.verify_chunk, run.uri, 1)
+    assert code != 0
+    assert "the chunk left no checkpoint there" in printed, "without the proof of a look nothing is believed"
