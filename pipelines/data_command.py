@@ -108,7 +108,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> dic
     """
 
     def heard(event: dict[str, Any]) -> None:
-        if event["event"] != "rejected":  # it names a file that is gone in a moment
+        if event["event"] not in ("rejected", "quality"):  # they name files that are gone in a moment
             display.heard(event)
 
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
@@ -212,7 +212,7 @@ def _print(found: dict[str, Any]) -> None:
     """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1 if title == "First" else None)
+        table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
     for each in found["checks"]:
         style, mark = MARKS[each["verdict"]]
         table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
