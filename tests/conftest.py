@@ -20,6 +20,16 @@ from hypothesis import settings
 settings.register_profile("baton", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("baton")
 
+LONG_FIRST = ("resume", "cluster", "pipelines")
+"""Folders of the longest tests: begun first, no worker is left with one of them when the others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest before the others."""
+    items.sort(
+        key=lambda item: next((at for at, name in enumerate(LONG_FIRST) if name in item.path.parts), len(LONG_FIRST))
+    )
+
 
 class S3Server:
     """A moto server in a process of its own.

@@ -90,7 +90,7 @@ def cells() -> Iterator[Cell]:
     for method in METHODS:
         yield Cell(method, "full", "plain", quick=True)
         yield Cell(method, "lora", "dropout", _adapter(dropout=0.3), needs=("rng",), quick=method in ("sft", "grpo"))
-        yield Cell(method, "full", "accumulation", _training(micro_batch_size=2), quick=method == "kto")
+        yield Cell(method, "full", "accumulation", _training(micro_batch_size=2))
         yield Cell(method, "full", "gradient checkpointing", _training(gradient_checkpointing=True))
         yield Cell(method, "full", "workers", _training(workers=2))
     for method in ("sft", "dpo"):
@@ -128,7 +128,7 @@ def _of_text() -> Iterator[Cell]:
     router = {"balance": 0.02, "unevenness": 0.1, "z": 0.001}
     experts = {"model": EXPERTS, **_training(router=router, micro_batch_size=2)}
     yield Cell("pretrain", "full", "mixture of experts", experts, quick=True)
-    yield Cell("pretrain", "full", "attention dropout", dropout, needs=("rng",), quick=True)
+    yield Cell("pretrain", "full", "attention dropout", dropout, needs=("rng",))
     yield Cell(
         "pretrain", "full", "dropout, accumulation, workers", {**dropout, **_training(micro_batch_size=2, workers=2)}
     )
@@ -158,7 +158,7 @@ def _of_generation() -> Iterator[Cell]:
         twice = _training(**{method: {**WRITES, "num_iterations": 3}})
         yield Cell(method, "full", "three iterations", twice, needs=("method",), quick=method == "grpo")
         longer = _training(micro_batch_size=2, **{method: {**WRITES, "steps_per_generation": 4}})
-        yield Cell(method, "full", "long rounds", longer, needs=("method",), quick=method == "rloo")
+        yield Cell(method, "full", "long rounds", longer, needs=("method",))
         held = _training(**{method: {**WRITES, "beta": 0.1}})
         yield Cell(method, "full", "reference", held)
         follows = {**WRITES, "beta": 0.1, "sync_reference": {"every": 2, "mix": 0.5}}
