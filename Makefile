@@ -17,7 +17,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all lint format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run test test-all test-cluster lint format typecheck compile golden docs images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,10 +47,16 @@ run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for an
 	$(VENV)/bin/baton run $(RECIPE)
 
 test: setup ## The tests that need no GPU and little time (ARGS="-k name" narrows)
-	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: setup ## The same and the slow ones (GPU tests: pytest -m gpu)
-	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
+	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \
+	    [ -n "$${!name:-}" ] || { echo "make test-cluster: $$name is not set; tests/cluster/conftest.py says what for." >&2; exit 2; }; \
+	done
+	$(PYTEST) tests/cluster -v $(ARGS)
 
 lint: setup ## ruff, its formatter, and who may import whom
 	$(PY) -m ruff check .
@@ -75,8 +81,9 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m pipelines.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 
-images: ## Not there yet (milestone 5 of 6): build the container images
-	@echo "make images: the container images are not there yet; they belong to milestone 5 of 6." >&2; exit 2
+IMAGES ?= cpu
+images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)
+	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
 bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="--quick", "--only restore", …)
 	$(PY) -m tests.bench $(ARGS)

@@ -13,23 +13,39 @@ import typer
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
-from pipelines import checkpoint_commands, data_command, drill_command, memory, prepare, profiles, results, use_commands
+from pipelines import (
+    checkpoint_commands,
+    data_command,
+    drill_command,
+    memory,
+    prepare,
+    profiles,
+    results,
+    retrain_command,
+    run_commands,
+    schedule_command,
+    use_commands,
+)
 from pipelines.display import Display, console
 from pipelines.importing import command as import_command
 from pipelines.options import (
     REJECTED,
     ChunkCount,
     Control,
+    Image,
     Output,
     OutputOption,
     Overrides,
+    PipelineOption,
     RecipePath,
     RunName,
+    Runner,
+    RunnerOption,
     Store,
     print_json,
     reported,
 )
-from pipelines.package import write_package
+from pipelines.package import Pipeline, write_package
 
 app = typer.Typer(
     name="baton",
@@ -41,6 +57,7 @@ app = typer.Typer(
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.add_typer(data_command.app, name="data")
 app.add_typer(import_command.app, name="import")
+app.add_typer(schedule_command.app, name="schedules")
 
 
 @app.command()
@@ -96,18 +113,15 @@ def compile_command(
     overrides: Overrides = None,
     store: Store = None,
     chunks: ChunkCount = None,
+    image: Image = None,
+    pipeline: PipelineOption = Pipeline.finetune,
 ) -> None:
     """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, here=False)
-        _warn_about_cluster(loaded)
-        write_package(prepare.for_cluster(loaded), output)
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+        run_commands.warn_about_cluster(loaded)
+        write_package(prepare.for_cluster(loaded), output, pipeline)
         typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
-
-
-def _warn_about_cluster(recipe: Recipe) -> None:
-    for warning in prepare.cluster_warnings(recipe):
-        console.print(f"[yellow]note:[/] {warning}")
 
 
 @app.command()
@@ -117,22 +131,25 @@ def run(
     store: Store = None,
     run_name: RunName = None,
     chunks: ChunkCount = None,
+    runner: RunnerOption = Runner.process,
+    image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
 
-    Each stage is a process of its own, as each is a pod on a cluster. A run that was interrupted
+    Each stage is a process or a container of its own, as each is a pod on a cluster. A run that was interrupted
     goes on where it stopped when it is given its name again with --run. The exit code is 3 where the
     recipe's gate rejects the model.
     """
     with reported(output):
-        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        given = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = prepare.localise(given, recipe)
         name = check_name(run_name or prepare.new_run_name(loaded))
         training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
         if not loaded.phases:
             training_run.require_same(loaded)
         try:
-            _run_pipeline(loaded, Run(training_run.storage, name))
+            _run_pipeline(loaded, Run(training_run.storage, name), runner)
         except BatonError as error:
             if isinstance(error, UserError) or output is Output.text:
                 raise
@@ -148,7 +165,7 @@ def run(
             raise typer.Exit(REJECTED)
 
 
-def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
+def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
     from components.shared.models import cache_dir
     from pipelines import local
 
@@ -161,7 +178,13 @@ def _run_pipeline(recipe: Recipe, training_run: Run) -> None:
     ):
         package = os.path.join(folder, "pipeline.yaml")
         write_package(recipe, package)
-        local.run(package, {"run_name": training_run.name}, on_event=display.heard, log_path=log_path)
+        local.run(
+            package,
+            {"run_name": training_run.name},
+            on_event=display.heard,
+            log_path=log_path,
+            in_containers=recipe if runner is Runner.docker else None,
+        )
 
 
 def _print_end(found: dict[str, Any], samples: list[dict[str, str]]) -> None:
@@ -184,60 +207,6 @@ def _quoted(text: str) -> str:
         return shlex.quote(text)
     escapes = {"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return f"$'{''.join(escapes.get(character, character) for character in text)}'"
-
-
-@app.command()
-def submit(
-    recipe: RecipePath,
-    endpoint: Annotated[str, typer.Option(help="Kubeflow Pipelines API, e.g. http://localhost:8888.")],
-    experiment: Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")] = False,
-    timeout: Annotated[float, typer.Option(help="Hours to wait at most.")] = 168.0,
-    namespace: Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")] = None,
-    overrides: Overrides = None,
-    store: Store = None,
-    run_name: RunName = None,
-    chunks: ChunkCount = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Upload a recipe's pipeline to Kubeflow, start a run and print its page.
-
-    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN.
-    """
-    with reported(output):
-        from pipelines import submit as kubeflow
-
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, here=False)
-        _warn_about_cluster(loaded)
-        name = check_name(run_name or prepare.new_run_name(loaded))
-        token = os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
-        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
-            package = os.path.join(folder, f"{loaded.name}.yaml")
-            write_package(prepare.for_cluster(loaded), package)
-            submission = kubeflow.submit(
-                package,
-                endpoint,
-                experiment=experiment or loaded.name,
-                run_name=name,
-                arguments={"run_name": name},
-                token=token,
-                namespace=namespace,
-            )
-        console.print(f"started [bold]{name}[/]: {submission.url}")
-        state = "submitted"
-        if wait:
-            state = kubeflow.wait(
-                endpoint,
-                submission.run_id,
-                timeout_s=timeout * 3600,
-                on_state=lambda run, now: console.print(f"{run}: {now}"),
-                token=token,
-                namespace=namespace,
-            ).lower()
-        found = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": state}
-        print_json(found) if output is Output.json else typer.echo(submission.url)
-        if wait and state != "succeeded":
-            raise typer.Exit(1)
 
 
 @app.command()
@@ -277,9 +246,16 @@ def prove(
             raise typer.Exit(1)
 
 
+app.command()(run_commands.submit)
+app.command()(run_commands.status)
+app.command()(run_commands.cancel)
+app.command()(run_commands.retry)
 app.command()(drill_command.drill)
 app.command()(use_commands.generate)
 app.command()(use_commands.serve)
+app.command()(retrain_command.retrain)
+app.command()(retrain_command.outcome)
+app.command()(schedule_command.schedule)
 
 
 def main() -> None:

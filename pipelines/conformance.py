@@ -18,13 +18,13 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 
+from pipelines.credentials import is_credential_name, literal_credential, literal_credentials
+
 MAX_PIPELINE_BYTES = 1_048_576
 """What Argo accepts for one workflow; the pipeline spec is about as long as its workflow."""
 
-_CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
-_REFERENCE_WORDS = frozenset({"NAME", "FILE", "PATH", "REF"})
-_REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey", "outputParameterKey"})
-"""The schema's own fields that sound like credentials and only refer to something."""
+_PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_\w+\}\}")
+"""A run's id, name or times, which the driver puts in place where it is all of a constant, and nowhere else."""
 _BACKEND_SUPPLIED = frozenset({"TASK_FINAL_STATUS", "TASK_CONFIG"})
 
 
@@ -109,7 +109,7 @@ def _executor_problems(executors: Any) -> Iterator[str]:
                 yield f"{place}.container: expected {field}; it has none."
         for variable in executor.container.env:
             if variable.value and is_credential_name(variable.name):
-                yield _literal_credential(f"{place}.container.env.{variable.name}")
+                yield literal_credential(f"{place}.container.env.{variable.name}")
 
 
 def _component_problems(components: Any, executors: Any) -> Iterator[str]:
@@ -197,6 +197,10 @@ def _source_problems(dag: _Dag, place: str, kind: str, source: Any) -> Iterator[
     origin = source.WhichOneof("kind")
     if origin is None:
         yield f"{place}: expected a source: a constant, an input of the DAG or the output of a task."
+    elif origin == "runtime_value":
+        constant = source.runtime_value.constant.string_value
+        if (found := _PLACEHOLDER.search(constant)) and found[0] != constant:
+            yield f"{place}: '{found[0]}' stands inside a longer text; expected it alone, or the backend leaves it."
     elif origin == f"component_input_{kind}":
         key, inputs = getattr(source, origin), getattr(dag.inputs, f"{kind}s")
         if key not in inputs:
@@ -259,37 +263,7 @@ def _check_platforms(document: object, executors: Any, problems: list[str]) -> N
                 problems.append(_absent(place, f"executor '{label}' in the pipeline spec", executors))
             config = json_format.MessageToDict(settings)
             _parse(config, kubernetes_pb2.KubernetesExecutorConfig, place, problems)
-    problems.extend(_literal_credentials(document, ""))
-
-
-def is_credential_name(name: str) -> bool:
-    """Tell whether a name looks like that of a credential's value.
-
-    `HF_TOKEN`, `secretKey` and `PGPASSWORD` do. `TOKENIZERS_PARALLELISM` does not, and neither
-    does what names or locates a secret: `secretName`, `HF_TOKEN_PATH`.
-    """
-    words = re.split(r"[^A-Z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
-    if words[-1] in _REFERENCE_WORDS:
-        return False
-    return any(word == "KEY" or word.endswith(_CREDENTIAL_ENDINGS) for word in words)
-
-
-def _literal_credentials(node: object, place: str) -> Iterator[str]:
-    """Find literals under names a user chose; the schema's own names only refer to secrets."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            where = f"{place}.{key}".lstrip(".")
-            is_literal = isinstance(value, str | int | float) and bool(value)
-            if is_literal and is_credential_name(str(key)) and key not in _REFERENCE_FIELDS:
-                yield _literal_credential(where)
-            yield from _literal_credentials(value, where)
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _literal_credentials(value, f"{place}[{index}]")
-
-
-def _literal_credential(place: str) -> str:
-    return f"{place}: holds a credential; expected a reference to a Kubernetes secret (use_secret_as_env)."
+    problems.extend(literal_credentials(document, ""))
 
 
 def _absent(place: str, what: str, names: Any) -> str:

@@ -34,6 +34,8 @@ _HEALTHZ_TIMEOUTS_S = (4, 10)
 """Seconds to connect and seconds to read."""
 
 _HEALTHZ_PATH = "/apis/v2beta1/healthz"
+_LOG_PATH = "/log"
+"""End of the address of a pod's log, which is text."""
 _TOKEN_REMEDY = "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN."
 
 
@@ -43,6 +45,11 @@ class TransientError(BatonError):
 
 class NameClashError(UserError):
     """The name is taken."""
+
+
+def token() -> str | None:
+    """Returns the bearer token of the environment, or None."""
+    return os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
 
 
 def connect(endpoint: str, *, token: str | None, namespace: str | None) -> Any:
@@ -92,6 +99,36 @@ class _Client(kfp.Client):  # type: ignore[misc]
             api_client.rest_client = _Transport(api_client.configuration)
         return self._healthz_api.healthz_service_get_healthz()
 
+    def retry_run(self, run_id: str) -> None:
+        """Start the failed stages of a run again."""
+        self._run_api.run_service_retry_run(run_id)
+
+    def workflow(self, run_id: str) -> dict[str, Any]:
+        """Return the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
+
+        Raises:
+            BatonError: The endpoint does not serve that version, or fails.
+        """
+        answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
+        manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
+        workflow: dict[str, Any] = json.loads(manifest) if manifest else {}
+        return workflow
+
+    def log(self, run_id: str, pod: str) -> str:
+        """Return what a pod's main container has printed.
+
+        Raises:
+            BatonError: The endpoint does not have it, or fails.
+        """
+        return self._get(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}{_LOG_PATH}")
+
+    def _get(self, path: str) -> str:
+        api_client = self._run_api.api_client
+        headers = dict(api_client.default_headers)
+        api_client.update_params_for_auth(headers, [], ["Bearer"])
+        answer = api_client.rest_client.GET(api_client.configuration.host + path, headers=headers)
+        return str(answer.data.decode("utf-8", "replace"))
+
 
 class _Transport(rest.RESTClientObject):  # type: ignore[misc]
     """The generated client's transport: bounded in time, no redirects, one kind of error."""
@@ -121,7 +158,7 @@ class _Transport(rest.RESTClientObject):  # type: ignore[misc]
             raise _refused(self._endpoint, url, error, has_token=self._has_token) from error
         except urllib3.exceptions.HTTPError as error:
             raise _unreachable(self._endpoint, error) from error
-        if not _is_json_object(response.data):
+        if not url.endswith(_LOG_PATH) and not _is_json_object(response.data):
             raise UserError(
                 f"'{self._endpoint}' answered with {_describe(response.data)}; "
                 "expected JSON from the Kubeflow Pipelines API.",
@@ -166,6 +203,11 @@ def _refused(endpoint: str, url: str, error: Any, *, has_token: bool) -> BatonEr
     if status == 429 or status >= 500:
         return TransientError(
             f"'{endpoint}' fails ({status}: {said}); expected an answer.", remedy="Try again in a minute."
+        )
+    if "namespace" in said.lower():
+        return UserError(
+            f"'{endpoint}' refuses the request ({status}: {said}); expected a namespace that is yours.",
+            remedy="Name your Kubeflow profile with --namespace; where there is one user, leave it out.",
         )
     return UserError(
         f"'{endpoint}' refuses the request ({status}: {said}); expected what the pipeline declares.",

@@ -29,13 +29,17 @@ def _single(recipe: Recipe) -> BaseComponent:
     """Its parameters are what one changes between runs; their defaults are the recipe's values."""
     training = recipe.training
 
-    @dsl.pipeline(name=recipe.name, description=f"Trains {recipe.name} in {recipe.chunks.count} chunks, bit for bit.")
+    @dsl.pipeline(
+        name=recipe.name,
+        description=f"Trains {recipe.name} in {recipe.chunks.count} chunks, bit for bit.",
+        pipeline_config=resources.of_run(recipe.resources),
+    )
     def pipeline(
         run_name: str = "",
         store: str = recipe.store.uri,
-        source: str = _sources(recipe),
+        source: str = source_parameter(recipe),
         learning_rate: float = training.learning_rate,
-        epochs: float = _epochs(recipe),
+        epochs: float = epochs_parameter(recipe),
         max_steps: int = training.max_steps or 0,
     ) -> str:
         """Trains a model in chunks.
@@ -51,7 +55,8 @@ def _single(recipe: Recipe) -> BaseComponent:
         split = data_split(
             recipe=recipe_file.dumps(recipe),
             run_name=run_name,
-            new_name=f"{recipe.name}-{dsl.PIPELINE_JOB_ID_PLACEHOLDER}",
+            new_name=recipe.name,
+            job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             store=store,
             source=source,
             learning_rate=learning_rate,
@@ -60,7 +65,7 @@ def _single(recipe: Recipe) -> BaseComponent:
             phase="",
             start_from="",
         )
-        return _stages(recipe, split)  # type: ignore[no-any-return]
+        return stages(recipe, split)  # type: ignore[no-any-return]
 
     return pipeline
 
@@ -69,7 +74,11 @@ def _phased(recipe: Recipe) -> BaseComponent:
     """Each phase is a run of its own, which starts from the model that the one before exports."""
     names = ", ".join(phase.name for phase in recipe.phases)
 
-    @dsl.pipeline(name=recipe.name, description=f"Trains {recipe.name} in phases, each in chunks: {names}.")
+    @dsl.pipeline(
+        name=recipe.name,
+        description=f"Trains {recipe.name} in phases, each in chunks: {names}.",
+        pipeline_config=resources.of_run(recipe.resources),
+    )
     def pipeline(run_name: str = "", store: str = recipe.store.uri) -> str:
         """Trains a model in phases.
 
@@ -77,47 +86,60 @@ def _phased(recipe: Recipe) -> BaseComponent:
             run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
             store: Folder or s3://bucket for runs and data.
         """
-        model: Any = ""
-        for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
-            split = data_split(
-                recipe=recipe_file.dumps(part),
-                run_name=run_name,
-                new_name=f"{recipe.name}-{dsl.PIPELINE_JOB_ID_PLACEHOLDER}",
-                store=store,
-                source=_sources(part),
-                learning_rate=part.training.learning_rate,
-                epochs=_epochs(part),
-                max_steps=part.training.max_steps or 0,
-                phase=phase.name,
-                start_from=model,
-            )
-            model = _stages(part, split, f"{phase.name}: ")
-        return model  # type: ignore[no-any-return]
+        return phases(recipe, run_name, store)  # type: ignore[no-any-return]
 
     return pipeline
 
 
-def _stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
+def phases(recipe: Recipe, run_name: Any, store: Any) -> Any:
+    """Adds the stages of all phases and returns the address of the last one's model."""
+    model: Any = ""
+    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
+        split = data_split(
+            recipe=recipe_file.dumps(part),
+            run_name=run_name,
+            new_name=recipe.name,
+            job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            store=store,
+            source=source_parameter(part),
+            learning_rate=part.training.learning_rate,
+            epochs=epochs_parameter(part),
+            max_steps=part.training.max_steps or 0,
+            phase=phase.name,
+            start_from=model,
+        )
+        model = stages(part, split, f"{phase.name}: ")
+    return model
+
+
+def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
     """Adds the stages of one training and returns the address of its model."""
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
-        resources.on_every_pod(task, recipe.resources, recipe.name)
+        resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
         if compute:
             resources.on_compute_pod(task, recipe)
         return task
 
-    run_uri = placed(split, "data split").outputs["Output"]
-    tokens = placed(tokenize(run_uri=run_uri), "tokenize")
+    run_uri, standing = placed(split, "data split").outputs["Output"], split.outputs["standing"]
+    tokens = placed(tokenize(run_uri=run_uri, standing=standing), "tokenize")
+    resources.with_cache(tokens)
     previous = tokens.outputs["Output"]
     if recipe.training.lr_find:
-        found = placed(lr_find(run_uri=run_uri, previous=previous), "learning-rate finder", compute=True)
+        trial = lr_find(run_uri=run_uri, previous=previous, standing=standing)
+        found = placed(trial, "learning-rate finder", compute=True)
+        resources.with_cache(found)
         previous = found.outputs["Output"]
     verified = []
-    for index in range(1, recipe.chunks.count + recipe.chunks.spare + 1):
+    slots = recipe.chunks.count + recipe.chunks.spare
+    for index in range(1, slots + 1):
         name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
-        chunk = placed(train_chunk(run_uri=run_uri, index=index, previous=previous), name, compute=True)
+        part = train_chunk(run_uri=run_uri, index=index, previous=previous, standing=standing)
+        chunk = placed(part, name, compute=True)
         resources.on_chunk(chunk, recipe)
+        if index < slots:  # the last one always looks, and trains whatever the others only seem to have left
+            resources.with_cache(chunk)
         previous = chunk.outputs["Output"]
         kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
         verified.append(placed(kept, f"checkpoint {index}"))
@@ -145,11 +167,11 @@ def _handed_out(recipe: Recipe, run_uri: Any, evaluation: Any, placed: Callable[
     return dsl.OneOf(accepted.outputs["Output"], rejected.outputs["Output"])
 
 
-def _sources(recipe: Recipe) -> str:
+def source_parameter(recipe: Recipe) -> str:
     """Returns the sources as one parameter."""
     return sources.as_parameter(recipe.data.model_dump(mode="json")["source"])
 
 
-def _epochs(recipe: Recipe) -> float:
+def epochs_parameter(recipe: Recipe) -> float:
     """Returns the passes over the rows, 0 where steps count."""
     return 0.0 if recipe.training.max_steps else recipe.training.epochs or 1.0

@@ -1,4 +1,4 @@
-"""The local engine: runs the very compiled file through `kfp.local`, each stage a process of its own."""
+"""The local engine: runs the very compiled file through `kfp.local`, each stage a process or a container of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from typing import Any, TextIO
 
 from components.shared import events
 from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
 
 Event = dict[str, Any]
 
 
-def run(package_path: str, arguments: dict[str, Any], *, on_event: Callable[[Event], None], log_path: str) -> None:
+def run(
+    package_path: str,
+    arguments: dict[str, Any],
+    *,
+    on_event: Callable[[Event], None],
+    log_path: str,
+    in_containers: Recipe | None = None,
+) -> None:
     """Runs a compiled pipeline to its end.
 
     Args:
@@ -25,11 +33,16 @@ def run(package_path: str, arguments: dict[str, Any], *, on_event: Callable[[Eve
         arguments: Values of its parameters.
         on_event: Called with each event a stage emits.
         log_path: File for everything else that stages and engine print.
+        in_containers: The recipe that was compiled, its paths absolute, for stages in containers of its image;
+            processes of this machine when left out.
 
     Raises:
+        UserError: containers cannot be had; see `docker_runner.runner`.
         BatonError: a stage failed, with the message that the stage gave.
     """
     from kfp import components, local
+
+    from pipelines import docker_runner
 
     failures: list[Event] = []
 
@@ -41,8 +54,13 @@ def run(package_path: str, arguments: dict[str, Any], *, on_event: Callable[[Eve
     with (
         open(log_path, "a", encoding="utf-8") as log,
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
+        (
+            docker_runner.runner(in_containers, package_path, root)
+            if in_containers
+            else contextlib.nullcontext(local.SubprocessRunner(use_venv=False))
+        ) as runner,
     ):
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
+        local.init(runner, pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
             try:

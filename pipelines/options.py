@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from components.shared.errors import BatonError
+from pipelines.package import Pipeline
 
 REJECTED = 3
 """Exit code of a run that the recipe's gate rejects."""
@@ -22,6 +23,13 @@ class Output(StrEnum):
 
     text = "text"
     json = "json"
+
+
+class Runner(StrEnum):
+    """What a stage is on this machine."""
+
+    process = "process"
+    docker = "docker"
 
 
 class Control(StrEnum):
@@ -40,7 +48,26 @@ Store = Annotated[str | None, typer.Option(help="Folder or s3://bucket[/prefix] 
 RunName = Annotated[
     str | None, typer.Option("--run", help="Name of the run; one that exists goes on where it stopped.")
 ]
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        envvar=["BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"],
+        help="Kubeflow Pipelines API, e.g. http://localhost:8888.",
+        show_default=False,
+    ),
+]
+Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
+RunnerOption = Annotated[
+    Runner, typer.Option(help="docker runs each stage in a container of its own, from the image of its pods.")
+]
+Image = Annotated[
+    str | None,
+    typer.Option(envvar="BATON_IMAGE", metavar="NAME:TAG", help="Container image instead of the recipe's."),
+]
 ChunkCount = Annotated[int | None, typer.Option(help="Number of chunks instead of the recipe's.")]
+PipelineOption = Annotated[
+    Pipeline, typer.Option(help="retrain looks first whether data or recipe have changed since a model was accepted.")
+]
 OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
 
 

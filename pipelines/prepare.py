@@ -10,7 +10,7 @@ from typing import Any
 
 from components.shared import chat_templates, exportable, models, recipe_file, sources
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import ACCEPTED, Recipe, Resources
 from components.shared.storage import Storage
 from pipelines import profiles
 
@@ -21,6 +21,7 @@ def load(
     *,
     store: str | None = None,
     chunks: int | None = None,
+    image: str | None = None,
     here: bool = True,
 ) -> Recipe:
     """Reads a recipe with the command line's changes and its profile's choices.
@@ -30,6 +31,7 @@ def load(
         overrides: Changes to it, `PATH=VALUE`.
         store: URI instead of the recipe's.
         chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
         here: Whether it runs on this machine, so that the profile `auto` can look at it.
 
     Raises:
@@ -37,6 +39,7 @@ def load(
     """
     extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
+    extra += [f"resources.image={json.dumps(image)}"] if image else []
     return load_explained(path, [*overrides, *extra], here=here)[0]
 
 
@@ -121,6 +124,8 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
     found = []
     if "://" not in recipe.store.uri:
         found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
+    if recipe.resources.image == Resources.model_fields["image"].default:
+        found.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
     if recipe.store.uri.startswith("s3://") and not recipe.resources.secret:
         found.append("resources.secret is not set: pods must get S3 credentials from their service account")
     for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
@@ -175,7 +180,7 @@ def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
     """Makes what a section `evaluation` names here absolute."""
     for name in ("production", "bertscore_model"):
         given = section.get(name)
-        if given and not given.startswith("models:"):
+        if given and given != ACCEPTED and not given.startswith("models:"):
             section[name] = _local_model(given, base_dir, f"evaluation.{name}") or given
     tasks = section.get("tasks") or {}
     if path := tasks.get("include_path"):

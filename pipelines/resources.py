@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from kfp import kubernetes
-from kfp.dsl import PipelineTask
+from kfp.dsl import PipelineConfig, PipelineTask
 
+from components.shared.links import KUBEFLOW_RUN
 from components.shared.recipe import Recipe, Resources
+from components.shared.recipe.base import seconds
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY"}
 """Keys of the Secret → environment variables."""
@@ -14,10 +16,22 @@ BACKOFF_LIMIT = "24h"
 """Counts from the first attempt's start and kills a retried pod when it passes; the default is one hour."""
 
 
-def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str) -> None:
-    """Image, credentials by reference, plain environment and labels."""
+RUN_LABEL = "metadata.labels['pipeline/runid']"
+"""Where a pod finds the id of its Kubeflow run."""
+
+
+def of_run(resources: Resources) -> PipelineConfig:
+    """Returns how long a run may take, and how long its pods stay after it."""
+    return PipelineConfig(
+        active_deadline_seconds=_whole_seconds(resources.deadline),
+        ttl_seconds_after_finished=_whole_seconds(resources.keep_pods),
+    )
+
+
+def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, stage: str) -> None:
+    """Image, credentials by reference, plain environment, labels, and no right to be root."""
     task.set_container_image(resources.image)
-    task.set_caching_options(False)  # the store is the cache: it knows whether the objects are still there
+    task.set_caching_options(False)  # see `with_cache` for those that may be
     for name, value in {"PYTHONUNBUFFERED": "1", **resources.env}.items():
         task.set_env_variable(name, value)
     if resources.secret:
@@ -29,10 +43,22 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str) -> 
         kubernetes.set_image_pull_secrets(task, [resources.image_pull_secret])
     for key, value in {
         "app.kubernetes.io/part-of": "baton",
+        "app.kubernetes.io/component": stage,
         "baton/recipe": recipe_name,
         **resources.labels,
     }.items():
         kubernetes.add_pod_label(task, key, value)
+    kubernetes.use_field_path_as_env(task, env_name=KUBEFLOW_RUN, field_path=RUN_LABEL)
+    if resources.run_as_non_root:
+        kubernetes.set_security_context(task, run_as_non_root=True)
+
+
+def with_cache(task: PipelineTask) -> None:
+    """Lets Kubeflow skip a stage whose inputs are those of a time when it succeeded.
+
+    Right for a stage that leaves nothing but what `standing` vouches for; any later stage must do without what is lost.
+    """
+    task.set_caching_options(True)
 
 
 def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
@@ -41,6 +67,8 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
     with_memory(task, resources)
+    if resources.capacity:
+        kubernetes.add_pod_label(task, "baton/capacity", resources.capacity)
     for key, value in resources.node_selector.items():
         kubernetes.add_node_selector(task, key, value)
     for toleration in resources.tolerations:
@@ -62,7 +90,8 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Retries of a train-chunk, which go on from the newest checkpoint, and the name of the node that it watches."""
+    """Retries of a train-chunk, which go on from the newest checkpoint, the name of the node that it watches,
+    and the port at which Prometheus finds its figures."""
     if recipe.resources.retries:
         task.set_retry(
             num_retries=recipe.resources.retries,
@@ -72,3 +101,10 @@ def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
         )
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
+    if port := recipe.tracking.prometheus_port:
+        kubernetes.add_pod_annotation(task, "prometheus.io/scrape", "true")
+        kubernetes.add_pod_annotation(task, "prometheus.io/port", str(port))
+
+
+def _whole_seconds(time: str | None) -> int | None:
+    return int(seconds(time)) if time else None

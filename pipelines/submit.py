@@ -25,6 +25,9 @@ FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 MAX_TRANSIENT_FAILURES = 5
 """Polls in a row that may fail before `wait` gives up; the pauses between them double."""
 
+POLL_S = 5.0
+"""Seconds between two polls of a run that somebody waits for."""
+
 _MAX_PAUSE_S = 60.0
 
 
@@ -47,6 +50,8 @@ def submit(
     arguments: dict[str, object],
     token: str | None = None,
     namespace: str | None = None,
+    service_account: str | None = None,
+    cache: bool = True,
 ) -> Submission:
     """Create a run of a compiled pipeline, and its experiment where there is none yet.
 
@@ -58,6 +63,8 @@ def submit(
         arguments: The pipeline's parameters, by name.
         token: Bearer token, or None where the endpoint asks for none.
         namespace: The user's namespace on a multi-user Kubeflow.
+        service_account: Account that the pods run under; the endpoint's own choice when left out.
+        cache: Whether finished stages may be taken from Kubeflow's cache, as the package says.
 
     Returns:
         The run as the endpoint knows it.
@@ -66,21 +73,28 @@ def submit(
         UserError: The package, an argument, the address, the token or a name is at fault.
         BatonError: The endpoint cannot be reached or fails.
     """
-    _check_package(package_path)
+    check_package(package_path)
     _check_arguments(arguments)
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
         try:
-            experiment_id = _experiment_id(client, endpoint, experiment, namespace)
-            run = client.run_pipeline(experiment_id, run_name, package_path, params=arguments)
+            experiment_id = experiment_id_of(client, endpoint, experiment, namespace)
+            run = client.run_pipeline(
+                experiment_id,
+                run_name,
+                package_path,
+                params=arguments,
+                enable_caching=None if cache else False,  # True would turn it on for every stage
+                service_account=service_account,
+            )
         except (json_format.ParseError, yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
             # What kfp raises for a package that is no pipeline; the transport has vouched for the rest.
             raise UserError(
                 f"'{package_path}' cannot be submitted: {one_line(error)}; expected a compiled pipeline.",
                 remedy="Compile the recipe again.",
             ) from error
-    run_id = _required(run.run_id, "the run", endpoint)
-    return Submission(run_id, run_name, _run_url(endpoint, run_id))
+    run_id = required(run.run_id, "the run", endpoint)
+    return Submission(run_id, run_name, run_url(endpoint, run_id))
 
 
 def wait(
@@ -89,9 +103,10 @@ def wait(
     *,
     timeout_s: float,
     on_state: Callable[[str, str], None],
+    on_run: Callable[[Any, Any], None] = lambda client, run: None,
     token: str | None = None,
     namespace: str | None = None,
-    poll_s: float = 5.0,
+    poll_s: float = POLL_S,
 ) -> str:
     """Poll a run until it ends. A few failed polls in a row are survived.
 
@@ -100,6 +115,7 @@ def wait(
         run_id: The run, as in `Submission.run_id`.
         timeout_s: How long to wait; the run itself goes on after that.
         on_state: Called with the run's name and its state, at first and upon each change.
+        on_run: Called with kfp's client and the run as the client returns it, after each poll.
         token: Bearer token, or None where the endpoint asks for none.
         namespace: The user's namespace on a multi-user Kubeflow.
         poll_s: Seconds between two polls.
@@ -126,6 +142,7 @@ def wait(
             previous, state = state, run.state or "PENDING"
             if state != previous:
                 on_state(run.display_name or run_id, state)
+            on_run(client, run)
             if state in FINAL_STATES:
                 return state
         remaining = deadline - time.monotonic()
@@ -134,7 +151,8 @@ def wait(
         time.sleep(min(poll_s * 2**failures, _MAX_PAUSE_S, remaining))
 
 
-def _experiment_id(client: Any, endpoint: str, name: str, namespace: str | None) -> str:
+def experiment_id_of(client: Any, endpoint: str, name: str, namespace: str | None) -> str:
+    """Return the id of an experiment, which is created where there is none of that name."""
     try:
         experiment = client.create_experiment(name, namespace=namespace)
     except NameClashError:
@@ -145,10 +163,11 @@ def _experiment_id(client: Any, endpoint: str, name: str, namespace: str | None)
             f"Experiment '{name}' exists more than once ({one_line(error)}); expected one of that name.",
             remedy="Name another experiment.",
         ) from error
-    return _required(experiment.experiment_id, f"experiment '{name}'", endpoint)
+    return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
 
 
-def _check_package(package_path: str) -> None:
+def check_package(package_path: str) -> None:
+    """Raise a `UserError` where there is no such package."""
     if not package_path.endswith((".yaml", ".yml")) or not Path(package_path).is_file():
         raise UserError(
             f"Package '{package_path}' is not a file ending in .yaml; expected a compiled pipeline.",
@@ -167,7 +186,8 @@ def _check_arguments(arguments: dict[str, object]) -> None:
             ) from error
 
 
-def _required(identifier: str | None, what: str, endpoint: str) -> str:
+def required(identifier: str | None, what: str, endpoint: str) -> str:
+    """Return an id, and raise a `BatonError` where the endpoint gave none."""
     if not identifier:
         raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
     return identifier
@@ -176,10 +196,11 @@ def _required(identifier: str | None, what: str, endpoint: str) -> str:
 def _outlasted(endpoint: str, run_id: str, state: str, timeout_s: float) -> BatonError:
     return BatonError(
         f"Run {run_id} is {state or 'not known'} after {timeout_s:g} s; expected it to have ended.",
-        remedy=f"It goes on without us: {_run_url(endpoint, run_id)}",
+        remedy=f"It goes on without us: {run_url(endpoint, run_id)}",
     )
 
 
-def _run_url(endpoint: str, run_id: str) -> str:
+def run_url(endpoint: str, run_id: str) -> str:
+    """Return where a run is shown in the Kubeflow Pipelines UI."""
     base = os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint
     return f"{base.rstrip('/')}/#/runs/details/{run_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.proof import proof_part
 from components.shared.runs import Run, now
+
+logger = logging.getLogger("baton")
 
 
 def promote(run_uri: str, index: int) -> dict[str, Any] | None:
@@ -31,7 +34,8 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
     attempts = run.records(f"train-chunk-{index:03d}")
-    if (before := _taken_since(run, store, index, plan.target(index))) is not None:
+    is_last = index >= len(plan.targets) + recipe.chunks.spare
+    if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return before
     found = _left_by(store, plan.target(index), attempts[-1] if attempts else None)
@@ -56,13 +60,19 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     return part
 
 
-def _taken_since(run: Run, store: CheckpointStore, index: int, target: int) -> dict[str, Any] | None:
-    """Returns the part of the proof from when the run was here before, if retention has taken the checkpoint since."""
+def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is_last: bool) -> dict[str, Any] | None:
+    """Returns the part of the proof from when the run was here before, if the checkpoint has gone since.
+
+    Retention has taken it, or it is lost while Kubeflow's cache knows of the chunk's success. A later chunk then makes
+    up for it, and there is none behind the last.
+    """
     before: dict[str, Any] | None = run.get(f"proof/chunk-{index:03d}.json")
     if before is None or before["step"] != target or store.manifest(target) is not None:
         return None
     later = any(isinstance(found, Manifest) and at > target for at, found in store.committed())
-    return before if later else None
+    if not later and not is_last:
+        logger.warning("%s is no longer there; a later chunk makes up for it", store.storage.uri(store.prefix(target)))
+    return before if later or not is_last else None
 
 
 def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> tuple[int, Manifest] | None:

@@ -8,6 +8,7 @@ def data_split(
     recipe: str,
     run_name: str,
     new_name: str,
+    job_id: str,
     store: str,
     source: str,
     learning_rate: float,
@@ -17,13 +18,16 @@ def data_split(
     start_from: str,
     metrics: dsl.Output[dsl.Metrics],
     page: dsl.Output[dsl.HTML],
+    links: dsl.Output[dsl.Markdown],
+    standing: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
         recipe: The recipe as JSON.
         run_name: Name of the run; one that exists goes on where it stopped. Empty: a new one.
-        new_name: Name of a new run.
+        new_name: What the name of a new run begins with.
+        job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
         source: Rows to learn from; several joined by a comma.
         learning_rate: Peak learning rate.
@@ -33,12 +37,17 @@ def data_split(
         start_from: Address of the model of the phase before; empty for the recipe's own start.
         metrics: Counts of rows.
         page: What was found in the rows.
+        links: Where else the run is to be found.
+        standing: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
 
     Returns:
         Address of the run.
     """
     from components.data_split.split import split_data
+    from components.data_split.standing import standing as standing_of
     from components.shared import events, sources
+    from components.shared import links as pages
+    from components.shared.runs import Run
 
     with events.stage("data split"):
         changes = {
@@ -50,9 +59,15 @@ def data_split(
         }
         if start_from:
             changes |= {"model.base": start_from}
-        found = split_data(recipe, "-".join(filter(None, [run_name or new_name, phase])), changes)
+        given = run_name or f"{new_name}-{job_id}"
+        found = split_data(recipe, f"{given}-{phase}" if phase else given, changes)
         for name in ("rows", "train", "eval", "test", "rejected"):
             metrics.log_metric(name, found[name])
         with open(page.path, "w", encoding="utf-8") as file:
             file.write(found["page"])
+        run = Run.open(found["run_uri"])
+        with open(links.path, "w", encoding="utf-8") as file:
+            file.write(pages.as_markdown(run, given))
+        with open(standing, "w", encoding="utf-8") as file:
+            file.write(standing_of(run))
     return found["run_uri"]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from components.data_split import replay
 from components.data_split.intake import Intake
 from components.data_split.quality import Inspection, verdicts
 from components.data_split.records import Record, Refused, Spool
@@ -72,7 +73,10 @@ def _split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any],
     intake = Intake(recipe, refused)
     inspection = Inspection(recipe, scratch)
     sides, placed = _placed(recipe, run, scratch, intake, refused, inspection)
-    written = _write(recipe, _settled(placed, inspection, scratch), folder)
+    settled = _settled(placed, inspection, scratch)
+    if recipe.retrain.learnt:
+        settled = replay.replayed(settled, recipe, run.storage, scratch)
+    written = _write(recipe, settled, folder)
     found = {
         **written,
         "source": ", ".join(source.uri for source in recipe.data.sources),

@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import models
+from components.shared import accepted, models
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import ACCEPTED, Recipe
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def find(run: Run, recipe: Recipe, scratch: str) -> Production | None:
     given = recipe.evaluation.production
     if given is None:
         return None
-    if given.startswith("models:"):
+    if given == ACCEPTED:
+        found = _accepted(run, recipe)
+    elif given.startswith("models:"):
         found = _registered(run, recipe, given, scratch)
     else:
         found = Production(models.local_model(given), given)
@@ -84,6 +86,14 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Tells whether two tokenizers have the same vocabulary, so that losses per token can be compared."""
     return bool(one.get_vocab() == other.get_vocab())
+
+
+def _accepted(run: Run, recipe: Recipe) -> Production:
+    name = (run.get("retrain.json") or {}).get("model", recipe.name)  # a phase has a name of its own
+    standing = accepted.newest(run.storage, name)
+    if standing.model_uri is None:
+        return Production(None, f"{ACCEPTED}: there is none yet")
+    return Production(models.local_model(standing.model_uri), f"{ACCEPTED}, model {standing.number} of {name}")
 
 
 def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Production:

@@ -4,12 +4,15 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def lr_find(run_uri: str, previous: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]) -> str:
+def lr_find(
+    run_uri: str, previous: str, standing: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]
+) -> str:
     """Tries learning rates on a model that is thrown away, and notes the one found with the run.
 
     Args:
         run_uri: Address of the run.
         previous: What this stage waits for; not read.
+        standing: Changes when something is gone that a finished stage had left; not read.
         metrics: The learning rate found.
         page: Loss by learning rate.
 

@@ -23,15 +23,21 @@ def ship(run: Run, source: str | None) -> None:
     if source is None:
         return
     with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
-        _collect(source, folder)
-        names = sorted(os.listdir(folder))
-        parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in names]
-        if not parts:
-            raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
-        prefix = f"data/{hashlib.sha256(''.join(parts).encode()).hexdigest()}/code"
+        prefix = f"data/{_collected(source, folder)}/code"
         if bundles.usable_manifest(run.storage, prefix) is None:
+            names = sorted(os.listdir(folder))
             bundles.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
     run.set_once("code.json", {"prefix": prefix})
+
+
+def digest(source: str) -> str:
+    """Returns the SHA-256 over names and contents of the files of `hooks.source`.
+
+    Raises:
+        UserError: there are none.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+        return _collected(source, folder)
 
 
 def fetch(run: Run, scratch: str) -> str | None:
@@ -53,6 +59,15 @@ def install(folder: str | None) -> None:
     """Makes the modules in a folder importable, if there is one."""
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def _collected(source: str, folder: str) -> str:
+    """Copies the files into a folder and returns their digest."""
+    _collect(source, folder)
+    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(os.listdir(folder))]
+    if not parts:
+        raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _collect(source: str, folder: str) -> None:

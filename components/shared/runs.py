@@ -169,6 +169,8 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
     document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
     del document["hooks"]["source"]
+    learnt = recipe.retrain.learnt
+    document["retrain"] = {"learnt": learnt, "replay": recipe.retrain.replay} if learnt else {}
     return document
 
 

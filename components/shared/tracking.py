@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from components.shared import links
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -23,20 +24,27 @@ TIMEOUT = "5"
 
 def start(run: Run, recipe: Recipe) -> None:
     """Creates the tracking run of a new training run; a server out of reach is a warning."""
-    if recipe.tracking.mlflow is None or run.get("tracking.json"):
+    if recipe.tracking.mlflow is None:
+        return
+    if run.get("tracking.json"):
+        tag(run, links.tags())
         return
     try:
         client = _client(recipe.tracking.mlflow)
         name = recipe.tracking.experiment or recipe.name
         experiment = client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else _create(client, name, run, recipe)
-        tracked = client.create_run(number, run_name=run.name, tags={"baton.run": run.name, "baton.run_uri": run.uri})
+        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
+        tracked = client.create_run(number, run_name=run.name, tags=tags)
         for path, value in _flat(recipe.model_dump(mode="json", exclude={"store", "resources"})):
             client.log_param(tracked.info.run_id, path, str(value)[:500])
     except Exception as error:
         logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
         return
-    run.put("tracking.json", {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id})
+    run.put(
+        "tracking.json",
+        {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id, "experiment_id": str(number)},
+    )
 
 
 def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
@@ -48,7 +56,7 @@ def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
 def tag(run: Run, tags: dict[str, str]) -> None:
     """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
     tracking = run.get("tracking.json")
-    if tracking is None:
+    if tracking is None or not tags:
         return
     try:
         client = _client(tracking["mlflow"])

@@ -163,6 +163,7 @@ class Chunk:
             leave_out=self.leave_out,
             keep_best=self.recipe.export.checkpoint == "best",
         )
+        report.expose(keeper)
         self.clock.enter("restore", step=keeper.start_step)
         try:
             if watch.notice:

@@ -66,6 +66,7 @@ class CheckpointKeeper:
         self._fingerprint = fingerprint.fingerprint()
         self._publication: Publication | None = None
         self._stall_began = 0.0
+        self._saved_at = time.monotonic()
         self._patience = chunk.run.storage.patience
 
     @property
@@ -76,6 +77,7 @@ class CheckpointKeeper:
     def on_first_step(self) -> None:
         """Notes that training begins."""
         self.chunk.clock.enter("train")
+        self._saved_at = time.monotonic()
         if self._restored_folder:
             self.chunk.staging.drop(self._restored_folder)  # one copy in memory, not two
         self.progress.start(self.start_step)
@@ -149,12 +151,22 @@ class CheckpointKeeper:
             "peak_bytes": _peak_bytes(),
         }
 
+    def live(self) -> dict[str, float]:
+        """Returns how far the chunk is now, by the names in `components.shared.telemetry.LIVE`."""
+        work = self._work(self.chunk.clock.split().get("train", 0.0))
+        return {
+            "step": self.trainer.state.global_step,
+            "target_step": self.chunk.target,
+            "checkpoint_step": self.reached,
+            "unsaved_seconds": time.monotonic() - self._saved_at,
+            "goodput": work["goodput"],
+            "lost_steps": work["lost_steps"],
+        }
+
     def _meta(self, digests: dict[str, str], trained_for: float) -> dict[str, Any]:
         """Returns what a manifest says besides its files."""
         parent, chunk = self.parent, self.chunk
         chain = hashlib.sha256(f"{parent[1].meta['chain'] if parent else ''}{digests['state']}".encode()).hexdigest()
-        started = self.before.get("work", {}).get("started") or chunk.clock.began
-        trained = self.before.get("work", {}).get("trained_seconds", 0.0) + trained_for
         return {
             "digest": digests["state"],
             "state": digests,
@@ -174,13 +186,20 @@ class CheckpointKeeper:
             "created": now(),
             "seconds": chunk.clock.split(),
             "moved": {"sent": chunk.run.storage.sent, "received": chunk.run.storage.received},
-            "work": {
-                "started": started,
-                "trained_seconds": trained,
-                "goodput": trained / max(time.time() - started, 1e-9),
-                "lost_steps": self.before.get("work", {}).get("lost_steps", 0) + self.lost.steps,
-                "lost_seconds": self.before.get("work", {}).get("lost_seconds", 0.0) + self.lost.seconds,
-            },
+            "work": self._work(trained_for),
+        }
+
+    def _work(self, trained_for: float) -> dict[str, Any]:
+        """Returns what the run has cost so far, all its chunks together."""
+        before = self.before.get("work", {})
+        started = before.get("started") or self.chunk.clock.began
+        trained = before.get("trained_seconds", 0.0) + trained_for
+        return {
+            "started": started,
+            "trained_seconds": trained,
+            "goodput": trained / max(time.time() - started, 1e-9),
+            "lost_steps": before.get("lost_steps", 0) + self.lost.steps,
+            "lost_seconds": before.get("lost_seconds", 0.0) + self.lost.seconds,
         }
 
     def _committed(self, snapshot: Snapshot, manifest: Manifest, ours: bool, seconds: dict[str, float]) -> None:
@@ -190,6 +209,7 @@ class CheckpointKeeper:
             self._meet_other(step, manifest, snapshot.digests)
         if self.reached <= step:
             self.parent = (step, manifest)
+        self._saved_at = time.monotonic()
         uri, digest = store.uri(step, manifest), manifest.meta["digest"]
         events.emit("checkpoint", step=step, uri=uri, digest=digest, bytes=manifest.bytes, seconds=seconds)
         if ours and self.chunk.cache and not self.chunk.run.storage.is_local:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
@@ -14,7 +14,11 @@ from transformers import TrainerCallback
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.telemetry import Telemetry
 from components.shared.tracking import Tracker
+
+if TYPE_CHECKING:
+    from components.train_chunk.keeping import CheckpointKeeper
 
 logger = logging.getLogger("baton")
 
@@ -50,6 +54,14 @@ class LiveReport(TrainerCallback):
         self._board = _board(self._folder) if recipe.tracking.tensorboard else None
         self._wandb = _wandb(run, recipe, folder) if recipe.tracking.wandb else None
         self._meter = Meter(run, recipe)
+        self._recipe = recipe
+        self._telemetry: Telemetry | None = None
+
+    def expose(self, keeper: CheckpointKeeper) -> None:
+        """Serves the figures of the chunk that `keeper` works for to Prometheus, where asked for."""
+        if port := self._recipe.tracking.prometheus_port:
+            labels = {"run": self._run.name, "recipe": self._recipe.name, "chunk": str(keeper.chunk.index)}
+            self._telemetry = Telemetry(port, labels, keeper.live, keeper.chunk.clock.split)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Begins to measure."""
@@ -67,6 +79,8 @@ class LiveReport(TrainerCallback):
     def tell(self, numbers: dict[str, float], step: int) -> None:
         """Queues values of a step that the trainer does not log."""
         self._tracker.log(numbers, step)
+        if self._telemetry:
+            self._telemetry.tell(numbers)
         if self._board:
             for name, value in numbers.items():
                 self._board.add_scalar(name.replace("eval_", "eval/", 1), value, step)
@@ -75,6 +89,8 @@ class LiveReport(TrainerCallback):
 
     def close(self) -> None:
         """Sends the rest."""
+        if self._telemetry:
+            self._telemetry.close()
         self._tracker.close()
         if self._wandb:
             self._wandb.finish()

@@ -23,29 +23,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from pipelines.conformance import check_documents
+from tests.pipelines import kfp_tasks
+from tests.pipelines.kfp_checks import ApiError, check_parameters, check_pipeline
 
 CREATED_AT = "2024-05-01T12:00:00Z"
 STATES = ("PENDING", "RUNNING", "SUCCEEDED")
 # google.rpc.Code, which the gateway puts beside the HTTP status
 RPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
-# What a JSON value must be for a parameter type. The backend takes 3.0 for an integer.
-TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "NUMBER_INTEGER": lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v == int(v),
-    "NUMBER_DOUBLE": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
-    "STRING": lambda v: isinstance(v, str),
-    "BOOLEAN": lambda v: isinstance(v, bool),
-    "LIST": lambda v: isinstance(v, list),
-    "STRUCT": lambda v: isinstance(v, dict),
-}
-
-
-class ApiError(Exception):
-    """An answer with an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -67,6 +51,14 @@ class KfpApi:
         requests: Method and path of each request, in order.
         token: Bearer token that every request must carry, or None.
         final_state: The state in which new runs end.
+        stops_at: The task at which runs fail, or stay while they are running.
+        verdict: The branch that a run's gate takes.
+        messages: What Kubernetes says of the pods of a task.
+        logs: What a task has printed.
+        serves_first_version: Whether the first version of the API is there too.
+        multi_user: Whether lists need a namespace.
+        refers_to_upload: Whether runs are shown with a reference to a pipeline instead of with the pipeline.
+        retry_fails: Whether the backend cannot retry a run any more.
         taken_names: Names whose creation is refused with 409.
         interfere: Called with method and path of each request; an answer it returns is sent instead.
     """
@@ -78,6 +70,14 @@ class KfpApi:
         self.requests: list[tuple[str, str]] = []
         self.token: str | None = None
         self.final_state = "SUCCEEDED"
+        self.stops_at: str | None = None
+        self.verdict = "accepted"
+        self.messages: dict[str, str] = {}
+        self.logs: dict[str, str] = {}
+        self.serves_first_version = True
+        self.multi_user = False
+        self.refers_to_upload = False
+        self.retry_fails = False
         self.taken_names: set[str] = set()
         self.interfere: Callable[[str, str], RawAnswer | None] = lambda method, path: None
         self._lock = threading.Lock()
@@ -135,23 +135,31 @@ class KfpApi:
             try:
                 if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
                     raise ApiError(401, "Request header error: there is no valid user identity header.")
-                return RawAnswer(200, json.dumps(self._route(method, path, query, headers, body)).encode())
+                found = self._route(method, path, query, headers, body)
+                return RawAnswer(200, (found if isinstance(found, str) else json.dumps(found)).encode())
             except ApiError as error:
                 status = {"code": RPC_CODES[error.status], "message": str(error), "details": []}
                 return RawAnswer(error.status, json.dumps(status).encode())
 
     def _route(
         self, method: str, path: str, query: dict[str, list[str]], headers: Message, body: bytes
-    ) -> dict[str, Any]:
-        match = re.fullmatch(r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload)(?:/([^/:]+))?", path)
+    ) -> dict[str, Any] | str:
+        if older := re.fullmatch(r"/apis/v1(?:alpha1|beta1)/runs/([^/]+)(?:/nodes/([^/]+)/log)?", path):
+            return self._first_version(*older.groups())
+        pattern = r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload)(?:/([^/:]+)(?::(terminate|retry))?)?"
+        match = re.fullmatch(pattern, path)
         if match is None:
             raise ApiError(404, f"Not Found: {path}")
-        resource, identifier = match.groups()
+        resource, identifier, verb = match.groups()
         if resource == "healthz":
             return {"multi_user": False, "pipeline_store": "database"}
         if resource == "pipelines/upload":
             return self._upload(query, headers, body)
         stored = self.experiments if resource == "experiments" else self.runs
+        if identifier is not None and identifier not in stored:
+            raise ApiError(404, f"{resource.capitalize()[:-1]} {identifier} not found.")
+        if verb:
+            return self._terminate(stored[identifier]) if verb == "terminate" else self._retry(stored[identifier])
         if method == "POST":
             created = json.loads(body)
             if not created.get("display_name"):
@@ -160,10 +168,10 @@ class KfpApi:
                 raise ApiError(409, f"Already exist error: {created['display_name']} already exists.")
             return self._create_experiment(created) if resource == "experiments" else self._create_run(created)
         if identifier is None:
-            found = [item for item in stored.values() if _matches(item, query)]
+            if self.multi_user and resource == "runs" and not query.get("namespace"):
+                raise ApiError(400, "A run cannot have an empty namespace in multi-user mode")
+            found = [_shown(item) for item in stored.values() if _matches(item, query)]
             return {resource: found, "total_size": len(found)} if found else {}
-        if identifier not in stored:
-            raise ApiError(404, f"{resource.capitalize()[:-1]} {identifier} not found.")
         return self._advance(identifier) if resource == "runs" else stored[identifier]
 
     def _create_experiment(self, experiment: dict[str, Any]) -> dict[str, Any]:
@@ -191,13 +199,13 @@ class KfpApi:
             raise ApiError(400, "Invalid input error: the run has no pipeline_spec.")
         wrapped = "pipeline_spec" in posted
         documents = [posted["pipeline_spec"], posted["platform_spec"]] if wrapped else [posted]
-        _check_pipeline(documents)
-        _check_parameters(documents[0], run.get("runtime_config", {}).get("parameters") or {})
+        check_pipeline(documents)
+        check_parameters(documents[0], run.get("runtime_config", {}).get("parameters") or {})
         identifier = str(uuid.uuid4())
         self.runs[identifier] = {
             **run,
             "run_id": identifier,
-            "created_at": CREATED_AT,
+            "created_at": f"{CREATED_AT[:-3]}{len(self.runs):02d}Z",
             "storage_state": "AVAILABLE",
             "state": STATES[0],
             "_states": [*STATES[1:-1], self.final_state],
@@ -207,10 +215,46 @@ class KfpApi:
     def _advance(self, identifier: str) -> dict[str, Any]:
         """Show a run as it is now, and let it move on."""
         run = self.runs[identifier]
-        shown = _shown(run)
+        states = self.task_states(identifier)
+        shown = {**_shown(run), "run_details": {"task_details": kfp_tasks.task_details(identifier, states)}}
+        if self.refers_to_upload:
+            del shown["pipeline_spec"]
         if run["_states"]:
             run["state"] = run["_states"].pop(0)
         return shown
+
+    def task_states(self, run_id: str) -> dict[str, str]:
+        """Return the state of each task of a run as it is now."""
+        run = self.runs[run_id]
+        spec = run["pipeline_spec"].get("pipeline_spec", run["pipeline_spec"])
+        return kfp_tasks.task_states(spec, run["state"], at=self.stops_at, verdict=self.verdict)
+
+    def _first_version(self, run_id: str, pod: str | None) -> dict[str, Any] | str:
+        if not self.serves_first_version or run_id not in self.runs:
+            raise ApiError(404, "Not Found")
+        states = self.task_states(run_id)
+        if pod:
+            for key, text in self.logs.items():
+                if kfp_tasks.pod_name(states, key) == pod:
+                    return text
+            raise ApiError(500, f"Failed to read logs from pod {pod}")
+        cancelled = bool(self.runs[run_id].get("_cancelled"))
+        manifest = kfp_tasks.workflow(states, self.messages, cancelled=cancelled)
+        return {"run": {"id": run_id}, "pipeline_runtime": {"workflow_manifest": manifest}}
+
+    def _terminate(self, run: dict[str, Any]) -> dict[str, Any]:
+        if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
+            raise ApiError(400, f"Invalid input error: Failed to terminate a run {run['run_id']}. Row not found")
+        run.update(state="CANCELING", _states=["FAILED"], _cancelled=True)
+        return {}
+
+    def _retry(self, run: dict[str, Any]) -> dict[str, Any]:
+        if self.retry_fails:
+            raise ApiError(500, "Internal Server Error: Cannot retry workflow with offloaded node status")
+        if run["state"] != "FAILED":
+            raise ApiError(400, "Workflow must be Failed/Error to retry: workflow cannot be retried")
+        run.update(state="PENDING", _states=["RUNNING", self.final_state], _cancelled=False)
+        return {}
 
     def _upload(self, query: dict[str, list[str]], headers: Message, body: bytes) -> dict[str, Any]:
         head = f"content-type: {headers['content-type']}\r\n\r\n".encode()
@@ -218,7 +262,7 @@ class KfpApi:
         if not parts:
             raise ApiError(400, "Invalid input error: expected a multipart upload.")
         documents = list(yaml.safe_load_all(parts[0].get_payload(decode=True)))
-        _check_pipeline(documents)
+        check_pipeline(documents)
         name = query.get("display_name", query.get("name", [documents[0]["pipelineInfo"]["name"]]))[0]
         if any(known["display_name"] == name for known in self.pipelines.values()):
             raise ApiError(409, f"Already exist error: the pipeline {name} already exists.")
@@ -245,22 +289,3 @@ def _matches(item: dict[str, Any], query: dict[str, list[str]]) -> bool:
         if item.get(predicate["key"]) != value:
             return False
     return True
-
-
-def _check_pipeline(documents: list[Any]) -> None:
-    problems = check_documents(documents)
-    if problems:
-        raise ApiError(400, f"Invalid input error: {problems[0]}")
-
-
-def _check_parameters(spec: dict[str, Any], given: dict[str, Any]) -> None:
-    declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
-    for name, value in given.items():
-        if name not in declared:
-            raise ApiError(400, f"Invalid input error: unknown parameter {name}; known: {sorted(declared)}.")
-        kind = declared[name]["parameterType"]
-        if not TYPE_CHECKS[kind](value):
-            raise ApiError(400, f"Invalid input error: parameter {name} is {value!r}, expected {kind}.")
-    for name, definition in declared.items():
-        if name not in given and "defaultValue" not in definition and not definition.get("isOptional"):
-            raise ApiError(400, f"Invalid input error: parameter {name} is required.")

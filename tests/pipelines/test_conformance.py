@@ -6,7 +6,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from pipelines.conformance import MAX_PIPELINE_BYTES, check, check_documents, is_credential_name
+from pipelines.conformance import MAX_PIPELINE_BYTES, check, check_documents
+from pipelines.credentials import is_credential_name
 
 Damage = Callable[[dict[str, Any], dict[str, Any]], object]
 LOOP = "comp-condition-1"
@@ -101,6 +102,12 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     "input without a source": (
         lambda s, p: nested_input(s, "parameters", "label").clear(),
         [LOOP, "inputs.label", "source"],
+    ),
+    "placeholder inside a text": (
+        lambda s, p: tasks_of(s)["measure"]["inputs"]["parameters"].update(
+            label={"runtimeValue": {"constant": "run-{{$.pipeline_job_uuid}}"}}
+        ),
+        ["root.dag.tasks.measure", "inputs.label", "{{$.pipeline_job_uuid}}", "alone"],
     ),
     "undeclared input": (
         lambda s, p: tasks_of(s)["measure"]["inputs"]["parameters"].update(typo={"runtimeValue": {"constant": 1}}),

@@ -56,6 +56,9 @@ def on_spot_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
         "resources.labels": "{team: nlp}",
         "resources.env": "{AWS_ENDPOINT_URL: 'http://s3:9000'}",
         "resources.retries": "5",
+        "resources.capacity": "spot",
+        "resources.deadline": "72h",
+        "resources.keep_pods": "48h",
         "resources.cache_claim": "node-cache",
         "store.cache_dir": "/cache",
         "chunks.count": "3",
@@ -104,10 +107,38 @@ def test_the_cache_is_mounted_in_the_pods_that_run_the_model_alone(on_spot_gpus:
             assert mount["mountPath"] == "/cache"
 
 
-def test_chunks_alone_know_their_node(on_spot_gpus: list[dict[str, Any]]) -> None:
+def test_every_pod_knows_its_run_and_chunks_their_node(on_spot_gpus: list[dict[str, Any]]) -> None:
+    run = {"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}
     for name, (_, settings) in _executors(on_spot_gpus).items():
-        expected = [{"name": "NODE_NAME", "fieldPath": "spec.nodeName"}] if name.startswith("train-chunk") else []
-        assert settings.get("fieldPathAsEnv", []) == expected, name
+        node = [{"name": "NODE_NAME", "fieldPath": "spec.nodeName"}] if name.startswith("train-chunk") else []
+        assert settings["fieldPathAsEnv"] == [run, *node], name
+
+
+def test_no_pod_may_be_root_unless_the_recipe_says_so(on_spot_gpus: list[dict[str, Any]], tmp_path: Path) -> None:
+    for name, (_, settings) in _executors(on_spot_gpus).items():
+        assert settings["securityContext"] == {"runAsNonRoot": True}, name
+    free = _compile(GOLDEN["quickstart"], tmp_path / "p.yaml", "--set", "resources.run_as_non_root=false")
+    assert "securityContext" not in str(free)
+
+
+def test_the_run_has_a_deadline_and_its_pods_do_not_stay(on_spot_gpus: list[dict[str, Any]]) -> None:
+    settings = on_spot_gpus[1]["platforms"]["kubernetes"]["pipelineConfig"]
+    assert settings == {"activeDeadlineSeconds": 72 * 3600, "resourceTtlOnCompletion": 48 * 3600}
+
+
+def test_the_kind_of_nodes_is_a_label_of_the_pods_that_run_the_model(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, (_, settings) in _executors(on_spot_gpus).items():
+        labels = settings["podMetadata"]["labels"]
+        assert labels.get("baton/capacity") == ("spot" if name in COMPUTE else None), name
+        stage = "train-chunk" if name.startswith("train-chunk") else name.rstrip("-23")
+        assert labels["app.kubernetes.io/component"] == stage
+
+
+def test_a_new_run_is_named_by_a_placeholder_that_stands_alone(on_spot_gpus: list[dict[str, Any]]) -> None:
+    """The backend's driver replaces it only where it is the whole value."""
+    inputs = on_spot_gpus[0]["root"]["dag"]["tasks"]["data-split"]["inputs"]["parameters"]
+    assert inputs["job_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+    assert inputs["new_name"] == {"runtimeValue": {"constant": "quickstart"}}
 
 
 def test_a_claim_without_a_folder_to_mount_it_at_is_refused(tmp_path: Path) -> None:
@@ -130,9 +161,16 @@ def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: l
         assert {"name": "AWS_ENDPOINT_URL", "value": "http://s3:9000"} in container["env"]
 
 
-def test_chunks_are_retried_for_a_day_and_stages_are_never_cached(on_spot_gpus: list[dict[str, Any]]) -> None:
+def test_what_may_come_from_kubeflows_cache_depends_on_what_is_still_there(on_spot_gpus: list[dict[str, Any]]) -> None:
+    standing = {"taskOutputParameter": {"producerTask": "data-split", "outputParameterKey": "standing"}}
     for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
-        assert task.get("cachingOptions", {}).get("enableCache") in (None, False), name
+        may = name in ("tokenize", "train-chunk", "train-chunk-2")  # not the last chunk
+        assert task.get("cachingOptions", {}) == ({"enableCache": True} if may else {}), name
+        assert (task["inputs"]["parameters"].get("standing") == standing) == (may or name == "train-chunk-3"), name
+
+
+def test_chunks_are_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
         if name.startswith("train-chunk"):
             assert task["retryPolicy"]["maxRetryCount"] == 5
             assert task["retryPolicy"]["backoffMaxDuration"] == "86400s"

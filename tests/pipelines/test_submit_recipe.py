@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -34,21 +33,6 @@ def test_the_compiled_recipe_is_taken_by_kfp_run_submit(kfp_api: Any, tmp_path: 
     assert run["runtime_config"]["parameters"] == {
         "run_name": "first", "store": "s3://baton", "learning_rate": 0.001, "max_steps": 80,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("final", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
-def test_submit_waits_and_tells_the_true_state(kfp_api: Any, tmp_path: Path, final: str, code: int) -> None:
-    kfp_api.final_state = final
-    arguments = [str(QUICKSTART), "--endpoint", kfp_api.url, "--run", "mine", "--store", "s3://baton", "--wait"]
-    done = _command("baton", "submit", *arguments, "--output", "json", cwd=tmp_path)
-    assert done.returncode == code, done.stderr
-    found = json.loads(done.stdout)
-    (run,) = kfp_api.runs.values()
-    assert found == {
-        "run": "mine", "run_id": run["run_id"], "state": final.lower(),
-        "url": f"{kfp_api.url}/#/runs/details/{run['run_id']}",
-    }  # fmt: skip
-    assert run["runtime_config"]["parameters"] == {"run_name": "mine"}
 
 
 def test_submit_to_nobody_is_one_message(tmp_path: Path) -> None:

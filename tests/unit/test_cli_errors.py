@@ -163,6 +163,9 @@ COMMANDS = [
     "compile",
     "run",
     "submit",
+    "status",
+    "cancel",
+    "retry",
     "generate",
     "serve",
     "prove",
@@ -172,6 +175,7 @@ COMMANDS = [
 ]
 COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune")]
 COMMANDS += ["data", "data check", "import", "import axolotl", "import llamafactory"]
+COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -185,7 +189,8 @@ def test_help(command: str):
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
     names = set(top.commands)
-    names |= {f"{group} {name}" for group in ("checkpoints", "data", "import") for name in top.commands[group].commands}
+    groups = ("checkpoints", "data", "import", "schedules")
+    names |= {f"{group} {name}" for group in groups for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}
 

@@ -1,7 +1,7 @@
 """The recipe: the user's one document. YAML carries values, this schema carries the defaults.
 
 One file per part: `model`, `data` with `quality`, `adapter`, `training` with `methods` and `schedule`, `hooks`,
-`chunks`, `evaluation`, `export`, `tracking`, `pods`; `recipe` holds them together.
+`chunks`, `evaluation`, `export`, `tracking`, `pods`, `retrain`; `recipe` holds them together.
 """
 
 from components.shared.recipe.adapter import Adapter
@@ -17,11 +17,13 @@ from components.shared.recipe.phases import PREVIOUS, Phase
 from components.shared.recipe.pods import Resources, Toleration
 from components.shared.recipe.quality import Action, Quality
 from components.shared.recipe.recipe import Recipe
+from components.shared.recipe.retrain import ACCEPTED, Retrain
 from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
 from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
 __all__ = [
+    "ACCEPTED",
     "COLUMNS",
     "CPO",
     "DPO",
@@ -60,6 +62,7 @@ __all__ = [
     "Quantization",
     "Recipe",
     "Resources",
+    "Retrain",
     "Reward",
     "RewardFunction",
     "Router",

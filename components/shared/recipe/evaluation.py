@@ -61,8 +61,9 @@ class Evaluation(Section):
     tasks: Tasks | None = None
     """Tasks of the LM evaluation harness; needs the package `lm-eval`."""
     production: str | None = None
-    """The model now in use, to compare with: folder, `s3://…`, hub id, or `models:/name@alias` of MLflow's registry. A
-    name that has no such alias yet counts as no model."""
+    """The model now in use, to compare with: folder, `s3://…`, hub id, `models:/name@alias` of MLflow's registry, or
+    `accepted`, the one that the last retraining promoted. Where there is none yet of an alias or of `accepted`, that
+    counts as no model."""
     confidence: Fraction = 0.95
     """Level of the intervals, by bootstrap over the rows."""
     gate: dict[str, str] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from components.shared.recipe.base import Quantity, Section
+from components.shared.recipe.base import Quantity, Section, duration
 
 
 class Toleration(Section):
@@ -52,6 +52,9 @@ class Resources(Section):
     """Taints such a pod puts up with: spot nodes usually have one."""
     labels: dict[str, str] = {}
     """Labels on every pod."""
+    capacity: Literal["spot", "on-demand"] | None = None
+    """Kind of nodes, as the label `baton/capacity` of a pod that runs the model. Kubeflow cannot give a pod a priority
+    class; a policy of the cluster can, by this label."""
     secret: str | None = None
     """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, given to every pod as environment."""
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")]] = {}
@@ -64,7 +67,16 @@ class Resources(Section):
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times a failed train-chunk is started again; it goes on from its newest checkpoint."""
+    """Times a failed train-chunk is started again; it goes on from its newest checkpoint. Whether a deleted pod counts
+    as failed is up to the installation: Kubeflow Pipelines 2.17 starts that again, and not one that ended with an
+    error; Argo by itself does the opposite. `chunks.spare` and submitting again help in both."""
+    deadline: Annotated[str, BeforeValidator(duration)] | None = None
+    """Time such as `72h` after which Kubeflow ends the whole run, whatever it is doing."""
+    keep_pods: Annotated[str, BeforeValidator(duration)] | None = None
+    """Time such as `48h` for which the pods of a run that has ended stay, and their logs; as long as the cluster keeps
+    them when left out."""
+    run_as_non_root: bool = True
+    """Tell Kubernetes to refuse an image that runs as root; the namespace policy `restricted` asks for it."""
 
     @field_validator("env")
     @classmethod

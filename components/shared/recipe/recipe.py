@@ -17,6 +17,7 @@ from components.shared.recipe.methods import GRPO, RLOO
 from components.shared.recipe.model import Model
 from components.shared.recipe.phases import ShortPhase, merged
 from components.shared.recipe.pods import Resources
+from components.shared.recipe.retrain import Retrain
 from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
@@ -66,6 +67,8 @@ class Recipe(Section):
     """What the pods ask for."""
     tracking: Tracking = Tracking()
     """Where metrics go."""
+    retrain: Retrain = Retrain()
+    """What happens when data or recipe change."""
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Recipe:
@@ -80,6 +83,18 @@ class Recipe(Section):
         slots = sum(recipe.chunks.count + recipe.chunks.spare for recipe in self.phase_recipes())
         if slots > MAX_CHUNKS:
             raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
+        return self
+
+    @model_validator(mode="after")
+    def _can_go_on(self) -> Recipe:
+        if self.retrain.start == "base":
+            return self
+        if self.phases:
+            raise ValueError("retrain.start: several phases begin at the recipe's own model each time; set it to base")
+        if "safetensors" not in self.export.formats:
+            raise ValueError("retrain.start: goes on from the whole model; add safetensors to export.formats")
+        if self.training.method == "reward":
+            raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
         return self
 
     def phase_recipes(self) -> list[Recipe]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from components.shared.recipe.base import Section
 
 
@@ -10,6 +14,8 @@ class Tracking(Section):
 
     mlflow: str | None = "sqlite:///mlflow.db"
     """MLflow tracking URI; null turns tracking off."""
+    mlflow_page: str | None = None
+    """Address at which people reach MLflow, for links, where it is another than `mlflow`."""
     experiment: str | None = None
     """MLflow experiment; the recipe's name when left out."""
     tensorboard: bool = False
@@ -17,3 +23,5 @@ class Tracking(Section):
     wandb: str | None = None
     """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
     (`resources.secret_env`)."""
+    prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """Port at which each train-chunk serves its figures to Prometheus, as `/metrics`; not at all when left out."""

@@ -1,0 +1,83 @@
+"""Retraining stages: what is looked at before a fine-tuning, and what becomes of its model."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def look(
+    recipe: str,
+    store: str,
+    source: str,
+    owner: str,
+    page: dsl.Output[dsl.Markdown],
+    run_name: dsl.OutputPath(str),  # type: ignore[valid-type]
+    changed: dsl.OutputPath(str),  # type: ignore[valid-type]
+    sources: dsl.OutputPath(str),  # type: ignore[valid-type]
+) -> str:
+    """Looks whether data or recipe have changed since a model was accepted, and takes the turn.
+
+    Args:
+        recipe: The recipe as JSON.
+        store: Folder or bucket for runs and data.
+        source: Rows to learn from; empty for those of the recipe.
+        owner: This retraining.
+        page: What was found.
+        run_name: Name of the run to train.
+        changed: The recipe to train, which may start from the model in use.
+        sources: Its sources, as one parameter.
+
+    Returns:
+        `train`, `unchanged` where there is nothing to do, or `busy`.
+    """
+    from components.retrain.look import look
+    from components.shared import events
+
+    with events.stage("look"):
+        found = look(recipe, store, source, owner)
+        said = f"**{found.decision}**: {found.words}\n"
+        for path, text in (
+            (page.path, said),
+            (run_name, found.run),
+            (changed, found.recipe),
+            (sources, found.source),
+        ):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+    return found.decision
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
+    """Puts the new model in the place of the one in use, or keeps that.
+
+    Args:
+        store: Folder or bucket.
+        run_name: The run whose model it is.
+        phase: Name of the last training of several, added to the run's; empty where there is one.
+        outcome: What this stage waits for: the export, or the rejection.
+
+    Returns:
+        `promoted` or `rejected`.
+    """
+    from components.retrain.settle import settle
+    from components.shared import events
+
+    with events.stage("promote or keep"):
+        return settle(store, f"{run_name}-{phase}" if phase else run_name)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalStatus):
+    """Lets the next retraining begin, however this one went.
+
+    Args:
+        model: Name of the recipe.
+        store: Folder or bucket.
+        owner: This retraining.
+        status: How it went.
+    """
+    from components.retrain.settle import release
+    from components.shared import events
+
+    with events.stage("release"):
+        release(model, store, owner, status.error_message)

@@ -1,0 +1,127 @@
+"""The first stage of a retraining: is there anything to do, is it our turn, and what is there to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from components.retrain import outcome
+from components.retrain.content import data_digest, digest_of, recipe_digest
+from components.shared import accepted, events, recipe_file, sources
+from components.shared.accepted import Accepted
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.shared.turns import Turns
+
+DOCUMENT = "retrain.json"
+"""What a run knows of the retraining that it belongs to."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is to do.
+
+    Attributes:
+        decision: `train`, `unchanged` or `busy`.
+        words: Why, for people.
+        run: Name of the run; that of the same retraining broken off before, if there was one.
+        recipe: The recipe to train, as JSON.
+        source: Its sources, as `sources.parse` takes them.
+    """
+
+    decision: str
+    words: str
+    run: str = ""
+    recipe: str = ""
+    source: str = ""
+
+
+def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
+    """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
+
+    What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
+
+    Args:
+        recipe_json: The recipe as `recipe_file.dumps` writes it.
+        store: Folder or bucket.
+        source: Rows to learn from, as `sources.parse` takes them; empty for the recipe's own.
+        owner: The retraining, by a name that a second attempt at this stage has too.
+
+    Raises:
+        UserError: a source cannot be found or read.
+    """
+    recipe = _with_changes(recipe_file.loads(recipe_json), store, source)
+    storage = Storage(recipe.store.uri)
+    found, _ = _examine(recipe, storage)
+    turns = Turns(storage, recipe.name, owner)
+    if found.decision == "train":
+        wait = recipe.retrain.concurrency == "queue"
+        if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
+            found, document = _examine(recipe, storage)  # the one before may have done it
+            if found.decision == "train":
+                _begin(recipe, storage, found, {**document, "owner": owner}, turns)
+            else:
+                turns.end()
+        else:
+            found = Found("busy", f"another retraining of {recipe.name} is under way")
+    if found.decision != "train":
+        outcome.keep(storage, recipe.name, owner, found.decision, found.words)
+    events.emit("looked", decision=found.decision, words=found.words, run=found.run)
+    return found
+
+
+def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, dict[str, Any]]:
+    """Compares data and recipe with those of the model in use.
+
+    Returns:
+        What there is to do, and what the run is to know of it.
+    """
+    standing = accepted.newest(storage, recipe.name)
+    now = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
+    before = standing.document or {}
+    changed = [name for name in now if before.get(name) != now[name]]
+    if not changed:
+        return Found("unchanged", f"data and recipe are those of {before['run']}, accepted {before['at']}"), {}
+    goes_on = recipe.retrain.start == "accepted" and changed == ["data"]
+    start = [standing.number, recipe.retrain.replay] if goes_on else []
+    parts = recipe.phase_recipes() or [recipe]
+    run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
+    verdict = digest_of(now, start, standing.number, parts[-1].evaluation.model_dump(mode="json"))
+    if known := outcome.rejected(storage, recipe.name, verdict):
+        return Found("unchanged", f"data and recipe are those of {known['run']}, rejected {known['at']}"), {}
+    document = {**now, "model": recipe.name, "number": standing.number, "verdict": verdict, "learnt": []}
+    if goes_on:
+        recipe = _going_on(recipe, standing)
+        document["learnt"] = recipe.retrain.learnt
+    words = f"{' and '.join(changed)} changed since {before['run']}" if before else "no model was accepted yet"
+    words += f"; goes on from model {standing.number}" if goes_on else ""
+    source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
+    return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), document
+
+
+def _begin(recipe: Recipe, storage: Storage, found: Found, document: dict[str, Any], turns: Turns) -> None:
+    runs = [f"{found.run}-{phase.name}" for phase in recipe.phases] or [found.run]
+    Run(storage, runs[-1]).put(DOCUMENT, document)
+    turns.note(runs)
+
+
+def _with_changes(recipe: Recipe, store: str, source: str) -> Recipe:
+    document = recipe.model_dump(mode="json")
+    document["store"]["uri"] = store
+    if source:
+        document["data"]["source"] = sources.parse(source)
+    return recipe_file.validate(document, origin="pipeline parameters")
+
+
+def _going_on(recipe: Recipe, standing: Accepted) -> Recipe:
+    """Returns the recipe that starts from the model in use."""
+    assert standing.document is not None
+    document = recipe.model_dump(mode="json")
+    document["model"] |= {"base": standing.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
+    document["retrain"]["learnt"] = standing.document["learnt"]
+    return recipe_file.validate(document, origin="the accepted model")
+
+
+def _tell_waiting(holder: dict[str, Any]) -> None:
+    events.emit("queued", behind=holder["owner"], since=holder["at"])

@@ -1,0 +1,58 @@
+"""What a retraining came to, kept in the store for whoever started it.
+
+models/<name>/outcomes/<owner>.json     of each retraining: see `STATES`
+models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from components.shared import events
+from components.shared.runs import now
+from components.shared.storage import Storage
+
+STATES = ("unchanged", "busy", "promoted", "rejected", "failed")
+"""Nothing to do; another one is under way and this one is dropped; accepted; refused by the gate; broken off."""
+
+
+def keep(storage: Storage, name: str, owner: str, state: str, words: str, **more: Any) -> None:
+    """Keeps what a retraining came to, and tells whoever watches.
+
+    Args:
+        storage: The store.
+        name: The recipe's.
+        owner: The retraining.
+        state: One of `STATES`.
+        words: Why, for people.
+        more: Where to look: `run`, `run_uri`, `model_uri`, `report_uri`, the `summary` of the evaluation and the
+            lines of the `gate`.
+    """
+    assert state in STATES, state
+    document = {"state": state, "words": words, "at": now(), **more}
+    storage.write(_path(name, owner), json.dumps(document, indent=1).encode())
+    events.emit("retraining", **document)
+
+
+def is_kept(storage: Storage, name: str, owner: str) -> bool:
+    """Tells whether it is known what a retraining came to."""
+    return storage.exists(_path(name, owner))
+
+
+def reject(storage: Storage, name: str, verdict: str, document: dict[str, Any]) -> None:
+    """Remembers that a gate has rejected a run."""
+    storage.write(f"models/{name}/rejected/{verdict}.json", json.dumps({**document, "at": now()}).encode())
+
+
+def rejected(storage: Storage, name: str, verdict: str) -> dict[str, Any] | None:
+    """Returns `run` and `at` of a rejection, None where there was none."""
+    try:
+        document: dict[str, Any] = json.loads(storage.read(f"models/{name}/rejected/{verdict}.json"))
+    except FileNotFoundError:
+        return None
+    return document
+
+
+def _path(name: str, owner: str) -> str:
+    return f"models/{name}/outcomes/{owner}.json"

@@ -1,0 +1,39 @@
+"""Finding a run on Kubeflow by its id or its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from components.shared.errors import UserError
+
+ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def find(client: Any, endpoint: str, run: str, namespace: str | None) -> tuple[Any, int]:
+    """Returns a run and how many runs have its name; of several, the newest.
+
+    Args:
+        client: What `endpoint.connect` returned.
+        endpoint: Its address, for messages.
+        run: Name or id of the run.
+        namespace: The user's namespace on a multi-user Kubeflow.
+
+    Raises:
+        UserError: there is no such run.
+        BatonError: the endpoint fails.
+    """
+    if ID.fullmatch(run):
+        return client.get_run(run), 1
+    equals = {"operation": "EQUALS", "key": "display_name", "stringValue": run}
+    listed = client.list_runs(
+        page_size=50, sort_by="created_at desc", namespace=namespace, filter=json.dumps({"predicates": [equals]})
+    )
+    if not listed.runs:
+        raise UserError(
+            f"'{endpoint}' has no run named '{run}'; expected one{f' in namespace {namespace}' if namespace else ''}.",
+            remedy="Give the name that `baton submit` printed or the run's id; with several profiles --namespace too.",
+        )
+    newest = max(listed.runs, key=lambda found: found.created_at)
+    return client.get_run(newest.run_id), int(listed.total_size or len(listed.runs))

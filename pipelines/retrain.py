@@ -1,0 +1,88 @@
+"""The pipeline that trains a model again when its data or its recipe have changed, and not otherwise.
+
+look → (fine-tuning as in `pipelines.finetune` → promote or keep) → release, which also runs after a failure.
+"""
+
+from typing import Any
+
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+
+from components.data_split.component import data_split
+from components.retrain.component import look, release, settle
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import ACCEPTED, Recipe
+from pipelines import finetune, resources
+
+
+def retrain(recipe: Recipe) -> BaseComponent:
+    """Returns the pipeline that retrains the model of a recipe.
+
+    Raises:
+        UserError: the recipe has no gate.
+    """
+    require_gate(recipe)
+
+    @dsl.pipeline(
+        name=f"{recipe.name}-retrain",
+        description=f"Trains {recipe.name} again if data or recipe have changed, and promotes what its gate accepts.",
+        pipeline_config=resources.of_run(recipe.resources),
+    )
+    def pipeline(store: str = recipe.store.uri, source: str = "") -> None:
+        """Looks for a change, trains, judges against the model in use, promotes or keeps.
+
+        Args:
+            store: Folder or s3://bucket for runs, data and the model in use.
+            source: Rows to learn from instead of the recipe's, several joined by a comma. Empty: the recipe's.
+        """
+        owner = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+        last = _placed(release(model=recipe.name, store=store, owner=owner), recipe, "release")
+        with dsl.ExitHandler(last, "one at a time"):
+            seen = look(recipe=recipe_file.dumps(recipe), store=store, source=source, owner=owner)
+            found = _placed(seen, recipe, "look").outputs
+            with dsl.If(found["Output"] == "train", "changed"):
+                _placed(_trained(recipe, found, store), recipe, "promote or keep")
+
+    return pipeline
+
+
+def require_gate(recipe: Recipe) -> None:
+    """Makes sure that a new model is judged before it takes the place of the one in use.
+
+    Raises:
+        UserError: it would not be.
+    """
+    judged = (recipe.phase_recipes() or [recipe])[-1].evaluation
+    if not judged.gate:
+        raise UserError(
+            f"recipe {recipe.name!r} has no evaluation.gate, and a retraining promotes what its gate accepts.",
+            remedy=f'Set evaluation.production to {ACCEPTED} and a gate, such as {{loss: "<= production"}}.',
+        )
+
+
+def _trained(recipe: Recipe, found: Any, store: Any) -> dsl.PipelineTask:
+    """Adds the stages of the fine-tuning and returns the one that settles what becomes of its model."""
+    if recipe.phases:
+        outcome = finetune.phases(recipe, found["run_name"], store)
+        return settle(store=store, run_name=found["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
+    split = data_split(
+        recipe=found["changed"],
+        run_name=found["run_name"],
+        new_name="",
+        job_id="",
+        store=store,
+        source=found["sources"],
+        learning_rate=recipe.training.learning_rate,
+        epochs=finetune.epochs_parameter(recipe),
+        max_steps=recipe.training.max_steps or 0,
+        phase="",
+        start_from="",
+    )
+    return settle(store=store, run_name=found["run_name"], phase="", outcome=finetune.stages(recipe, split))
+
+
+def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:
+    task.set_display_name(name)
+    resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+    return task

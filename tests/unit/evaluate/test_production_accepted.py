@@ -1,0 +1,45 @@
+"""`evaluation.production: accepted`: the model that the last retraining promoted, in the run's own store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.evaluate import production
+from components.shared import accepted, recipe_file
+from components.shared.errors import UserError
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+
+def _saved(folder: Path, kind: str) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [kind]}), encoding="utf-8")
+    return str(folder)
+
+
+def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, Any], tmp_path: Path) -> None:
+    document = {**scratch_recipe, "store": {"uri": str(tmp_path / "store")}, "evaluation": {"production": "accepted"}}
+    recipe = recipe_file.validate(document, origin="r.yaml")
+    storage = Storage(recipe.store.uri)
+    run = Run(storage, "r")
+    found = production.find(run, recipe, str(tmp_path))
+    assert found == production.Production(None, "accepted: there is none yet")
+
+    for number, name in enumerate(("one", "two")):
+        model = _saved(tmp_path / name, "LlamaForCausalLM")
+        accepted.add(storage, "tiny", number, {"run": name, "model_uri": model})
+    found = production.find(run, recipe, str(tmp_path))
+    assert found == production.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
+
+    phase = recipe.model_copy(update={"name": "tiny-sft"})
+    run.put("retrain.json", {"model": "tiny"})
+    assert production.find(run, phase, str(tmp_path)) == found
+
+    other = _saved(tmp_path / "three", "LlamaForSequenceClassification")
+    accepted.add(storage, "tiny", 2, {"run": "three", "model_uri": other})
+    with pytest.raises(UserError, match=r"'accepted' is a LlamaForSequenceClassification"):
+        production.find(run, recipe, str(tmp_path))

@@ -1,0 +1,271 @@
+"""Each decision of a retraining, at the level of functions: what has changed, whose turn it is, what is settled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.retrain.content import data_digest, recipe_digest
+from components.retrain.look import Found, look
+from components.retrain.settle import release, settle
+from components.shared import accepted, bundles, recipe_file
+from components.shared.errors import BatonError, DamagedError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.shared.turns import Turns
+
+HELD = {"words": "loss 2 is <= production = 2.1", "held": True}
+BROKEN = {"words": "loss 3 is not <= production = 2.1", "held": False}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def document(store: str, rows: Path) -> dict[str, Any]:
+    """A recipe as plain values."""
+    return {
+        "name": "tiny",
+        "store": {"uri": store},
+        "model": {"base": "org/model"},
+        "data": {"source": [str(rows)]},
+        "evaluation": {"production": "accepted", "gate": {"loss": "<= production"}},
+        "tracking": {"mlflow": None},
+    }
+
+
+def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
+    return recipe_file.validate({**document, **sections}, origin="test")
+
+
+def _look(recipe: Recipe, owner: str = "first") -> Found:
+    return look(recipe_file.dumps(recipe), recipe.store.uri, "", owner)
+
+
+def _trained(recipe: Recipe, found: Found, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
+    """Leaves what a run leaves that was judged and exported."""
+    storage = Storage(recipe.store.uri)
+    run = Run(storage, found.run)
+    run.put("data.json", {"digest": data})
+    lines = [HELD if passed else BROKEN]
+    run.put("evaluation.json", {"summary": "loss 3 → 2", "gate": {"passed": passed, "lines": lines}})
+    if passed:
+        folder = tmp_path / f"export-{found.run}"
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text(found.run)
+        manifest, _ = bundles.publish(
+            storage, run.path("export"), str(folder), kind="model", meta={"digest": f"state-{found.run}"}
+        )
+        run.put("export.json", {"model_uri": storage.uri(manifest.path(run.path("export")))})
+    return storage
+
+
+def _retrained(recipe: Recipe, tmp_path: Path, owner: str, **trained: Any) -> str:
+    found = _look(recipe, owner)
+    assert found.decision == "train"
+    _trained(recipe, found, tmp_path, **trained)
+    state = settle(recipe.store.uri, found.run)
+    release(recipe.name, recipe.store.uri, owner, None)
+    return state
+
+
+def _outcome(storage: Storage, owner: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(storage.read(f"models/tiny/outcomes/{owner}.json"))
+    return found
+
+
+def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = _recipe(document)
+    assert _retrained(recipe, tmp_path, "first") == "promoted"
+    storage = Storage(recipe.store.uri)
+    standing = accepted.newest(storage, "tiny")
+    assert standing.number == 1
+    assert standing.document is not None
+    assert standing.document["learnt"] == ["split-1"]
+    assert standing.document["digest"] == f"state-{standing.document['run']}"
+    kept = _outcome(storage, "first")
+    assert (kept["state"], kept["words"], kept["model_uri"]) == ("promoted", "model 1 of tiny", standing.model_uri)
+
+    found = _look(recipe, "second")
+    assert found.decision == "unchanged"
+    assert standing.document["run"] in found.words
+    assert _outcome(storage, "second")["state"] == "unchanged"
+    assert not Turns(storage, "tiny", "second").is_ours()
+
+
+def test_other_content_is_trained_on_and_other_names_and_times_are_not(
+    document: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    recipe = _recipe(document)
+    _retrained(recipe, tmp_path, "first")
+    os.utime(rows, (1, 1))
+    assert _look(recipe, "touched").decision == "unchanged"
+    moved = tmp_path / "moved.jsonl"
+    rows.rename(moved)
+    renamed = _recipe(document, data={"source": [str(moved)]})
+    assert _look(renamed, "moved").decision == "unchanged"
+    moved.write_text(moved.read_text() + '{"text": "three"}\n', encoding="utf-8")
+    found = _look(renamed, "grown")
+    assert found.decision == "train"
+    assert found.words.startswith("data changed since tiny-")
+
+
+def test_another_recipe_is_trained_and_one_that_only_moves_or_cuts_otherwise_is_not(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    _retrained(_recipe(document), tmp_path, "first")
+    unmoved = {"chunks": {"count": 3}, "resources": {"retries": 5}, "retrain": {"concurrency": "drop"}}
+    assert _look(_recipe(document, **unmoved), "same").decision == "unchanged"
+    found = _look(_recipe(document, training={"learning_rate": 3e-4}), "other")
+    assert found.decision == "train"
+    assert found.words.startswith("recipe changed since tiny-")
+
+
+def test_what_the_gate_rejects_leaves_the_model_in_use_and_is_not_trained_again(
+    document: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    recipe = _recipe(document)
+    _retrained(recipe, tmp_path, "first")
+    storage = Storage(recipe.store.uri)
+    before = accepted.newest(storage, "tiny")
+    rows.write_text('{"text": "poison"}\n', encoding="utf-8")
+    assert _retrained(recipe, tmp_path, "second", passed=False) == "rejected"
+    assert accepted.newest(storage, "tiny") == before
+    kept = _outcome(storage, "second")
+    assert (kept["state"], kept["words"]) == ("rejected", BROKEN["words"])
+    assert kept["gate"] == [BROKEN]
+    assert _look(recipe, "third").decision == "unchanged"
+    milder = _recipe(document, evaluation={**document["evaluation"], "gate": {"loss": "<= production * 2"}})
+    assert _look(milder, "fourth").decision == "train"
+
+
+def test_a_run_that_broke_off_goes_on_under_its_name(document: dict[str, Any]) -> None:
+    recipe = _recipe(document)
+    first = _look(recipe, "first")
+    release("tiny", recipe.store.uri, "first", "Task train-chunk failed.")
+    assert _outcome(Storage(recipe.store.uri), "first")["words"] == "Task train-chunk failed."
+    assert _look(recipe, "second") == first
+
+
+def test_while_one_is_under_way_the_second_is_dropped(document: dict[str, Any], tmp_path: Path) -> None:
+    recipe = _recipe(document, retrain={"concurrency": "drop"})
+    first = _look(recipe, "first")
+    assert _look(recipe, "second").decision == "busy"
+    release("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
+    storage = _trained(recipe, first, tmp_path)
+    assert Turns(storage, "tiny", "first").is_ours()
+    assert settle(recipe.store.uri, first.run) == "promoted"
+    assert _outcome(storage, "second")["state"] == "busy"
+
+
+def test_on_from_the_accepted_model_with_its_rows_until_the_recipe_changes(
+    document: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    recipe = _recipe(document, retrain={"start": "accepted", "replay": 0.25})
+    _retrained(recipe, tmp_path, "first")
+    storage = Storage(recipe.store.uri)
+    for number, text in enumerate(("three", "four"), 2):
+        standing = accepted.newest(storage, "tiny")
+        rows.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
+        found = _look(recipe, text)
+        changed = recipe_file.loads(found.recipe)
+        assert changed.model.base == standing.model_uri
+        assert changed.retrain.learnt == [f"split-{before}" for before in range(1, number)]
+        _trained(recipe, found, tmp_path, data=f"split-{number}")
+        settle(recipe.store.uri, found.run)
+        release("tiny", recipe.store.uri, text, None)
+    other = _recipe(document, retrain={"start": "accepted"}, seed=8)
+    changed = recipe_file.loads(_look(other, "other").recipe)
+    assert (changed.model.base, changed.retrain.learnt) == ("org/model", [])
+
+
+def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    """The one that was asleep for longer than its turn was good for comes too late."""
+    asleep = _recipe(document)
+    late = _look(asleep, "late")
+    storage = _trained(asleep, late, tmp_path)
+    other = _recipe(document, seed=8, retrain={"expires": "1s"})
+    assert Turns(storage, "tiny", "next").take(wait=False, expires_s=-1)
+    following = _look(other, "next")
+    _trained(other, following, tmp_path)
+    assert settle(asleep.store.uri, following.run) == "promoted"
+    with pytest.raises(BatonError, match=f"meanwhile run '{following.run}' was accepted"):
+        settle(asleep.store.uri, late.run)
+    standing = accepted.newest(storage, "tiny")
+    assert standing.document is not None
+    assert (standing.number, standing.document["run"]) == (1, following.run)
+    assert settle(asleep.store.uri, following.run) == "promoted"
+    assert accepted.newest(storage, "tiny").number == 1
+
+
+def test_an_export_that_is_damaged_is_not_promoted(document: dict[str, Any], tmp_path: Path) -> None:
+    recipe = _recipe(document)
+    found = _look(recipe)
+    storage = _trained(recipe, found, tmp_path)
+    uri = Run(storage, found.run).require("export.json")["model_uri"]
+    storage.write(f"{uri.removeprefix(storage.uri() + '/')}/model.safetensors", b"x" * len(found.run))
+    with pytest.raises(DamagedError, match=r"model\.safetensors"):
+        settle(recipe.store.uri, found.run)
+    assert accepted.newest(storage, "tiny").number == 0
+
+
+def test_files_that_look_as_before_are_not_read(
+    document: dict[str, Any], rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = _recipe(document)
+    storage = Storage(recipe.store.uri)
+    digest = data_digest(recipe, storage)
+    read = []
+    monkeypatch.setattr(Storage, "sha256", lambda self, path: read.append(path))
+    assert data_digest(recipe, storage) == digest
+    assert read == []
+    rows.write_text('{"text": "one"}\n{"text": "2wo"}\n', encoding="utf-8")
+    with pytest.raises(TypeError):
+        data_digest(recipe, storage)
+    assert read == ["rows.jsonl"]
+
+
+@pytest.mark.s3
+def test_objects_are_told_by_their_mark(document: dict[str, Any], s3_store: str) -> None:
+    storage = Storage(s3_store)
+    storage.write("rows/a.jsonl", b'{"text": "one"}\n')
+    recipe = _recipe(document, store={"uri": s3_store}, data={"source": [f"{s3_store}/rows"]})
+    before = data_digest(recipe, storage)
+    seen = json.loads(storage.read("models/tiny/seen.json"))
+    assert list(seen) == [f"{s3_store}/rows/a.jsonl"]
+    storage.write("rows/b.jsonl", b'{"text": "two"}\n')
+    assert data_digest(recipe, storage) != before
+    storage.remove("rows/b.jsonl")
+    storage.write("rows/c.jsonl", b'{"text": "one"}\n')
+    storage.remove("rows/a.jsonl")
+    assert data_digest(recipe, storage) == before
+
+
+def test_a_source_counts_with_what_the_recipe_says_of_it(document: dict[str, Any], rows: Path) -> None:
+    plain = _recipe(document)
+    storage = Storage(plain.store.uri)
+    heavier = _recipe(document, data={"source": [{"uri": str(rows), "weight": 2}]})
+    assert data_digest(plain, storage) != data_digest(heavier, storage)
+    assert recipe_digest(plain) == recipe_digest(heavier)
+
+
+def test_own_code_counts_by_its_content(document: dict[str, Any], tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def one(): ...\n")
+    recipe = _recipe(document, hooks={"source": str(own)})
+    before = recipe_digest(recipe)
+    own.write_text("def one(): return 1\n")
+    assert recipe_digest(recipe) != before

@@ -1,0 +1,76 @@
+"""From a Kubeflow run to the store and MLflow, and back."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import links, recipe_file, tracking
+from components.shared.runs import Run
+from components.shared.storage import Storage
+
+RECIPE = {
+    "name": "tracked",
+    "model": {"from_scratch": {}, "tokenizer": {"train": {}}},
+    "data": {"source": "builtin:stdlib-docs"},
+}
+PAGE = "https://kubeflow.test/pipeline/#/runs/details/0000-1"
+
+
+@pytest.fixture
+def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_RUN_ID", "0000-1")
+    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.test/pipeline/")
+
+
+def _run(tmp_path: Path, **settings: Any) -> Run:
+    run = Run(Storage(str(tmp_path / "store")), "mine")
+    run.create(recipe_file.validate({**RECIPE, "tracking": settings}, origin="test"))
+    return run
+
+
+def test_mlflow_leads_to_the_kubeflow_run(tmp_path: Path, in_a_pod: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, mlflow=f"sqlite:///{path}")
+    tracking.start(run, run.recipe())
+    monkeypatch.setenv("KFP_RUN_ID", "0000-2")  # submitted again
+    tracking.start(run, run.recipe())
+
+    tags = dict(sqlite3.connect(path).execute("select key, value from tags").fetchall())
+
+    again = PAGE.replace("0000-1", "0000-2")
+    assert (tags["kubeflow.run_id"], tags["kubeflow.url"]) == ("0000-2", again)
+    assert tags["mlflow.note.content"] == f"[Kubeflow run]({again})"
+    assert tags["baton.run"] == "mine"
+
+
+def test_a_page_that_is_not_known_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KF_PIPELINES_UI_ENDPOINT", raising=False)
+    monkeypatch.setenv("KFP_RUN_ID", "0000-1")
+    assert links.tags() == {"kubeflow.run_id": "0000-1"}
+    monkeypatch.setenv("KFP_RUN_ID", "")  # a pod without the label
+    assert links.tags() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "page"),
+    [
+        ({"mlflow": "http://mlflow:5000"}, "http://mlflow:5000/#/experiments/7/runs/abc"),
+        (
+            {"mlflow": "http://mlflow:5000", "mlflow_page": "https://mlflow.example/"},
+            "https://mlflow.example/#/experiments/7/runs/abc",
+        ),
+        ({"mlflow": "sqlite:///mlflow.db"}, None),
+    ],
+    ids=["server", "another address for people", "no server"],
+)
+def test_the_first_stage_shows_where_the_run_is(settings: dict[str, str], page: str | None, tmp_path: Path) -> None:
+    run = _run(tmp_path, **settings)
+    run.put("tracking.json", {"mlflow": settings["mlflow"], "run_id": "abc", "experiment_id": "7"})
+    shown = links.as_markdown(run, "ours")
+    assert f"- store: `{run.uri}`" in shown
+    assert (f"[{page}]({page})" if page else "MLflow: no page is known") in shown
+    assert "`run_name` ours" in shown

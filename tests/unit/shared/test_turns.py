@@ -1,0 +1,155 @@
+"""One retraining at a time: among real processes, in a folder and in S3, and when a holder dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from components.shared.storage import Storage
+from components.shared.turns import PROCESS, Turns
+
+TAKER = """
+import os, sys, time
+from components.shared.storage import Storage
+from components.shared.turns import PROCESS, Turns, this_process
+
+store, owner, wait, log, known, held = sys.argv[1:]
+if known == "known":
+    os.environ[PROCESS] = this_process()
+turns = Turns(Storage(store), "model", owner)
+print("ready", flush=True)
+sys.stdin.readline()
+taken = turns.take(wait=wait == "wait", expires_s=3600)
+if taken and log:
+    with open(log, "a") as file:
+        file.write(f"{owner} begins\\n")
+        file.flush()
+        time.sleep(float(held))
+        file.write(f"{owner} ends\\n")
+    turns.end()
+print(taken, flush=True)
+sys.stdin.readline()
+"""
+
+
+def _started(
+    store: str, owner: str, *, wait: bool = False, log: str = "", known: bool = False
+) -> subprocess.Popen[str]:
+    arguments = [store, owner, "wait" if wait else "try", log, "known" if known else "unknown", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", TAKER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return process
+
+
+def _answers(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """Lets processes that are ready go at once, and returns what each found."""
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = [process.stdout.readline().strip() for process in processes if process.stdout]
+    for process in processes:
+        process.communicate("\n", timeout=20)
+    return found
+
+
+def test_of_processes_that_ask_at_once_one_gets_the_turn(store: str) -> None:
+    found = _answers([_started(store, f"owner-{number}") for number in range(4)])
+    assert sorted(found) == ["False"] * 3 + ["True"]
+
+
+def test_those_that_queue_come_one_after_the_other(store: str, tmp_path: str) -> None:
+    log = os.path.join(tmp_path, "log")
+    found = _answers([_started(store, f"owner-{number}", wait=True, log=log) for number in range(3)])
+    assert found == ["True"] * 3
+    with open(log, encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    assert len(lines) == 6
+    for begins, ends in zip(lines[::2], lines[1::2], strict=True):
+        assert (begins.split()[1], ends) == ("begins", f"{begins.split()[0]} ends")
+
+
+def _killed(store: str, *, known: bool) -> None:
+    """Leaves a turn behind whose process was killed."""
+    process = _started(store, "killed", known=known)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    process.stdout.readline()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "True\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def _pause(store: str) -> float:
+    """Lets time pass in which nothing is written, and returns the seconds; an object store tells whole ones."""
+    seconds = 2.5 if store.startswith("s3") else 0.6
+    time.sleep(seconds)
+    return seconds
+
+
+def test_the_turn_of_a_process_known_to_be_dead_is_over(store: str) -> None:
+    _killed(store, known=True)
+    assert Turns(Storage(store), "model", "next").take(wait=False, expires_s=3600)
+
+
+def test_the_turn_of_a_pod_that_is_gone_is_over_when_it_shows_no_sign_of_life(store: str) -> None:
+    _killed(store, known=False)
+    storage = Storage(store)
+    following = Turns(storage, "model", "next")
+    assert not following.take(wait=False, expires_s=3600)
+    pause = _pause(store)
+    assert not following.take(wait=False, expires_s=pause + 2)
+    assert following.take(wait=False, expires_s=pause / 2)
+    assert not Turns(storage, "model", "killed").is_ours()
+
+
+def test_a_step_that_a_chunk_notes_is_a_sign_of_life(store: str) -> None:
+    storage = Storage(store)
+    holder = Turns(storage, "model", "holder")
+    assert holder.take(wait=False, expires_s=3600)
+    holder.note(["trained"])
+    pause = _pause(store)
+    storage.write("runs/trained/progress.json", b"{}")
+    following = Turns(storage, "model", "next")
+    assert not following.take(wait=False, expires_s=pause / 2)
+    storage.remove("runs/trained/progress.json")
+    assert following.take(wait=False, expires_s=pause / 2)
+
+
+def test_a_stage_that_is_started_again_still_has_the_turn_and_another_waits(store: str) -> None:
+    storage = Storage(store)
+    assert Turns(storage, "model", "one").take(wait=False, expires_s=3600)
+    assert Turns(storage, "model", "one").take(wait=False, expires_s=3600)
+    assert not Turns(storage, "model", "two").take(wait=False, expires_s=3600)
+    assert Turns(storage, "another", "two").take(wait=False, expires_s=3600)
+
+
+def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
+    storage = Storage(store)
+    first, second = Turns(storage, "model", "first"), Turns(storage, "model", "second")
+    assert first.take(wait=False, expires_s=3600)
+    assert second.take(wait=False, expires_s=-1)
+    first.end()
+    assert second.is_ours()
+    second.end()
+    assert not second.is_ours()
+    assert first.take(wait=False, expires_s=3600)
+
+
+def test_a_living_process_keeps_its_turn(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.shared.turns import this_process
+
+    monkeypatch.setenv(PROCESS, this_process())
+    assert Turns(Storage(store), "model", "holder").take(wait=False, expires_s=3600)
+    assert not Turns(Storage(store), "model", "next").take(wait=False, expires_s=3600)
