@@ -45,12 +45,14 @@ def finished(recipe: Path) -> tuple[dict[str, Any], Storage]:
     return json.loads(done.stdout), Storage(str(recipe.parent / "store"))
 
 
+@pytest.mark.slow
 def test_the_last_phase_is_the_result(finished: tuple[dict[str, Any], Storage]) -> None:
     found, _ = finished
     assert (found["run"], found["state"], found["steps"]) == ("two-sft", "succeeded", 6)
     assert [checkpoint["step"] for checkpoint in found["checkpoints"]] == [3, 6]
 
 
+@pytest.mark.slow
 def test_a_phase_starts_from_the_model_before(finished: tuple[dict[str, Any], Storage]) -> None:
     _, storage = finished
     before, after = Run(storage, "two-pretrain"), Run(storage, "two-sft")
@@ -59,6 +61,7 @@ def test_a_phase_starts_from_the_model_before(finished: tuple[dict[str, Any], St
     assert gained["after"]["loss"] < gained["before"]["loss"]
 
 
+@pytest.mark.slow
 def test_the_finder_stood_before_the_second_phase(finished: tuple[dict[str, Any], Storage]) -> None:
     _, storage = finished
     assert Run(storage, "two-pretrain").get("lr_find.json") is None

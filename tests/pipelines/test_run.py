@@ -89,6 +89,7 @@ def test_steps_run_on_in_one_mlflow_run(finished: tuple[Path, dict[str, Any], st
     assert {"final_after_loss", "learning_rate", "grad_norm"} <= keys
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing(finished: tuple[Path, dict[str, Any], str]) -> None:
     folder, found, _ = finished
     before = sorted(path for path in (folder / "store").rglob("*") if "checkpoints" in path.parts)

@@ -56,6 +56,7 @@ def test_the_kfp_command_submits_and_watches(kfp_api: Any, two_step_package: Pat
     assert set(run["pipeline_spec"]) == {"pipeline_spec", "platform_spec"}
 
 
+@pytest.mark.slow
 def test_the_kfp_command_submits_under_its_old_name(kfp_api: Any, two_step_package: Path, tmp_path: Path):
     arguments = ["run", "submit", "-e", "trials", "-r", "old", "-f", str(two_step_package), "num_rows=3"]
 

@@ -6,6 +6,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+import pytest
+
 from components.shared import recipe_file, tracking
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -25,6 +27,7 @@ def _run(tmp_path: Path, uri: str) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
