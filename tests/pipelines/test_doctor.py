@@ -227,14 +227,21 @@ def test_more_threads_and_devices_than_there_are(recipe: Any) -> None:
 
 
 def test_the_node_cache(recipe: Any, tmp_path: Path) -> None:
-    def look(folder: Path) -> dict[str, Any]:
-        return by_name(doctor.examine(recipe(store={"uri": str(tmp_path / "store"), "cache_dir": str(folder)})))
+    def look(folder: Path, size: str = "1Mi") -> dict[str, Any]:
+        store = {"uri": str(tmp_path / "store"), "cache_dir": str(folder), "cache_size": size}
+        return by_name(doctor.examine(recipe(store=store)))["node cache"]
 
     (tmp_path / "file").touch()
-    absent, there, unusable = (look(folder)["node cache"] for folder in (tmp_path / "a/b", tmp_path, tmp_path / "file"))
+    absent, there, unusable, too_large = (
+        look(tmp_path / "a/b"),
+        look(tmp_path),
+        look(tmp_path / "file"),
+        look(tmp_path / "a/b", "1000Ti"),
+    )
 
-    assert [check["state"] for check in (absent, there, unusable)] == ["ok", "ok", "note"]
+    assert [check["state"] for check in (absent, there, unusable, too_large)] == ["ok", "ok", "note", "note"]
     assert absent["found"].endswith("made when first used")
+    assert "1000Ti, more than is free" in too_large["remedy"]
     assert not (tmp_path / "a").exists()
 
 
