@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import tempfile
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +65,7 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
     with reported():
         loaded, chosen = prepare.load_explained(recipe, overrides or ())
         localised = prepare.localise(loaded, recipe)
+        prepare.check_model(localised)
         training = loaded.training
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
@@ -166,24 +166,16 @@ def run(
 
 
 def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
-    from components.shared.models import cache_dir
     from pipelines import local
 
     console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
-    log_path = os.path.join(cache_dir(), "logs", f"{training_run.name}.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="baton-compile-") as folder,
-        Display(0 if recipe.phases else recipe.chunks.count) as display,
-    ):
-        package = os.path.join(folder, "pipeline.yaml")
-        write_package(recipe, package)
-        local.run(
-            package,
-            {"run_name": training_run.name},
+    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+        local.run_recipe(
+            recipe,
+            training_run.name,
+            arguments={"run_name": training_run.name},
             on_event=display.heard,
-            log_path=log_path,
-            in_containers=recipe if runner is Runner.docker else None,
+            containers=runner is Runner.docker,
         )
 
 
@@ -229,13 +221,15 @@ def prove(
     """
     with reported(output):
         from pipelines import prove as proving
-        from pipelines import prove_page
+        from pipelines import prove_page, warm
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
         page = prove_page.check_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
         prepare.check_store(loaded)
+        warm.start()
+        prepare.check_model(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"
             found = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)

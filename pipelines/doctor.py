@@ -79,7 +79,9 @@ def print_table(found: dict[str, Any]) -> None:
 
 def _localised(recipe: Recipe, path: str) -> tuple[Recipe, Check]:
     try:
-        return prepare.localise(recipe, path), Check("recipe", "ok", f"{path}: {recipe.name}, all it names is there")
+        localised = prepare.localise(recipe, path)
+        prepare.check_model(localised)
+        return localised, Check("recipe", "ok", f"{path}: {recipe.name}, all it names is there")
     except UserError as error:
         return recipe, Check("recipe", "problem", error.message, error.remedy or "")
 

@@ -47,6 +47,7 @@ def drill(
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
+        prepare.check_model(loaded)
         display = _Display(loaded.chunks.count)
         with display:
             found = Drill(

@@ -11,11 +11,47 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from components.shared import events
+from components.shared import events, models
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
+from pipelines import prepare, warm
+from pipelines.package import Pipeline, write_package
 
 Event = dict[str, Any]
+
+
+def run_recipe(
+    recipe: Recipe,
+    name: str,
+    *,
+    pipeline: Pipeline = Pipeline.finetune,
+    arguments: dict[str, Any],
+    on_event: Callable[[Event], None],
+    containers: bool,
+) -> None:
+    """Compiles a recipe and runs the result.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        name: Name of the log file, which is kept in the cache folder.
+        pipeline: What the recipe is compiled to.
+        arguments: Values of the pipeline's parameters.
+        on_event: Called with each event a stage emits.
+        containers: Whether stages run in containers of the recipe's image.
+
+    Raises:
+        UserError: containers cannot be had, or the recipe's model cannot be made.
+        BatonError: a stage failed, with the message that the stage gave.
+    """
+    if not containers:
+        warm.start()  # imports beside this process
+    prepare.check_model(recipe)
+    log_path = os.path.join(models.cache_dir(), "logs", f"{name}.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+        package = os.path.join(folder, "pipeline.yaml")
+        write_package(recipe, package, pipeline)
+        run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
 
 
 def run(
@@ -54,12 +90,9 @@ def run(
     with (
         open(log_path, "a", encoding="utf-8") as log,
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
-        (
-            docker_runner.runner(in_containers, package_path, root)
-            if in_containers
-            else contextlib.nullcontext(local.SubprocessRunner(use_venv=False))
-        ) as runner,
+        docker_runner.runner(in_containers, package_path, root) if in_containers else warm.installed() as containers,
     ):
+        runner = containers or local.SubprocessRunner(use_venv=False)
         local.init(runner, pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):

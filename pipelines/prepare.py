@@ -59,7 +59,7 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
     """Makes local paths absolute and checks that they exist, for a run on this machine.
 
     Raises:
-        UserError: a source or base model is missing, or an architecture is unknown.
+        UserError: a source or base model is missing, or a format of export cannot be made of it.
     """
     base_dir = os.path.dirname(os.path.abspath(recipe_path))
     document: dict[str, Any] = recipe.model_dump(mode="json")
@@ -84,9 +84,17 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         exportable.check(part, _architecture(document["model"]))
         for name in part.export.formats:
             exportable.require_packages(name)
+    return recipe_file.validate(document, origin=recipe_path)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Checks that Transformers can make the model of a recipe that starts from scratch; it takes seconds to import.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist.
+    """
     if recipe.model.from_scratch:
         models.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
-    return recipe_file.validate(document, origin=recipe_path)
 
 
 def require_single(recipe: Recipe, what: str) -> None:

@@ -14,7 +14,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, now
-from pipelines import processes
+from pipelines import processes, warm
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 _UNSHOWN = ("parts", "fingerprint")
@@ -73,9 +73,10 @@ def _variant(
     document["tracking"]["mlflow"] = None
     chunked = recipe_file.validate(document, origin=recipe.name)
     left_out = [word for part in leave_out for word in ("--leave-out", part)]
-    run = processes.prepare(chunked, name, on_event)
+    launch = warm.launcher()
+    run = processes.prepare(chunked, name, on_event, launch)
     for index in range(1, count + 1):
-        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event)
+        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch)
     return outcome(run, count)
 
 

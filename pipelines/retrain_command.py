@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +28,7 @@ from pipelines.options import (
     print_json,
     reported,
 )
-from pipelines.package import Pipeline, write_package
+from pipelines.package import Pipeline
 
 SAID = {
     "unchanged": "nothing to do",
@@ -119,7 +118,7 @@ def _yes(held: bool) -> str:
 
 def _run(recipe: Recipe, runner: Runner) -> dict[str, Any]:
     """Runs the compiled pipeline on this machine and returns what it came to."""
-    from components.shared import models, turns
+    from components.shared import turns
     from pipelines import local
 
     kept: dict[str, Any] = {}
@@ -133,17 +132,16 @@ def _run(recipe: Recipe, runner: Runner) -> dict[str, Any]:
             console.print(f"[yellow]waits for the retraining under way since {event['since']}[/]")
         display.heard(event)
 
-    log_path = os.path.join(models.cache_dir(), "logs", f"{recipe.name}-retrain.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
     os.environ[turns.PROCESS] = turns.this_process()
-    with (
-        tempfile.TemporaryDirectory(prefix="baton-compile-") as folder,
-        Display(0 if recipe.phases else recipe.chunks.count) as display,
-    ):
-        package = os.path.join(folder, "pipeline.yaml")
-        write_package(recipe, package, Pipeline.retrain)
-        containers = recipe if runner is Runner.docker else None
-        local.run(package, {}, on_event=heard, log_path=log_path, in_containers=containers)
+    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+        local.run_recipe(
+            recipe,
+            f"{recipe.name}-retrain",
+            pipeline=Pipeline.retrain,
+            arguments={},
+            on_event=heard,
+            containers=runner is Runner.docker,
+        )
     return {name: value for name, value in kept.items() if name not in ("event", "at")}
 
 

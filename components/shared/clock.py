@@ -13,7 +13,9 @@ class Clock:
     """Splits time into phases; the first runs from the process's start to the first `enter`."""
 
     def __init__(self) -> None:
-        self.began = float(psutil.Process().create_time())
+        # psutil knows the boot only to the second, and counts from there: the difference of the two is exact
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (psutil.Process().create_time() - psutil.boot_time())
+        self.began: float = time.time() - age
         self._since = self.began
         self._phase = "start"
         self.seconds: dict[str, float] = {}

@@ -36,8 +36,7 @@ def start(run: Run, recipe: Recipe) -> None:
         number = experiment.experiment_id if experiment else _create(client, name, run, recipe)
         tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
         tracked = client.create_run(number, run_name=run.name, tags=tags)
-        for path, value in _flat(recipe.model_dump(mode="json", exclude={"store", "resources"})):
-            client.log_param(tracked.info.run_id, path, str(value)[:500])
+        _log_settings(client, tracked.info.run_id, recipe)
     except Exception as error:
         logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
         return
@@ -45,6 +44,15 @@ def start(run: Run, recipe: Recipe) -> None:
         "tracking.json",
         {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id, "experiment_id": str(number)},
     )
+
+
+def _log_settings(client: Any, run_id: str, recipe: Recipe) -> None:
+    from mlflow.entities import Param
+
+    settings = _flat(recipe.model_dump(mode="json", exclude={"store", "resources"}))
+    params = [Param(path, str(value)[:500]) for path, value in settings]
+    for first in range(0, len(params), 100):  # as many as a server takes at once
+        client.log_batch(run_id, params=params[first : first + 100])
 
 
 def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,8 @@ BATON = str(Path(sys.executable).parent / "baton")
 
 
 def _baton(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BATON, *arguments], capture_output=True, text=True, cwd=cwd, check=False)
+    given = {**os.environ, "BATON_CACHE": str(cwd / "cache")}
+    return subprocess.run([BATON, *arguments], capture_output=True, text=True, cwd=cwd, env=given, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,10 @@ def test_eval_loss_falls_on_gsm8k(finished: tuple[Path, dict[str, Any], str]) ->
     assert found["steps"] == 40
     assert [checkpoint["step"] for checkpoint in found["checkpoints"]] == [20, 40]
     assert found["metrics"]["eval_loss_after"] < found["metrics"]["eval_loss_before"] - 1
+
+
+def test_no_stage_had_to_import_again(finished: tuple[Path, dict[str, Any], str]) -> None:
+    assert "a fresh interpreter" not in (finished[0] / "cache" / "logs" / "gsm.log").read_text()
 
 
 def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, dict[str, Any], str]) -> None:

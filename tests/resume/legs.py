@@ -1,4 +1,4 @@
-"""Stages as processes: forked from a server that has imported torch and TRL, and has done nothing else."""
+"""Stages as processes: forked from the server of `pipelines.warm`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from pipelines import processes
+from pipelines import processes, warm
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["components.train_chunk.methods.sft", "components.train_chunk.methods.grpo", "components.tokenize.bpe", "datasets"]
-)
 
 
 def leg(function: Callable[..., None], *arguments: Any) -> tuple[int, str]:
     """Runs a function in a process of its own and returns its exit code and what it printed."""
+    warm.start()
     reader, writer = os.pipe()
     process = _context.Process(target=_redirected, args=(_DupFd(writer), _credentials(), function, arguments))
     process.start()

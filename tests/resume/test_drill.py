@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import importlib
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,25 +13,20 @@ from components.shared.recipe import Recipe
 from pipelines.drill import Drill
 from pipelines.drill_command import print_table, verdict
 from pipelines.drill_phases import PHASES
+from pipelines.warm import Forked
 
 CHUNKS = {"chunks__count": 3, "chunks__checkpoint_every": 2, "chunks__wait_for_commit": False}
 KEEP = {"last": 2}
 
 
 @pytest.fixture
-def forked(legs: Any) -> Any:
-    """A drill's processes as forked legs."""
-    return importlib.import_module("forked")
-
-
-@pytest.fixture
-def drill(recipes: dict[str, Recipe], legs: Any, forked: Any) -> Callable[..., dict[str, Any]]:
+def drill(recipes: dict[str, Recipe], legs: Any) -> Callable[..., dict[str, Any]]:
     """Drills a recipe by name, in forked processes."""
 
     def run(name: str, kills: int, *, prefix: str, seed: int = 1, store: str | None = None, **options: Any) -> Any:
         changes = {**CHUNKS, "chunks__keep": KEEP, **({"store": store} if store else {})}
         recipe = legs.changed(recipes[name], **changes)
-        return Drill(recipe, kills=kills, seed=seed, name=prefix, **{"launch": forked.Forked, **options}).run()
+        return Drill(recipe, kills=kills, seed=seed, name=prefix, **{"launch": Forked, **options}).run()
 
     return run
 
@@ -51,13 +45,11 @@ def _require_exact(found: dict[str, Any], kills: int) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_twenty_kills_lose_nothing(
-    drill: Callable[..., dict[str, Any]], forked: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_twenty_kills_lose_nothing(drill: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     pids: list[int] = []
 
     def launch(module: str, arguments: Sequence[str]) -> Any:
-        process = forked.Forked(module, arguments)
+        process = Forked(module, arguments)
         pids.append(process.pid)
         return process
 

@@ -8,6 +8,7 @@ import pytest
 
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from pipelines import processes, warm
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])
@@ -41,6 +42,16 @@ def test_saving_inside_a_chunk_changes_nothing(
 ) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=1), "scratch-every-step")
     legs.train(run)
+    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+
+
+def test_a_fresh_interpreter_goes_on_from_a_forked_process_with_the_same_bits(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2), "scratch-fresh")
+    for index, launch in (("1", warm.Forked), ("2", processes.Fresh)):
+        processes.run(processes.TRAIN_CHUNK, [run.uri, index], lambda _: None, launch)
+    assert legs.final(run).meta["restored"]["step"] == run.plan().targets[0]
     assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
 
 
