@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from components.shared import retention
+from components.shared import merging, retention
+from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import UserError
 from components.shared.runs import Run
@@ -73,6 +74,45 @@ def prune_checkpoints(
             typer.echo(f"step {row['step']:>8}  {row['bytes'] / 1e6:8.1f} MB  {row['reason']}")
         freed = sum(row["bytes"] for row in rows) / 1e6
         typer.echo(f"{'would free' if dry_run else 'freed'} {freed:.1f} MB in {len(rows)} removal(s)")
+
+
+@app.command("merge")
+def merge_checkpoint(
+    run_uri: Annotated[
+        str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
+    ],
+    folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
+    shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object on standard output.")] = False,
+) -> None:
+    """Write the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
+    with reported(Output.json if as_json else Output.text):
+        made = merging.merge(*_chosen(run_uri), folder, shard_size)
+        if as_json:
+            print_json(made)
+        elif made["was_sharded"]:
+            typer.echo(f"step {made['step']}: {made['bytes'] / 1e6:.1f} MB of weights in {made['folder']}")
+        else:
+            typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
+
+
+def _chosen(given: str) -> tuple[CheckpointStore, int, Manifest]:
+    """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
+
+    Raises:
+        UserError: there is none.
+    """
+    uri, separator, step = given.rpartition("@")
+    is_step = bool(separator) and step.isdigit()
+    store = CheckpointStore(_existing(uri if is_step else given))
+    committed = ((at, found) for at, found in store.committed() if isinstance(found, Manifest))
+    for at, manifest in committed:
+        if not is_step or at == int(step):
+            return store, at, manifest
+    raise UserError(
+        f"run {store.run.uri!r} has no whole checkpoint{f' of step {step}' if is_step else ''}.",
+        remedy="`baton checkpoints list` shows those that it has.",
+    )
 
 
 def _existing(run_uri: str) -> Run:

@@ -22,7 +22,9 @@ from pipelines import (
     results,
     retrain_command,
     run_commands,
+    runs_commands,
     schedule_command,
+    sweep_command,
     use_commands,
 )
 from pipelines.display import Display, console
@@ -56,7 +58,9 @@ app = typer.Typer(
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.add_typer(data_command.app, name="data")
 app.add_typer(import_command.app, name="import")
+app.add_typer(runs_commands.app, name="runs")
 app.add_typer(schedule_command.app, name="schedules")
+app.add_typer(sweep_command.app, name="sweep")
 
 
 @app.command()

@@ -112,8 +112,12 @@ def phases(recipe: Recipe, run_name: Any, store: Any) -> Any:
     return model
 
 
-def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
-    """Adds the stages of one training and returns the address of its model."""
+Placed = Callable[..., dsl.PipelineTask]
+"""Names a task and says what its pod asks for; `compute=True` for one that runs the model."""
+
+
+def placing(recipe: Recipe, prefix: str = "") -> Placed:
+    """Returns what places the tasks of a recipe, their names behind a prefix."""
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
@@ -122,6 +126,12 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
             resources.on_compute_pod(task, recipe)
         return task
 
+    return placed
+
+
+def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
+    """Adds the stages of one training and returns the address of its model."""
+    placed = placing(recipe, prefix)
     run_uri, standing = placed(split, "data split").outputs["Output"], split.outputs["standing"]
     tokens = placed(tokenize(run_uri=run_uri, standing=standing), "tokenize")
     resources.with_cache(tokens)
@@ -135,21 +145,42 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
     slots = recipe.chunks.count + recipe.chunks.spare
     for index in range(1, slots + 1):
         name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
-        part = train_chunk(run_uri=run_uri, index=index, previous=previous, standing=standing)
-        chunk = placed(part, name, compute=True)
-        resources.on_chunk(chunk, recipe)
+        chunk, kept = one_chunk(recipe, run_uri, index, previous, standing, name, placed)
         if index < slots:  # the last one always looks, and trains whatever the others only seem to have left
             resources.with_cache(chunk)
         previous = chunk.outputs["Output"]
-        kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=previous)
-        verified.append(placed(kept, f"checkpoint {index}"))
-    judged = placed(evaluate(run_uri=run_uri, checkpoint_uri=previous), "evaluate", compute=True)
-    outcome = _handed_out(recipe, run_uri, judged.outputs["Output"], placed)
+        verified.append(kept)
+    return judged(recipe, run_uri, previous, verified, placed)
+
+
+def one_chunk(
+    recipe: Recipe, run_uri: Any, index: int, previous: Any, standing: Any, name: str, placed: Placed
+) -> tuple[dsl.PipelineTask, dsl.PipelineTask]:
+    """Adds a train-chunk and the stage beside the next one that reads back what it committed, and returns both."""
+    part = train_chunk(run_uri=run_uri, index=index, previous=previous, standing=standing)
+    chunk = placed(part, name, compute=True)
+    resources.on_chunk(chunk, recipe)
+    kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=chunk.outputs["Output"])
+    return chunk, placed(kept, f"checkpoint {index}")
+
+
+def judged(recipe: Recipe, run_uri: Any, trained: Any, verified: list[dsl.PipelineTask], placed: Placed) -> Any:
+    """Adds what comes behind the last chunk, and returns the address of the model or why there is none.
+
+    Args:
+        recipe: The recipe.
+        run_uri: Address of the run.
+        trained: What the evaluation waits for.
+        verified: What the report waits for.
+        placed: See `placing`.
+    """
+    evaluation = placed(evaluate(run_uri=run_uri, checkpoint_uri=trained), "evaluate", compute=True)
+    outcome = _handed_out(recipe, run_uri, evaluation.outputs["Output"], placed)
     placed(report(run_uri=run_uri, outcome=outcome), "report").after(*verified)
     return outcome
 
 
-def _handed_out(recipe: Recipe, run_uri: Any, evaluation: Any, placed: Callable[..., dsl.PipelineTask]) -> Any:
+def _handed_out(recipe: Recipe, run_uri: Any, evaluation: Any, placed: Placed) -> Any:
     """Adds the export, behind the gate where there is one, and returns the model's address or why there is none."""
 
     def exported() -> dsl.PipelineTask:

@@ -40,9 +40,15 @@ def run_recipe(
         containers: Whether stages run in containers of the recipe's image.
 
     Raises:
-        UserError: containers cannot be had, or the recipe's model cannot be made.
+        UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
         BatonError: a stage failed, with the message that the stage gave.
     """
+    if recipe.resources.nodes > 1:
+        raise UserError(
+            f"resources.nodes is {recipe.resources.nodes}, and this is one machine.",
+            remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
+            "training.parallel.processes on the CPU, can give as many processes here.",
+        )
     if not containers:
         warm.start()  # imports beside this process
     prepare.check_model(recipe)

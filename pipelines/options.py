@@ -66,7 +66,11 @@ Image = Annotated[
 ]
 ChunkCount = Annotated[int | None, typer.Option(help="Number of chunks instead of the recipe's.")]
 PipelineOption = Annotated[
-    Pipeline, typer.Option(help="retrain looks first whether data or recipe have changed since a model was accepted.")
+    Pipeline,
+    typer.Option(
+        help="retrain looks first whether data or recipe have changed since a model was accepted; sweep compares the "
+        "configurations of the recipe's sweep."
+    ),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
 

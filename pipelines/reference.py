@@ -102,6 +102,8 @@ def _type(field: Schema, path: str) -> str:
         return f"`{field['const']}`"
     if "enum" in field:
         return "one of " + ", ".join(f"`{choice}`" for choice in field["enum"])
+    if "type" not in field:
+        return "anything"
     match field["type"]:
         case "integer" | "number" as kind:
             return _bounded(kind, field)
@@ -155,10 +157,11 @@ def _cell(text: str) -> str:
 
 
 def _reference(field: Schema) -> str | None:
-    """Returns the name of the section that a field holds, alone, in a list or as one of several kinds."""
+    """Returns the name of the section that a field holds, alone, in a list, a mapping or as one of several kinds."""
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
-    inside = (field["items"], *field.get("anyOf", [])) if "items" in field else field.get("anyOf", [])
+    held = (field[name] for name in ("items", "additionalProperties") if isinstance(field.get(name), dict))
+    inside = (*held, *field.get("anyOf", []))
     return next((found for option in inside if (found := _reference(option))), None)
 
 

@@ -9,12 +9,11 @@ from components.shared.links import KUBEFLOW_RUN
 from components.shared.recipe import Recipe, Resources
 from components.shared.recipe.base import seconds
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY"}
-"""Keys of the Secret → environment variables."""
-
 BACKOFF_LIMIT = "24h"
 """Counts from the first attempt's start and kills a retried pod when it passes; the default is one hour."""
 
+TRAIN_CHUNK = "train-chunk"
+"""Name of the stage that several nodes can share."""
 
 RUN_LABEL = "metadata.labels['pipeline/runid']"
 """Where a pod finds the id of its Kubeflow run."""
@@ -32,21 +31,13 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
     """Image, credentials by reference, plain environment, labels, and no right to be root."""
     task.set_container_image(resources.image)
     task.set_caching_options(False)  # see `with_cache` for those that may be
-    for name, value in {"PYTHONUNBUFFERED": "1", **resources.env}.items():
+    for name, value in resources.plain_env.items():
         task.set_env_variable(name, value)
-    if resources.secret:
-        kubernetes.use_secret_as_env(task, resources.secret, CREDENTIALS)
-    for name, source in resources.secret_env.items():
-        secret, _, key = source.partition("/")
-        kubernetes.use_secret_as_env(task, secret, {key: name})
+    for secret, variables in resources.secrets:
+        kubernetes.use_secret_as_env(task, secret, variables)
     if resources.image_pull_secret:
         kubernetes.set_image_pull_secrets(task, [resources.image_pull_secret])
-    for key, value in {
-        "app.kubernetes.io/part-of": "baton",
-        "app.kubernetes.io/component": stage,
-        "baton/recipe": recipe_name,
-        **resources.labels,
-    }.items():
+    for key, value in resources.pod_labels(recipe_name, stage).items():
         kubernetes.add_pod_label(task, key, value)
     kubernetes.use_field_path_as_env(task, env_name=KUBEFLOW_RUN, field_path=RUN_LABEL)
     if resources.run_as_non_root:
@@ -62,8 +53,13 @@ def with_cache(task: PipelineTask) -> None:
 
 
 def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
-    """Accelerators, memory, the nodes that have them and the cache, for stages that run the model."""
+    """Accelerators, memory, the nodes that have them and the cache, for stages that run the model.
+
+    A chunk on several nodes has none of it: its pod follows a job whose pods do.
+    """
     resources = recipe.resources
+    if resources.nodes > 1 and task.component_spec.name == TRAIN_CHUNK:
+        return
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
     with_memory(task, resources)
@@ -101,7 +97,8 @@ def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
         )
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
-    if port := recipe.tracking.prometheus_port:
+    port = recipe.tracking.prometheus_port
+    if port and recipe.resources.nodes == 1:
         kubernetes.add_pod_annotation(task, "prometheus.io/scrape", "true")
         kubernetes.add_pod_annotation(task, "prometheus.io/port", str(port))
 

@@ -36,6 +36,8 @@ GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the 
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
 Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
 WEEK_H = 168.0
+NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
+"""Pipeline → its parameter for the name."""
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
 """By the state of a run; 0 where it has succeeded or goes on."""
 
@@ -79,7 +81,7 @@ def submit(
                 endpoint,
                 experiment=experiment or loaded.name,
                 run_name=name,
-                arguments={"run_name": name} if pipeline is Pipeline.finetune else {},
+                arguments={parameter: name} if (parameter := NAMED_BY.get(pipeline)) else {},
                 token=connection.token(),
                 namespace=namespace,
                 service_account=service_account,

@@ -15,8 +15,13 @@ def as_markdown(part: dict[str, Any] | None) -> str:
         part: What `promote` returned.
     """
     if part is None:
-        return "# Resume proof\n\nThis chunk's machine was taken away before its first checkpoint; the next goes on.\n"
+        return (
+            "# Resume proof\n\nThis chunk left no checkpoint: its machine was taken away before the first, and the "
+            "next goes on, or the run is a fork that began behind it.\n"
+        )
     parent = f"step {part['parent_step']}, `{part['parent_digest']}`" if part["parent_digest"] else "the start model"
+    if fork := part.get("forked_from"):
+        parent = f"`{fork['run_uri']}` at step {fork['step']}, whose fork this run is"
     work = part["work"]
     facts = [
         f"own digest: `{part['digest']}`",

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from components.shared import bundles, events, retention
+from components.shared import bundles, events, forking, retention
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
@@ -25,7 +25,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
 
     Returns:
         The chunk's part of the resume proof, see `components.shared.proof`; None where it left no checkpoint
-        because it was taken away before it had one.
+        because it was taken away before it had one, or lies before the step that a fork began at.
 
     Raises:
         DamagedError: what is in the store is not what was committed.
@@ -38,7 +38,8 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return before
-    found = _left_by(store, plan.target(index), attempts[-1] if attempts else None)
+    behind = plan.target(index) < forking.began(run)
+    found = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
     if found is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
@@ -80,6 +81,9 @@ def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None
     partial = attempt is not None and attempt["outcome"] == "partial"
     step = attempt["to_step"] if attempt and partial else target
     manifest = store.manifest(step)
+    if manifest is None and attempt and attempt["outcome"] == "already_done":
+        step = attempt["to_step"]  # a trial that caught up with others has a checkpoint beyond the target alone
+        manifest = store.manifest(step)
     if manifest is not None:
         return step, manifest
     if not partial:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.export import answers, card, check
 from components.export.answers import Answer, Questions
-from components.shared import models, trained
+from components.shared import models, sharded, trained
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.prompts import held_out_prompts
 from components.shared.recipe import Recipe
@@ -53,8 +53,9 @@ class Subject:
 
     @cached_property
     def folder(self) -> str:
-        """Local files of the checkpoint, every byte checked."""
-        return CheckpointStore(self.run).fetch(self.step, self.checkpoint, f"{self.scratch}/checkpoint")
+        """Local files of the checkpoint, every byte checked; of one in shards, the model put together."""
+        fetched = CheckpointStore(self.run).fetch(self.step, self.checkpoint, f"{self.scratch}/checkpoint")
+        return sharded.as_whole(fetched, self.scratch)
 
     @cached_property
     def base(self) -> str | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from typing import Any
 
 from components.report import judged
-from components.shared import recipe_file
+from components.shared import forking, lineage, recipe_file
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
-from components.shared.errors import DamagedError
+from components.shared.errors import DamagedError, StoreError
 from components.shared.proof import proof_part
 from components.shared.runs import Run
+
+logger = logging.getLogger("baton")
 
 
 def collect(run: Run) -> dict[str, Any]:
@@ -34,6 +37,8 @@ def collect(run: Run) -> dict[str, Any]:
         "state": _state(bool(plan and (finished or newest >= plan["num_steps"])), evaluation),
         "created": run.require("recipe.json")["created"],
         "run_uri": run.uri,
+        "fork": run.get(forking.NAME),
+        "family": _family(run),
         "model_uri": export.get("model_uri"),
         "headline": _headline(run, evaluation, newest, committed.get(newest)),
         "history": [entry for entry in history if "loss" in entry],
@@ -51,6 +56,15 @@ def collect(run: Run) -> dict[str, Any]:
         "versions": _versions(committed.get(newest)),
         "tracking": {"mlflow": tracking.get("mlflow"), "run_id": tracking.get("run_id")},
     }
+
+
+def _family(run: Run) -> lineage.Family:
+    """Returns the run's relatives, none where the store lets a run see nothing but itself."""
+    try:
+        return lineage.around(run)
+    except StoreError as error:
+        logger.warning("the report has no family tree: %s", error.message)
+        return {}
 
 
 def _state(done: bool, evaluation: dict[str, Any] | None) -> str:

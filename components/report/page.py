@@ -13,8 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from components.report import figures, judged
-from components.shared import pages
+from components.shared import pages, tree_figure
 from components.shared.pages import count, number, size
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
@@ -69,6 +71,7 @@ def render(report: dict[str, Any]) -> str:
         tiles=tiles(report),
         plots=figures.draw(report),
         proof=proof,
+        family=family(report),
         time_note=time_note(report["chunks"]),
         cost_note=cost_note(report["cost"]),
         curve_note=curve_note(report["history"]),
@@ -78,6 +81,12 @@ def render(report: dict[str, Any]) -> str:
         more_samples=samples[NUM_OPEN_SAMPLES:],
         num_hidden_samples=len(report["samples"]) - len(samples),
     )
+
+
+def family(report: Report) -> Markup | None:
+    """The tree of the run's relatives, None where it has none."""
+    members = report.get("family") or {}
+    return tree_figure.draw(members, report["run"]) if len(members) > 1 else None
 
 
 def verdict(report: Report, proof: Proof) -> tuple[str, str]:
@@ -166,7 +175,9 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
         return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
-    ends = [chunk["target_step"] for chunk in report["chunks"] if not chunk["spare"]]
+    fork = report.get("fork") or {"warm": False}
+    began = fork["step"] if fork["warm"] else 0
+    ends = [chunk["target_step"] for chunk in report["chunks"] if not chunk["spare"] and chunk["target_step"] >= began]
     crossed = [
         (start, end)
         for start, end in pairwise(ends)

@@ -14,7 +14,7 @@ from components.shared import bundles
 from components.shared.bundles import Manifest, Publication
 from components.shared.cache import NodeCache
 from components.shared.errors import DamagedError
-from components.shared.pickles import SUFFIXES, code_in
+from components.shared.pickles import code_in, may_be_pickle
 from components.shared.runs import Run
 
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -90,7 +90,7 @@ class CheckpointStore:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
         with tempfile.TemporaryDirectory(prefix="baton-pickles-") as folder:
             for name in manifest.files:
-                if name.endswith(SUFFIXES):
+                if may_be_pickle(name):
                     self.storage.download(manifest.path(self.prefix(step), name), os.path.join(folder, name))
             return code_in(folder)
 

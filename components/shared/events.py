@@ -21,10 +21,18 @@ MARK = "::baton "
 
 logger = logging.getLogger("baton")
 _one_at_a_time = threading.Lock()
+_muted = threading.Event()
+
+
+def mute() -> None:
+    """Emits nothing more from this process: another one speaks for it."""
+    _muted.set()
 
 
 def emit(kind: str, **fields: Any) -> None:
     """Tells whoever watches: a JSON line with its time for the local engine, a readable one for a pod's log."""
+    if _muted.is_set():
+        return
     if os.environ.get("BATON_EVENTS") == "stdout":
         with _one_at_a_time:
             sys.stdout.write(MARK + json.dumps({"event": kind, "at": time.time(), **fields}) + "\n")

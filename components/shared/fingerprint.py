@@ -14,8 +14,13 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
-def fingerprint() -> dict[str, Any]:
-    """Returns this process's fingerprint; call it after threads and determinism are set."""
+def fingerprint(world_size: int = 1, strategy: str = "ddp") -> dict[str, Any]:
+    """Returns this process's fingerprint; call it after threads and determinism are set.
+
+    Args:
+        world_size: Processes that train together.
+        strategy: How they share the work, where there are several.
+    """
     import torch
 
     cuda = torch.cuda.is_available()
@@ -23,7 +28,8 @@ def fingerprint() -> dict[str, Any]:
         "device": torch.cuda.get_device_name(0) if cuda else "cpu",
         "cpu": platform.machine() if cuda else _cpu_name(),
         "cuda": torch.version.cuda if cuda else None,
-        "world_size": 1,
+        "world_size": world_size,
+        **({"strategy": strategy} if world_size > 1 else {}),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32": bool(cuda and torch.backends.cuda.matmul.allow_tf32),

@@ -95,7 +95,7 @@ class _Shape:
         self.compute_bytes = 2 if self.mixed else self.weight_bytes
         writes = training.generation.max_completion_length if training.generation else 0
         self.length = recipe.data.max_length + writes
-        self.sequences = training.micro * (2 if training.method in PAIRED else 1)
+        self.sequences = recipe.micro * (2 if training.method in PAIRED else 1)
         self.tokens = self.sequences * self.length
         self.head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self.few_bits = _few_bits(model, self.head) if quantization else set()

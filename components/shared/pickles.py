@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from components.shared import sharded
+
 SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 """Names of files that PyTorch writes as pickles."""
 
@@ -27,4 +29,9 @@ def code_in(folder: str) -> list[str]:
             unsafe = [f"unreadable, {type(error).__name__}"]
         if unsafe:
             found.append(f"{name}: a pickle that holds code ({', '.join(unsafe)})")
-    return found
+    return found + sharded.code_in(folder)
+
+
+def may_be_pickle(name: str) -> bool:
+    """Tells by a file's name in a checkpoint whether it is a pickle, or has some in it."""
+    return name.endswith(SUFFIXES) or name.partition("/")[0] in sharded.FOLDERS

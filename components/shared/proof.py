@@ -27,4 +27,5 @@ def proof_part(store: CheckpointStore, step: int, manifest: Manifest) -> dict[st
         "seconds": meta["seconds"],
         "moved": meta["moved"],
         "work": meta["work"],
+        "forked_from": meta.get("forked_from"),
     }

@@ -74,6 +74,18 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
         raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
 
 
+def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:
+    """Returns a recipe with `dotted.path=value` changes, checked like any recipe.
+
+    Raises:
+        UserError: a change is malformed, or does not fit.
+    """
+    document = recipe.model_dump(mode="json")
+    for override in overrides:
+        _override(document, override)
+    return validate(document, origin=recipe.name)
+
+
 def dumps(recipe: Recipe) -> str:
     """Returns the resolved recipe as JSON for a pipeline argument.
 
@@ -101,6 +113,24 @@ def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [f"{path}: {a!r} → {b!r}"]
 
 
+def place(document: dict[str, Any], path: str, value: Any) -> None:
+    """Puts a value at a dotted path of plain values, and makes the sections on the way that are not there.
+
+    Raises:
+        KeyError: a key on the way has a value that is no section; it is named.
+    """
+    *sections, last = path.split(".")
+    node = document
+    for key in sections:
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise KeyError(key)
+        node = child
+    node[last] = value
+
+
 def _override(document: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
@@ -110,15 +140,10 @@ def _override(document: dict[str, Any], override: str) -> None:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
-    node = document
-    for key in keys[:-1]:
-        child = node.get(key)
-        if child is None:
-            child = node[key] = {}
-        if not isinstance(child, dict):
-            raise UserError(f"override {override!r}: {key!r} is a value, it has no keys below it.")
-        node = child
-    node[keys[-1]] = value
+    try:
+        place(document, path.strip(), value)
+    except KeyError as error:
+        raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None
 
 
 def _explain(problem: dict[str, Any]) -> str:

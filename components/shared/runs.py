@@ -10,6 +10,7 @@ data/<digest>/{split,tokens,…}        bundles shared between runs
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import re
 import time
@@ -160,8 +161,9 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
     """
     document = recipe.model_dump(mode="json")
-    for section in ("name", "store", "resources", "tracking", "export"):
+    for section in ("name", "store", "resources", "tracking", "export", "sweep"):
         del document[section]
+    del document["training"]["parallel"]  # the world size is part of the fingerprint
     document["evaluation"] = {"every": recipe.evaluation.every}
     document["chunks"] = {"count": recipe.chunks.count}
     for name in ("source", "workers"):
@@ -172,6 +174,23 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     learnt = recipe.retrain.learnt
     document["retrain"] = {"learnt": learnt, "replay": recipe.retrain.replay} if learnt else {}
     return document
+
+
+def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
+    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan.
+
+    Args:
+        run: The run, its data split and tokenized.
+        recipe: Its recipe, settled.
+        plan: Its plan.
+    """
+    parts = [
+        identity(recipe),
+        plan.to_json(),
+        *(run.require(f"{name}.json") for name in ("data", "model")),
+        run.get("code.json"),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def check_name(name: str) -> str:

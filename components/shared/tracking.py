@@ -15,6 +15,7 @@ from typing import Any
 from components.shared import links
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.storage import Storage
 
 logger = logging.getLogger("baton")
 
@@ -30,11 +31,10 @@ def start(run: Run, recipe: Recipe) -> None:
         tag(run, links.tags())
         return
     try:
-        client = _client(recipe.tracking.mlflow)
+        client = connect(recipe.tracking.mlflow)
         name = recipe.tracking.experiment or recipe.name
-        experiment = client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else _create(client, name, run, recipe)
-        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
+        number = experiment(client, name, run.storage, recipe)
+        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags(), **_of_sweep(run)}
         tracked = client.create_run(number, run_name=run.name, tags=tags)
         _log_settings(client, tracked.info.run_id, recipe)
     except Exception as error:
@@ -44,6 +44,12 @@ def start(run: Run, recipe: Recipe) -> None:
         "tracking.json",
         {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id, "experiment_id": str(number)},
     )
+
+
+def _of_sweep(run: Run) -> dict[str, str]:
+    """Returns what makes a trial's tracking run a child of its sweep's."""
+    trial = run.get("trial.json") or {}
+    return {"mlflow.parentRunId": trial["tracking"], "baton.sweep": trial["sweep"]} if trial.get("tracking") else {}
 
 
 def _log_settings(client: Any, run_id: str, recipe: Recipe) -> None:
@@ -67,7 +73,7 @@ def tag(run: Run, tags: dict[str, str]) -> None:
     if tracking is None or not tags:
         return
     try:
-        client = _client(tracking["mlflow"])
+        client = connect(tracking["mlflow"])
         for name, value in tags.items():
             client.set_tag(tracking["run_id"], name, value)
     except Exception as error:
@@ -80,7 +86,7 @@ def finish(run: Run, report_path: str | None) -> None:
     if tracking is None:
         return
     try:
-        client = _client(tracking["mlflow"])
+        client = connect(tracking["mlflow"])
         if report_path:
             client.log_artifact(tracking["run_id"], report_path)
         client.set_terminated(tracking["run_id"])
@@ -137,7 +143,7 @@ def serve(run_uri: str, system_metrics: bool) -> None:
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     try:
-        client = _client(tracking["mlflow"])
+        client = connect(tracking["mlflow"])
         monitor = _monitor(tracking["run_id"]) if system_metrics else None
         while (batch := _drain(lines)) != [None]:
             entities = [entity for line in batch if line for entity in _entities(*json.loads(line))]
@@ -179,7 +185,8 @@ def _entities(metrics: dict[str, float], step: int, milliseconds: int) -> list[A
     return [Metric(name, float(value), milliseconds, step) for name, value in metrics.items()]
 
 
-def _client(uri: str) -> Any:
+def connect(uri: str) -> Any:
+    """Returns a client of a tracking server or database that gives up soon."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", TIMEOUT)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -190,10 +197,13 @@ def _client(uri: str) -> Any:
     return mlflow.MlflowClient(uri)
 
 
-def _create(client: Any, name: str, run: Run, recipe: Recipe) -> str:
-    """Creates the experiment; beside a local database its artifacts go into the store."""
-    local = str(recipe.tracking.mlflow).startswith("sqlite:") and run.storage.is_local
-    return str(client.create_experiment(name, artifact_location=run.storage.uri("mlflow") if local else None))
+def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
+    """Returns the number of an experiment, made where there is none; beside a local database its artifacts go into the
+    store."""
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    local = str(recipe.tracking.mlflow).startswith("sqlite:") and storage.is_local
+    return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
 
 
 def _flat(document: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:

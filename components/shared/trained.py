@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from components.shared import bundles, models
+from components.shared import bundles, models, sharded
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -57,9 +57,15 @@ def chosen_checkpoint(run: Run) -> tuple[int, Manifest]:
 
 
 def final_folder(run: Run, scratch: str) -> str:
-    """Returns a local folder with the files of the checkpoint that the result is taken from, every byte checked."""
+    """Returns a local folder with the files of the checkpoint that the result is taken from, every byte checked.
+
+    Of one in shards it has the model put together, and not what only training needs.
+
+    Raises:
+        DamagedError: the checkpoint is not what was committed.
+    """
     step, manifest = chosen_checkpoint(run)
-    return CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint")
+    return sharded.as_whole(CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint"), scratch)
 
 
 def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts: Collection[str] | None = None) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe, Training
+from components.train_chunk import sharding
+from components.train_chunk.ranks import Ranks
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str, Any]:
@@ -22,9 +24,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str,
         "seed": recipe.seed,
         "data_seed": recipe.seed,
         "max_steps": plan.num_steps,
-        "per_device_train_batch_size": training.micro,
-        "per_device_eval_batch_size": recipe.evaluation.batch_size or training.micro,
-        "gradient_accumulation_steps": training.accumulation,
+        "per_device_train_batch_size": recipe.micro,
+        "per_device_eval_batch_size": recipe.evaluation.batch_size or recipe.micro,
+        "gradient_accumulation_steps": training.batch_size // (recipe.micro * Ranks.here().size),
         "logging_strategy": "steps",
         "logging_steps": training.log_every,
         "logging_nan_inf_filter": False,
@@ -39,6 +41,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> dict[str,
         **_optimization(training),
         **_arithmetic(training),
         **_early_stopping(training),
+        **(sharding.arguments(recipe) if Ranks.here().size > 1 else {}),
     }
 
 
@@ -63,7 +66,7 @@ def _optimization(training: Training) -> dict[str, Any]:
 
 
 def _arithmetic(training: Training) -> dict[str, Any]:
-    mode = ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile
+    mode = compile_mode(training)
     found: dict[str, Any] = {
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
@@ -76,6 +79,11 @@ def _arithmetic(training: Training) -> dict[str, Any]:
     if training.precision == "tf32":
         found["tf32"] = True
     return found
+
+
+def compile_mode(training: Training) -> str | None:
+    """Returns how `torch.compile` is to work, None where it is not to."""
+    return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile
 
 
 def _early_stopping(training: Training) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events, fingerprint, models
+from components.shared import code, events, fingerprint, forking, models
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -16,14 +14,20 @@ from components.shared.clock import Clock
 from components.shared.errors import BatonError, ExactnessError, UserError
 from components.shared.plan import Plan
 from components.shared.preemption import Watch
-from components.shared.recipe import Recipe
-from components.shared.runs import Run, identity
+from components.shared.recipe import Preemption, Recipe
+from components.shared.runs import Run, state_identity
+from components.train_chunk import launching, pulse, trainjob
+from components.train_chunk.attempt import Attempt
 from components.train_chunk.keeping import CheckpointKeeper
-from components.train_chunk.restoring import Restored, Restorer
+from components.train_chunk.ranks import Ranks
+from components.train_chunk.restoring import Fetched, Restorer
+from components.train_chunk.scoring import Scoring
 from components.train_chunk.slices import Tokens
 from components.train_chunk.staging import Staging
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from components.train_chunk.chunked import Setup
 
 logger = logging.getLogger("baton")
@@ -40,6 +44,7 @@ class Chunk:
 
     def __init__(self, run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
         self.clock = Clock()
+        self.ranks = Ranks.here()
         self.run = Run.open(run_uri)
         self.recipe: Recipe = self.run.settled_recipe()
         self.plan: Plan = self.run.plan()
@@ -55,35 +60,58 @@ class Chunk:
         self.staging = Staging()
         self.tokens = Tokens(self.run, self.recipe, self.plan, self.staging.folder, self.cache)
         self.level = "bitwise"
+        self.scoring = Scoring.of(self.run)
 
     def bring(self) -> dict[str, Any]:
         """Trains to the target, unless it is committed already.
 
         Returns:
             `uri`, `step`, `digest` and `outcome`: `done`, `already_done`, `finished` where early stopping ended the
-            run, or `partial` where the machine is taken away.
+            run, `partial` where the machine is taken away, or `stopped` where a sweep's trial was asked to stop.
 
         Raises:
             BatonError: the state restored differs from the state saved, or the store fails for good.
         """
+        if self.ranks.launched:
+            pulse.join(self.ranks, self.recipe)
         self.clock.enter("fetch", chunk=self.index, target=self.target)
-        if standing := self.restorer.standing():
-            step, manifest = standing
-            events.emit("already_done", chunk=self.index, step=step)
-            self._record("already_done", step, step)
-            return self._result(step, manifest, "already_done")
-        with Watch(self.recipe.chunks.preemption) as watch:
+        if (found := self.ranks.first_says(self._without_training)) is not None:
+            return found
+        if trainjob.is_wanted(self.recipe):
+            return trainjob.bring(self)
+        if self.recipe.world_size > 1 and not self.ranks.launched:
+            return launching.bring(self)
+        with Watch(self.recipe.chunks.preemption if self.ranks.leads_node else Preemption()) as watch:
             try:
-                keeper = self._train(watch)
+                keeper = Attempt(self, watch).train()
             finally:
                 self.staging.close()
-        outcome = self._outcome(keeper, watch)
+        self.ranks.leave()
+        if keeper is None:  # the first process speaks for all
+            return {}
+        outcome = self._outcome(keeper)
         self._record(outcome, keeper.start_step, keeper.reached, keeper)
         if keeper.parent is None:  # taken away before the first step
             return {"uri": self.run.uri, "step": 0, "digest": "", "outcome": outcome}
         return self._result(*keeper.parent, outcome)
 
-    def _outcome(self, keeper: CheckpointKeeper, watch: Watch) -> str:
+    def _without_training(self) -> dict[str, Any] | None:
+        """Returns what the chunk has come to where there is nothing to train, None where there is."""
+        if self.scoring and self.scoring.is_stopped():
+            return self._stopped()
+        if standing := self.restorer.standing():
+            step, manifest = standing
+            if self.scoring and not self.scoring.is_kept(self.index):
+                try:
+                    self.scoring.again(self, step, manifest)
+                finally:
+                    self.staging.close()
+            events.emit("already_done", chunk=self.index, step=step)
+            self._record("already_done", step, step)
+            return self._result(step, manifest, "already_done")
+        return None
+
+    def _outcome(self, keeper: CheckpointKeeper) -> str:
         if keeper.handover.finished:
             logger.info("evaluation has stopped improving at step %d: the run ends here", keeper.reached)
             events.emit("finished", chunk=self.index, step=keeper.reached)
@@ -92,88 +120,53 @@ class Chunk:
             return "already_done"
         if keeper.reached >= self.target:
             return "done"
-        if watch.notice is None:
+        if keeper.notice is None:
             raise BatonError(f"chunk {self.index} ended before its target, step {self.target}.")
-        logger.warning("%s: step %d of %d is saved, the next chunk goes on", watch.notice, keeper.reached, self.target)
-        events.emit("partial", chunk=self.index, step=keeper.reached, of=self.target, notice=watch.notice)
+        logger.warning("%s: step %d of %d is saved, the next chunk goes on", keeper.notice, keeper.reached, self.target)
+        events.emit("partial", chunk=self.index, step=keeper.reached, of=self.target, notice=keeper.notice)
         return "partial"
 
+    def _stopped(self) -> dict[str, Any]:
+        """Returns where a trial of a sweep stays that somebody has asked to stop."""
+        found = next(
+            ((at, manifest) for at, manifest in self.store.committed() if isinstance(manifest, Manifest)), None
+        )
+        step = found[0] if found else 0
+        events.emit("stopped", chunk=self.index, step=step)
+        self._record("partial", step, step)
+        if found is None:
+            return {"uri": self.run.uri, "step": 0, "digest": "", "outcome": "stopped"}
+        return self._result(*found, "stopped")
+
     def _identity(self) -> str:
-        """Digest of what must be the same for a checkpoint to be continued: recipe, data, model, plan."""
-        parts = [
-            identity(self.recipe),
-            self.plan.to_json(),
-            *(self.run.require(f"{x}.json") for x in ("data", "model")),
-            self.run.get("code.json"),
-        ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return state_identity(self.run, self.recipe, self.plan)
 
-    def _compare_fingerprint(self, restored: Restored) -> None:
-        changed = fingerprint.differences(fingerprint.fingerprint(), restored.manifest.meta["fingerprint"])
-        if not changed:
-            return
-        if self.recipe.chunks.exactness == "bitwise":
-            raise ExactnessError(
-                f"chunks.exactness is bitwise, but this machine differs from the checkpoint's: {'; '.join(changed)}.",
-                remedy="Run on the same kind of machine and image, or set chunks.exactness to consistent.",
-            )
-        self.level = "consistent"
-        logger.warning("this machine differs from the checkpoint's, so bits may differ: %s", "; ".join(changed))
-        events.emit("consistent", changed=changed)
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what bits depend on besides recipe and data."""
+        return fingerprint.fingerprint(self.ranks.size, self.recipe.parallel.strategy)
 
-    def _train(self, watch: Watch) -> CheckpointKeeper:
+    def fetch(self) -> Fetched:
+        """Brings to this machine what training needs, and imports meanwhile."""
         with ThreadPoolExecutor(4) as pool:
             fetching = pool.submit(self.restorer.fetch, self.staging.folder)
             tokens = pool.submit(self._tokens)
-            base = pool.submit(self._base)
+            base = pool.submit(self.base)
             own_code = pool.submit(code.fetch, self.run, self.staging.folder(0))
             self.clock.enter("import")
-            from components.train_chunk import arguments, methods
-            from components.train_chunk.reporting import LiveReport
-            from components.train_chunk.resume import Handover
-
-            method = methods.load(self.recipe.training.method)
+            self.method()
             self.clock.enter("fetch")
             restored = self.restorer.require_no_code(fetching.result(), self.staging.folder)
             if tokens.result()[1] != (start := restored.step if restored else 0):
                 self.tokens.fetch(start, self.target)
-        threads = restored.manifest.meta["fingerprint"]["threads"] if restored else self.recipe.training.threads
-        arguments.make_deterministic(threads, self.recipe.training.deterministic)
-        if restored:
-            self._compare_fingerprint(restored)
-        self.clock.enter("build")
-        code.install(own_code.result())
-        whole_weights = restored is not None and self.recipe.adapter is None
-        trainer = method.build(self.setup(tokens.result()[0], base.result(), start_weights=not whole_weights))
-        report = LiveReport(self.run, self.recipe, self.staging.folder(0))
-        trainer.add_callback(report)
-        if self.recipe.evaluation.write_every:
-            from components.train_chunk.writing import Writing
+        if restored is None:
+            forking.require_start(self.run)
+        return Fetched(restored, tokens.result()[0], base.result(), own_code.result())
 
-            trainer.add_callback(Writing(self.run, self.recipe, trainer.processing_class, report))
-        keeper = CheckpointKeeper(self, trainer, restored, watch)
-        keeper.handover = Handover(
-            trainer,
-            self.target,
-            keeper,
-            every_steps=self.recipe.chunks.every_steps,
-            every_seconds=self.recipe.chunks.every_seconds,
-            resume_from=restored.folder if restored else None,
-            expected=restored.manifest.meta["state"] if restored else None,
-            leave_out=self.leave_out,
-            keep_best=self.recipe.export.checkpoint == "best",
-        )
-        report.expose(keeper)
-        self.clock.enter("restore", step=keeper.start_step)
-        try:
-            if watch.notice:
-                return keeper  # taken away before it began: there is nothing to save
-            trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-            keeper.finish()
-        finally:
-            keeper.close()
-            report.close()
-        return keeper
+    def method(self) -> ModuleType:
+        """Returns the module that builds the method's trainer."""
+        from components.train_chunk import methods
+
+        return methods.load(self.recipe.training.method)
 
     def setup(self, tokens: str, base: str | None, *, start_weights: bool, recipe: Recipe | None = None) -> Setup:
         """Returns what the method's trainer is built from.
@@ -202,7 +195,7 @@ class Chunk:
             model=model,
             tokenizer=tokenizer,
             train=self.tokens.train(),
-            held_out=datasets.load_from_disk(f"{tokens}/eval") if recipe.evaluation.every else None,
+            held_out=datasets.load_from_disk(f"{tokens}/eval") if recipe.evaluation.every or self.scoring else None,
             reference=lambda: models.start_model(recipe, tokenizer, base),
         )
 
@@ -217,7 +210,7 @@ class Chunk:
         start = next((step for step in committed if step < self.target), 0)
         return self.tokens.fetch(start, self.target), start
 
-    def _base(self) -> str | None:
+    def base(self) -> str | None:
         """Returns the base model's folder, if it still is the model that the run began with."""
         if self.recipe.model.base is None:
             return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from components.shared import events, fingerprint, retention
+from components.shared import events, retention
 from components.shared.bundles import Manifest, Publication
 from components.shared.errors import BatonError, ExactnessError
 from components.shared.runs import now
@@ -45,6 +45,7 @@ class CheckpointKeeper:
     Attributes:
         parent: The newest checkpoint of this run that this process restored or committed.
         overtaken: Whether another process has committed the target meanwhile.
+        told: Notice that another machine of this chunk will be taken away.
     """
 
     handover: Handover
@@ -59,11 +60,12 @@ class CheckpointKeeper:
         self._restored_folder = restored.folder if restored else None
         self.before: dict[str, Any] = restored.manifest.meta if restored else {}
         self.overtaken = False
+        self.told: str | None = None
         self.stalls: list[float] = []
         self.progress = Progress(chunk.run, chunk.index)
         self.lost = self.progress.lost(self.start_step)
         self.committer = Committer(chunk.store, self._committed, max_unsaved=self.recipe.chunks.max_unsaved_seconds)
-        self._fingerprint = fingerprint.fingerprint()
+        self._fingerprint = chunk.fingerprint()
         self._publication: Publication | None = None
         self._stall_began = 0.0
         self._saved_at = time.monotonic()
@@ -84,15 +86,17 @@ class CheckpointKeeper:
         # A checkpoint that does not get through is to be noticed soon; `Committer` has the patience.
         self.chunk.run.storage.patience = min(self._patience, SOON)
 
-    def must_stop(self) -> bool:
-        """Tells, after each step, whether to save and leave; raises what went wrong in the background."""
+    @property
+    def notice(self) -> str | None:
+        """Why the chunk is to leave: this machine's notice, or another's of those that train together."""
+        return self.watch.notice or self.told
+
+    def agree(self, late: bool) -> tuple[bool, bool, bool]:
+        """Tells, after each step, what to do; see `resume.Keeper`."""
         self.progress.step = self.trainer.state.global_step
         self.committer.raise_failure()
-        return self.overtaken or self.watch.notice is not None
-
-    def is_free(self) -> bool:
-        """Tells whether a checkpoint taken now would be sent at once."""
-        return self.recipe.chunks.wait_for_commit or self.committer.is_free
+        stop = self.overtaken or self.watch.notice is not None
+        return stop, late, self.recipe.chunks.wait_for_commit or self.committer.is_free
 
     def places(self, num_bytes: int) -> Iterator[tuple[str, Callable[[str], None] | None]]:
         """Yields folders to write a checkpoint to; the last with what sends each file off as it is written."""
@@ -103,6 +107,12 @@ class CheckpointKeeper:
         for folder, fits in self.chunk.staging.places(num_bytes):
             self._publication = None if fits else self.chunk.store.publication(self.trainer.state.global_step)
             yield folder, None if fits else self._send_off
+
+    def attempt(self, step: int) -> Publication:
+        """Returns the attempt at the checkpoint that is being written, for what other machines add to it."""
+        if self._publication is None:
+            self._publication = self.chunk.store.publication(step)
+        return self._publication
 
     def _send_off(self, folder: str) -> None:
         assert self._publication

@@ -113,6 +113,7 @@ class Meter:
         tokens = run.require("tokens.json")
         self._rows = recipe.training.batch_size
         self._tokens = self._rows * tokens["tokens"] / max(tokens["train"], 1)
+        self._processes = recipe.world_size
         self._parameters = 0
         self._last = (0, 0.0)
 
@@ -125,7 +126,7 @@ class Meter:
         """Returns the rates since the last reading.
 
         `tokens_per_second` takes rows to be of average length; `mfu` is 6 operations per parameter and token (Chowdhery
-        et al., arXiv:2204.02311, appendix B, without attention) over the device's peak, where that is known.
+        et al., arXiv:2204.02311, appendix B, without attention) over the peak of all devices, where that is known.
         """
         (before, since), now = self._last, time.monotonic()
         self._last = (step, now)
@@ -136,7 +137,7 @@ class Meter:
             name = torch.cuda.get_device_name()
             peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
             if peak:
-                found["mfu"] = 6 * self._parameters * found["tokens_per_second"] / peak
+                found["mfu"] = 6 * self._parameters * found["tokens_per_second"] / (peak * self._processes)
         return found
 
 

@@ -26,6 +26,23 @@ class Restored:
     folder: str
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """What training needs, on this machine.
+
+    Attributes:
+        restored: The checkpoint to go on from, None at the start of a run.
+        tokens: Folder of the tokenized rows and the tokenizer.
+        base: Folder of the base model, None for a model from scratch.
+        code: Folder of the user's Python files, None where there are none.
+    """
+
+    restored: Restored | None
+    tokens: str
+    base: str | None
+    code: str | None
+
+
 class Restorer:
     """Finds and fetches checkpoints.
 

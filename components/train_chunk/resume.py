@@ -5,105 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, set_seed
 
 from components.shared import events
 from components.shared.errors import ExactnessError
-from components.train_chunk import staging, state
+from components.train_chunk import state
+from components.train_chunk.ranks import Ranks
+from components.train_chunk.resumable import seed_of
+from components.train_chunk.takeover import Takeover
+
+if TYPE_CHECKING:
+    from components.train_chunk.pulse import Pulse
 
 logger = logging.getLogger("baton")
-
-
-class Resumable:
-    """Mixin for a `Trainer`: stages its checkpoints, and sees when the random state has been put back.
-
-    Upstream restores the random state at one of two places, before or after the first batch is fetched,
-    and draws from it in between; the only moment at which it can be compared is right after.
-    """
-
-    handover: Handover | None = None
-    _send: Callable[[str], None] | None = None
-    _weights: Future[None] | None = None
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self.handover and "rng" in self.handover.leave_out:
-            return
-        super()._load_rng_state(checkpoint)  # type: ignore[misc]
-        if self.handover:
-            self.handover.check_rng()
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.handover and "optimizer" in self.handover.leave_out:
-            return
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if self.handover and "scaler" in self.handover.leave_out:
-            return
-        super()._load_scaler(checkpoint)  # type: ignore[misc]
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Writes a checkpoint where there is room, weights and optimizer at the same time."""
-        assert self.handover
-        trainer: Any = self
-        for folder, send in self.handover.places():
-            trainer.args.output_dir, self._send = folder, send
-            try:
-                super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                self._join_weights()
-                return
-            except Exception as error:
-                self._join_weights(failed=True)
-                shutil.rmtree(self.handover.folder(), ignore_errors=True)
-                if send or not staging.is_full(error):
-                    raise
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the weights: in a checkpoint, in a thread beside the optimizer's state."""
-        save = super().save_model  # type: ignore[misc]
-        if not _internal_call:
-            save(output_dir, _internal_call)
-        elif self._send:
-            save(output_dir, _internal_call)
-            self._send(str(output_dir))
-        else:
-            pool = ThreadPoolExecutor(1)
-            self._weights = pool.submit(save, output_dir, _internal_call)
-            pool.shutdown(wait=False)
-
-    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        """Returns the rows as they are: the tokenize stage has prepared them."""
-        return dataset
-
-    def method_state(self) -> dict[str, Any]:
-        """Returns what the method keeps between steps that `Trainer` does not save."""
-        return {}
-
-    def load_method_state(self, saved: dict[str, Any]) -> None:
-        """Puts it back."""
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Writes none: TRL makes one in each checkpoint, for 0.1 s of the training thread's time."""
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        os.makedirs(output_dir, exist_ok=True)
-        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-        if self._send:
-            self._send(output_dir)
-
-    def _join_weights(self, *, failed: bool = False) -> None:
-        weights, self._weights = self._weights, None
-        if weights:
-            wait([weights])
-            if not failed:
-                weights.result()
 
 
 class Keeper(Protocol):
@@ -115,11 +34,16 @@ class Keeper(Protocol):
     def on_first_step(self) -> None:
         """Is told that training begins."""
 
-    def is_free(self) -> bool:
-        """Tells whether a checkpoint taken now would be sent at once."""
+    def agree(self, late: bool) -> tuple[bool, bool, bool]:
+        """Tells, after each step, what the process that speaks for all has to say; raises what went wrong beside.
 
-    def must_stop(self) -> bool:
-        """Tells, after each step, whether to save and leave; raises what went wrong in the background."""
+        Args:
+            late: Whether a checkpoint is due by time.
+
+        Returns:
+            Whether to save and leave, whether a checkpoint is due by time, and whether one taken now would be sent at
+            once.
+        """
 
     def save(self, step: int, folder: str, digests: dict[str, str], *, wanted: bool) -> None:
         """Takes a complete checkpoint folder; a wanted one is not given up for a newer one."""
@@ -137,7 +61,12 @@ class Handover(TrainerCallback):
         resume_from: Local folder of the checkpoint, None at the start of a run.
         expected: Digests in its manifest.
         leave_out: Parts not to restore: a negative control for tests of exactness.
+        takeover: What a fork's recipe changes in its parent's state.
         keep_best: Save where an evaluation finds the lowest loss so far.
+        ranks: This process among those that train together.
+        pulse: Its signs of life, where there are others.
+        replicated: Whether each of them has the whole state.
+        saved_by: How many processes made the checkpoint.
     """
 
     stateless = True
@@ -153,9 +82,19 @@ class Handover(TrainerCallback):
         resume_from: str | None = None,
         expected: dict[str, str] | None = None,
         leave_out: tuple[str, ...] = (),
+        takeover: Takeover | None = None,
         keep_best: bool = False,
+        ranks: Ranks = Ranks(),  # noqa: B008
+        pulse: Pulse | None = None,
+        replicated: bool = True,
+        saved_by: int = 1,
     ) -> None:
         self.trainer = trainer
+        self.ranks = ranks
+        self.pulse = pulse
+        self.replicated = replicated
+        self.is_reshaped = resume_from is not None and saved_by != ranks.size
+        self.takeover = takeover
         self.keep_best = keep_best
         self.target = target
         self.keeper = keeper
@@ -172,7 +111,8 @@ class Handover(TrainerCallback):
         self._saved_at = time.monotonic()
         self._first = True
         self._leaving = False
-        self._overdue = False
+        self._overdue = self._late = False
+        self._is_free = True
         # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
         torch.serialization.set_crc32_options(False)
         trainer.handover = self
@@ -200,8 +140,12 @@ class Handover(TrainerCallback):
     def on_train_begin(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Puts back what `Trainer` does not restore."""
         if self.resume_from is None:
+            if self.ranks.rank:  # dropout is not to leave out the same places in all processes
+                set_seed(seed_of(args.seed, self.ranks.rank))
             return
-        extra = torch.load(os.path.join(self.resume_from, state.EXTRA_FILE), weights_only=True)
+        if self.takeover:
+            trainer_state.compute_steps(args, trainer_state.max_steps)  # those of the parent were restored
+        extra = torch.load(self._extra_file(self.resume_from), weights_only=True)
         state.restore_log_window(self.trainer, extra["log_window"])
         if "method" not in self.leave_out:
             self.trainer.load_method_state(extra["method"])
@@ -219,12 +163,24 @@ class Handover(TrainerCallback):
         self._first = False
         if self.resume_from is not None:
             self._prove_restored()
+            if self.takeover:
+                self.takeover.apply(self.trainer)
+        if self.pulse:
+            self.pulse.start(trainer_state.global_step + 1)
+            if not self.trainer.recipe.training.compile:  # what is compiled would take the clock in
+                self.pulse.time_forward(self.trainer.model, self.trainer.model_wrapped)
         self.keeper.on_first_step()
 
     def on_step_end(self, args: Any, trainer_state: Any, control: Any, **_: Any) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
         step = trainer_state.global_step
-        self._leaving = self.keeper.must_stop() or step >= self.target
+        if self.pulse:
+            self.pulse.beat("end")
+        late = bool(self.every_seconds and time.monotonic() - self._saved_at >= self.every_seconds)
+        stop, self._late, self._is_free = self.keeper.agree(late)
+        if self.pulse:
+            self.pulse.beat("rows", step + 1)
+        self._leaving = stop or step >= self.target
         # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
         control.should_training_stop = control.should_training_stop or (self._leaving and not control.should_evaluate)
         if not self._ends_epoch(trainer_state) and self._is_due(step):
@@ -256,12 +212,13 @@ class Handover(TrainerCallback):
             "callbacks": state.callback_states(self.trainer),
             "method": self.trainer.method_state(),
         }
-        torch.save(extra, os.path.join(folder, state.EXTRA_FILE))
+        torch.save(extra, os.path.join(folder, state.extra_file(self.ranks.rank)))
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that nobody needs to resume
-        self.keeper.save(trainer_state.global_step, folder, state.digests(self.trainer), wanted=self._is_best)
+        # All processes have written what is theirs once their digests are here.
+        self.keeper.save(trainer_state.global_step, folder, self._digests(), wanted=self._is_best)
         self._is_best, self._saved_step = False, trainer_state.global_step
-        self._saved_at, self._overdue = time.monotonic(), False
+        self._saved_at, self._overdue, self._late = time.monotonic(), False, False
 
     def on_log(self, args: Any, trainer_state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Tells whoever watches."""
@@ -275,16 +232,30 @@ class Handover(TrainerCallback):
         """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
         if self._leaving:
             return True
-        by_time = self.every_seconds and time.monotonic() - self._saved_at >= self.every_seconds
-        self._overdue = self._overdue or bool(by_time or (self.every_steps and step % self.every_steps == 0))
-        return self._overdue and self.keeper.is_free()
+        self._overdue = self._overdue or self._late or bool(self.every_steps and step % self.every_steps == 0)
+        return self._overdue and self._is_free
+
+    def _digests(self) -> dict[str, str]:
+        """Returns the digests of the state, those of all processes together."""
+        return state.joined(self.ranks.gather(state.digests(self.trainer)), replicated=self.replicated)
+
+    def _extra_file(self, folder: str) -> str:
+        """Returns the file of this process, or the first one's where other processes made the checkpoint."""
+        own = os.path.join(folder, state.extra_file(self.ranks.rank))
+        return own if os.path.isfile(own) else os.path.join(folder, state.extra_file(0))
 
     def _prove_restored(self) -> None:
-        found = state.digests(self.trainer)
-        found["rng"] = self._rng_digest or "not restored"
+        ours = state.digests(self.trainer)
+        ours["rng"] = self._rng_digest or "not restored"
+        if self.takeover:
+            ours |= self.takeover.restored(self.trainer)
+        found = state.joined(self.ranks.gather(ours), replicated=self.replicated)
+        of_each = state.OF_EACH if self.replicated else (*state.OF_EACH, *state.IN_SHARDS)
         for part in state.PARTS:
             if part in self.leave_out:
                 self.checked[part] = "left out"
+            elif self.is_reshaped and part in of_each:
+                self.checked[part] = "of other processes"
             elif part == "scaler" and getattr(self.trainer.accelerator, "scaler", None) is None:
                 self.checked[part] = "absent" if found[part] == self.expected[part] else "mismatch"
             else:

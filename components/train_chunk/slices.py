@@ -128,6 +128,10 @@ class Tokens:
             events.emit("slice", files=len(self._present), of=len(self._files), bytes=num_bytes)
         return self._folder
 
+    def adopt(self, folder: str) -> None:
+        """Takes over what another process of this machine has fetched."""
+        self._folder = folder
+
     def train(self) -> Dataset:
         """Opens the training rows that were fetched."""
         import datasets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,15 @@ from transformers.trainer_callback import ExportableState
 
 from components.shared import rng
 from components.shared.digest import tree_digest
+from components.shared.errors import ExactnessError
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 """What a checkpoint restores, item by item."""
+
+OF_EACH = ("rng", "log")
+"""Parts that each of several processes has its own of."""
+IN_SHARDS = ("weights", "optimizer")
+"""Parts that are split over them, where they are in shards."""
 
 EXTRA_FILE = "baton_state.pt"
 """What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
@@ -40,6 +46,36 @@ def digests(trainer: Trainer) -> dict[str, str]:
     }
     found = {name: tree_digest(parts[name]) for name in PARTS}
     return {**found, "state": combined(found)}
+
+
+def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool) -> dict[str, str]:
+    """Returns the digests of a state that several processes hold; what is the same in all of them counts once.
+
+    Args:
+        rows: The digests of each process, by rank.
+        replicated: Whether each has the whole state.
+
+    Raises:
+        ExactnessError: it has, and they differ in what is the same in all.
+    """
+    found = {}
+    for name in PARTS:
+        values = [row[name] for row in rows]
+        same = len(set(values)) == 1
+        if not same and replicated and name not in OF_EACH:
+            other = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise ExactnessError(
+                f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",
+                remedy="A kernel, a callback or a hook computes something else in each process; leave it out.",
+            )
+        split = "".join(f"{rank}={value};" for rank, value in enumerate(values))
+        found[name] = values[0] if same else hashlib.sha256(split.encode()).hexdigest()
+    return {**found, "state": combined(found)}
+
+
+def extra_file(rank: int) -> str:
+    """Returns the name of a process's `EXTRA_FILE`."""
+    return EXTRA_FILE if rank == 0 else EXTRA_FILE.replace(".pt", f"_{rank}.pt")
 
 
 def combined(parts: Mapping[str, str]) -> str:

@@ -48,7 +48,7 @@ class Writing(TrainerCallback):
                     [prompt for prompt, _ in self._prompts],
                     max_new_tokens=self._recipe.evaluation.max_new_tokens,
                     max_length=self._recipe.data.max_length,
-                    batch_size=self._recipe.evaluation.batch_size or self._recipe.training.micro,
+                    batch_size=self._recipe.evaluation.batch_size or self._recipe.micro,
                 )
         finally:
             model.train(was_training)

@@ -33,7 +33,7 @@ class Ours:
         self.bench = bench
         self._prepared: dict[str, tuple[int, Run]] = {}
 
-    def run(self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None) -> Run:
+    def run(self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None, processes: int = 1) -> Run:
         """Returns the run of this kind at its beginning: split and tokenized, nothing trained.
 
         Args:
@@ -41,13 +41,15 @@ class Ours:
             steps: Steps of the whole run.
             count: Number of chunks.
             every: Steps or time between checkpoints inside a chunk.
+            processes: How many train together.
         """
         name = f"{size.name}-steps-{steps}-chunks-{count}-every-{every or 'none'}"
+        name += f"-processes-{processes}" if processes > 1 else ""
         generation, run = self._prepared.get(name, (0, None))
         if run is not None and generation == self.bench.server.generation:
             self.rewind(run)
             return run
-        run = self._prepare(name, size, steps, count, every)
+        run = self._prepare(name, size, steps, count, every, processes)
         self._prepared[name] = (self.bench.server.generation, run)
         return run
 
@@ -87,13 +89,14 @@ class Ours:
             self.rewind(run)
         return path
 
-    def _prepare(self, name: str, size: Size, steps: int, count: int, every: int | str | None) -> Run:
+    def _prepare(self, name: str, size: Size, steps: int, count: int, every: int | str | None, processes: int) -> Run:
         overrides = [
             f"store.uri={self.bench.server.uri}",
-            f"data.source={self._rows()}",
+            f"data.source={self.rows()}",
             f"training.max_steps={steps}",
             f"chunks.count={count}",
             f"chunks.checkpoint_every={'null' if every is None else every}",
+            *([f"training.parallel.processes={processes}"] if processes > 1 else []),
             *size.overrides,
         ]
         recipe = recipe_file.load(RECIPE, overrides)
@@ -105,7 +108,7 @@ class Ours:
         watch(["-m", "components.tokenize", run.uri], events.parse, environment=ENVIRONMENT)
         return run
 
-    def _rows(self) -> str:
+    def rows(self) -> str:
         """Returns a file with the standard library's docstrings: reading them anew for each run would take long."""
         path = f"{self.bench.work}/rows.jsonl"
         if not os.path.exists(path):

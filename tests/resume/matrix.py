@@ -105,6 +105,22 @@ def cells() -> Iterator[Cell]:
     yield from _of_references()
     yield from _of_generation()
     yield from _of_hooks()
+    yield from _of_processes()
+
+
+def _of_processes() -> Iterator[Cell]:
+    """Two processes on CPUs: each its own random state, and with `fsdp` its own shards."""
+    for method in ("sft", "pretrain", "dpo"):
+        for strategy in ("ddp", "fsdp"):
+            both = {"strategy": strategy, "processes": 2}
+            yield Cell(method, "full", f"{strategy} x2", _training(parallel=both), steps=12)
+            small = _training(parallel=both, micro_batch_size=1)
+            yield Cell(method, "full", f"{strategy} x2, accumulation", small, steps=12)
+    noisy = {**_adapter(dropout=0.3), **_training(parallel={"processes": 2})}
+    for method in ("sft", "dpo"):
+        yield Cell(method, "lora", "ddp x2", noisy, steps=12)
+    dropout = {"model": SCRATCH, **_training(parallel={"strategy": "fsdp", "processes": 2})}
+    yield Cell("pretrain", "full", "fsdp x2, attention dropout", dropout, steps=12)
 
 
 def _of_text() -> Iterator[Cell]:

@@ -31,7 +31,8 @@ NOT_HERE = """
 | Liger, flash attention | need a CUDA GPU and packages of their own; no cells yet |
 | streaming data | rows are tokenized once and read by position: there is no stream whose state could be lost |
 | persistent workers | not offered: workers begin anew with each epoch |
-| several processes | one process for now |
+| more processes, more machines | put together in the same way for any number; `test_parallel.py` has four processes |
+| several GPUs | `ddp x2` and `fsdp x2` are processes on CPUs, joined by gloo; NCCL on GPUs has not been tried |
 """
 
 

@@ -173,8 +173,10 @@ COMMANDS = [
     "doctor",
     "checkpoints",
 ]
-COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune")]
+COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune", "merge")]
 COMMANDS += ["data", "data check", "import", "import axolotl", "import llamafactory"]
+COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
+COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "submit", "status", "stop", "resume", "fork"))]
 COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]
 
 
@@ -189,7 +191,7 @@ def test_help(command: str):
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
     names = set(top.commands)
-    groups = ("checkpoints", "data", "import", "schedules")
+    groups = ("checkpoints", "data", "import", "runs", "schedules", "sweep")
     names |= {f"{group} {name}" for group in groups for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}

@@ -1,7 +1,7 @@
 """The recipe: the user's one document. YAML carries values, this schema carries the defaults.
 
 One file per part: `model`, `data` with `quality`, `adapter`, `training` with `methods` and `schedule`, `hooks`,
-`chunks`, `evaluation`, `export`, `tracking`, `pods`, `retrain`; `recipe` holds them together.
+`chunks`, `evaluation`, `export`, `tracking`, `pods`, `retrain`, `sweep`; `recipe` holds them together.
 """
 
 from components.shared.recipe.adapter import Adapter
@@ -13,12 +13,14 @@ from components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
 from components.shared.recipe.hooks import Hook, Hooks
 from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward, RewardFunction
 from components.shared.recipe.model import FromScratch, Model, Quantization, Tokenizer, TrainTokenizer
+from components.shared.recipe.parallel import Parallel
 from components.shared.recipe.phases import PREVIOUS, Phase
 from components.shared.recipe.pods import Resources, Toleration
 from components.shared.recipe.quality import Action, Quality
 from components.shared.recipe.recipe import Recipe
 from components.shared.recipe.retrain import ACCEPTED, Retrain
 from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from components.shared.recipe.sweep import MAX_TRIALS, Range, Search
 from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
@@ -32,6 +34,7 @@ __all__ = [
     "GRPO",
     "KTO",
     "MAX_CHUNKS",
+    "MAX_TRIALS",
     "ONNX",
     "ORPO",
     "PREVIOUS",
@@ -55,17 +58,20 @@ __all__ = [
     "LRFind",
     "Model",
     "Name",
+    "Parallel",
     "Phase",
     "Preemption",
     "Quality",
     "Quantity",
     "Quantization",
+    "Range",
     "Recipe",
     "Resources",
     "Retrain",
     "Reward",
     "RewardFunction",
     "Router",
+    "Search",
     "Section",
     "Source",
     "Split",

@@ -9,6 +9,12 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from components.shared.recipe.base import Quantity, Section, duration
 
+MAX_NODES = 512
+"""A job's pods are told apart by their logs and states, which the chunk's pod looks at every few seconds."""
+
+STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+"""Keys of the store's Secret, and the environment variables that they become."""
+
 
 class Toleration(Section):
     """A Kubernetes toleration of the pods that run the model."""
@@ -37,6 +43,14 @@ class Resources(Section):
     """Resource name of the accelerator."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """Accelerators per pod that runs the model; 0 trains on the CPU."""
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
+    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on a node of its own. More than one
+    needs Kubeflow Trainer 2.2 or newer: the chunk's own pod then only creates a `TrainJob` and follows it."""
+    runtime: Annotated[str, Field(pattern=r"^(cluster/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")] = "baton"
+    """With `nodes`: Trainer's runtime, a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`, or
+    `cluster/NAME` for a `ClusterTrainingRuntime`, such as `cluster/torch-distributed`."""
+    wait_for_nodes: Annotated[str, BeforeValidator(duration)] = "1h"
+    """With `nodes`: how long a chunk waits until all of them run; then it fails and names what they wait for."""
     gpu_memory: Quantity | None = None
     """Memory of one accelerator, which `baton validate` compares its estimate with; when left out, as far as known from
     `node_selector` or from this machine."""
@@ -85,3 +99,26 @@ class Resources(Section):
             if re.search(r"SECRET|PASSWORD|TOKEN(?!IZER)|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
                 raise ValueError(f"holds {name}, which looks like a credential; put it into resources.secret_env")
         return value
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """Environment of every pod that is no secret."""
+        return {"PYTHONUNBUFFERED": "1", **self.env}
+
+    @property
+    def secrets(self) -> list[tuple[str, dict[str, str]]]:
+        """Environment of every pod that is secret: name of the Secret, and its keys → environment variables."""
+        found = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
+        for variable, source in self.secret_env.items():
+            secret, _, key = source.partition("/")
+            found.append((secret, {key: variable}))
+        return found
+
+    def pod_labels(self, recipe_name: str, stage: str) -> dict[str, str]:
+        """Returns the labels of a stage's pod."""
+        return {
+            "app.kubernetes.io/part-of": "baton",
+            "app.kubernetes.io/component": stage,
+            "baton/recipe": recipe_name,
+            **self.labels,
+        }

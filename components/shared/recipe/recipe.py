@@ -15,9 +15,11 @@ from components.shared.recipe.export import Export
 from components.shared.recipe.hooks import Hooks, short
 from components.shared.recipe.methods import GRPO, RLOO
 from components.shared.recipe.model import Model
+from components.shared.recipe.parallel import Parallel, check_parallel
 from components.shared.recipe.phases import ShortPhase, merged
 from components.shared.recipe.pods import Resources
 from components.shared.recipe.retrain import Retrain
+from components.shared.recipe.sweep import Search
 from components.shared.recipe.tracking import Tracking
 from components.shared.recipe.training import Training
 
@@ -69,6 +71,8 @@ class Recipe(Section):
     """Where metrics go."""
     retrain: Retrain = Retrain()
     """What happens when data or recipe change."""
+    sweep: Search | None = None
+    """Many configurations compared, by `baton sweep`; the other commands leave it out."""
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Recipe:
@@ -83,6 +87,20 @@ class Recipe(Section):
         slots = sum(recipe.chunks.count + recipe.chunks.spare for recipe in self.phase_recipes())
         if slots > MAX_CHUNKS:
             raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_swept(self) -> Recipe:
+        if self.sweep is None:
+            return self
+        if self.phases:
+            raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a recipe of its own")
+        if self.training.lr_find:
+            raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
+        if self.sweep.eta and self.chunks.count < self.sweep.eta:
+            raise ValueError(
+                f"sweep: trials are compared between chunks; set chunks.count to eta, {self.sweep.eta}, or more"
+            )
         return self
 
     @model_validator(mode="after")
@@ -157,6 +175,38 @@ class Recipe(Section):
             raise ValueError(f"training.curriculum.by: packed rows have no {by!r}; leave out packing or use length")
         if data.order == "blocks" and self.needs_all_rows:
             raise ValueError(f"data.order: {self.needs_all_rows} needs all rows in every chunk; set it to uniform")
+        return self
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the processes share the work."""
+        return self.training.parallel or Parallel()
+
+    @property
+    def processes(self) -> int:
+        """Processes of a pod."""
+        asked = self.parallel.processes
+        return max(1, self.resources.gpus) if asked == "auto" else asked
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together, over all pods of a chunk."""
+        return self.processes * self.resources.nodes
+
+    @property
+    def micro(self) -> int:
+        """Rows per forward pass of a process; see `Training.micro`."""
+        return self.training.micro if self.training.micro_batch_size else self.training.batch_size // self.world_size
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of each process per optimizer step."""
+        return self.training.batch_size // (self.micro * self.world_size)
+
+    @model_validator(mode="after")
+    def _can_be_parallel(self) -> Recipe:
+        if not self.phases and self.world_size > 1:  # each phase is checked for itself
+            check_parallel(self)
         return self
 
     @property

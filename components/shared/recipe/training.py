@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from components.shared.errors import UserError
 from components.shared.recipe.base import Positive, Section
+from components.shared.recipe.hooks import short
 from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward
+from components.shared.recipe.parallel import Parallel
 from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
 
 SECTIONS = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
@@ -109,6 +111,8 @@ class Training(Section):
     """CPU threads of torch. Bits depend on it, so the first chunk's number holds for the run."""
     deterministic: bool = True
     """Refuse kernels whose result varies from call to call."""
+    parallel: Annotated[Parallel, short("strategy")] | None = None
+    """Several processes per pod; when left out, `ddp` with one for each of `resources.gpus`."""
 
     @model_validator(mode="before")
     @classmethod

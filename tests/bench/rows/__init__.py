@@ -2,9 +2,36 @@
 
 from types import ModuleType
 
-from tests.bench.rows import boundary, chunks, goodput, memory, publish, restore, save_stall, slice, tokenize
+from tests.bench.rows import (
+    boundary,
+    chunks,
+    goodput,
+    memory,
+    parallel,
+    publish,
+    restore,
+    save_stall,
+    scale,
+    slice,
+    sweep,
+    tokenize,
+)
 
 ALL: dict[str, ModuleType] = {
-    module.NAME: module for module in (save_stall, restore, publish, boundary, chunks, goodput, memory, tokenize, slice)
+    module.NAME: module
+    for module in (
+        save_stall,
+        restore,
+        publish,
+        boundary,
+        chunks,
+        goodput,
+        memory,
+        tokenize,
+        slice,
+        parallel,
+        sweep,
+        scale,
+    )
 }
 """The rows by name, in the order in which they are measured."""

@@ -1,0 +1,261 @@
+"""What a sweep's page shows, gathered from the store and put in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.shared import bundles, lineage
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.runs import Run
+from components.shared.sweeps import Sweep
+
+MAX_CURVES = 200
+"""Trials whose losses are read for the curves; of the others the page has the scores alone."""
+STATES = {
+    "won": "ahead of all that came to their end",
+    "goes on": "goes on",
+    "ended": "trained to its end",
+    "stopped": "stopped",
+    "failed": "failed",
+    "training": "trains",
+    "waiting": "has not begun",
+}
+"""State of a trial → in words."""
+
+
+@dataclass
+class Trial:
+    """One configuration and how it did.
+
+    Attributes:
+        id: Its id in the sweep.
+        run: Name of its run.
+        values: Dotted path → value.
+        scores: Step and score behind each chunk, ascending.
+        losses: What its run logged: step and training loss.
+        chunk: The last chunk behind which it was scored.
+        step: The last step it is known to have trained.
+        num_steps: Steps of its whole plan, None where nothing is known of it.
+        seconds: What its chunks have taken.
+        state: One of `STATES`.
+        rung: The last rung that it came to, 0 before the first.
+        why: Why it was stopped.
+        rank: Its place, from 1; None without a score.
+        parent: Run and step that it was forked from.
+        report: Whether its run has a report.
+    """
+
+    id: str
+    run: str
+    values: dict[str, Any]
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    chunk: int = 0
+    step: int = 0
+    num_steps: int | None = None
+    seconds: float = 0.0
+    state: str = "waiting"
+    rung: int = 0
+    why: str = ""
+    rank: int | None = None
+    parent: dict[str, Any] | None = None
+    report: bool = False
+
+    @property
+    def score(self) -> float | None:
+        """The newest score, None before there is one."""
+        return self.scores[-1][1] if self.scores else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not stopped before its end."""
+        return self.state not in ("stopped", "failed")
+
+
+@dataclass
+class View:
+    """A sweep as its page shows it.
+
+    Attributes:
+        name: Its name.
+        uri: Its address.
+        created: When it began.
+        metric: What trials are compared by.
+        mode: `min` or `max`.
+        parameters: Dotted path → whether its axis is logarithmic.
+        trials: All, the best first.
+        rungs: What was decided, in order.
+        num_rungs: How many rungs there will be.
+        gpus: Accelerators a trial takes.
+        families: Runs that are forked from each other, by name; empty where none are.
+    """
+
+    name: str
+    uri: str
+    created: str
+    metric: str
+    mode: str
+    parameters: dict[str, bool]
+    trials: list[Trial]
+    rungs: list[dict[str, Any]]
+    num_rungs: int
+    gpus: int
+    families: lineage.Family
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rung was decided."""
+        return bool(self.rungs) and len(self.rungs) >= self.num_rungs
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial at the head of the table, None before there is a score."""
+        return self.trials[0] if self.trials and self.trials[0].rank else None
+
+
+def gather(sweep: Sweep) -> View:
+    """Reads a sweep, its rungs, and what is known of each of its runs."""
+    document, rungs = sweep.document(), sweep.rungs()
+    recipe: Mapping[str, Any] = document["recipe"]
+    winner = (sweep.get("winner.json") or {}).get("id")
+    read = [trial["id"] for trial in document["trials"][:MAX_CURVES]]
+    rows = {trial["id"]: trial for trial in document["trials"]}
+    trials = bundles.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
+    _judge(trials, rungs, winner, len(document["rungs"]))
+    # Who came further is ahead, and among those the better score; a score that is no number is the last.
+    sign = 1 if document["mode"] == "min" else -1
+    trials.sort(key=lambda trial: _place(trial, sign))
+    for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
+        trial.rank = rank
+    return View(
+        name=document["name"],
+        uri=sweep.uri,
+        created=document["created"],
+        metric=document["metric"],
+        mode=document["mode"],
+        parameters=_parameters(recipe, trials),
+        trials=trials,
+        rungs=rungs,
+        num_rungs=len(document["rungs"]),
+        gpus=int(recipe.get("resources", {}).get("gpus", 0)) * int(recipe.get("resources", {}).get("nodes", 1)),
+        families=_families(sweep, trials),
+    )
+
+
+def cost(view: View) -> dict[str, float | None]:
+    """Returns what was trained, and what all trials would have taken to their ends.
+
+    Returns:
+        `steps` and `seconds` so far; `steps_all` and `seconds_all` of training all to the end, each trial at its own
+        pace; `gpu_hours` and `gpu_hours_all`, None without accelerators. None where nothing is known.
+    """
+    steps = sum(trial.step for trial in view.trials)
+    seconds = sum(trial.seconds for trial in view.trials)
+    plans = [trial.num_steps for trial in view.trials if trial.num_steps]
+    length = max(plans, default=None)
+    pace = seconds / steps if steps else None
+    steps_all = sum(trial.num_steps or length or 0 for trial in view.trials) if length else None
+    seconds_all = None
+    if pace is not None and length:
+        seconds_all = sum(
+            (trial.num_steps or length) * (trial.seconds / trial.step if trial.step and trial.seconds else pace)
+            for trial in view.trials
+        )
+    hours = view.gpus / 3600
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "steps_all": steps_all,
+        "seconds_all": seconds_all,
+        "gpu_hours": seconds * hours if view.gpus else None,
+        "gpu_hours_all": seconds_all * hours if view.gpus and seconds_all else None,
+    }
+
+
+def _trial(sweep: Sweep, row: Mapping[str, Any], *, with_losses: bool) -> Trial:
+    run = Run(sweep.storage, row["run"])
+    trial = Trial(row["id"], row["run"], row["values"], parent=row.get("parent"))
+    present = set(sweep.storage.list(run.path()))
+    plan = run.get("plan.json") if "plan.json" in present else None
+    trial.num_steps = plan["num_steps"] if plan else None
+    trial.report = "report.html" in present
+    scores = sweep.scores(run) if "scores" in present else []
+    scores.sort(key=lambda score: score["step"])
+    trial.scores = [(score["step"], score["value"]) for score in scores if score["value"] is not None]
+    trial.seconds = sum(score.get("seconds") or 0.0 for score in scores)
+    trial.step = max((score["step"] for score in scores), default=0)
+    trial.chunk = max((score["chunk"] for score in scores), default=0)
+    if failure := run.get("failure.json") if "failure.json" in present else None:
+        trial.state, trial.why = "failed", f"chunk {failure['chunk']} failed: {failure['message']}"
+    elif present:
+        trial.state = "training"
+    if with_losses and "checkpoints" in present:
+        trial.losses = _losses(CheckpointStore(run))
+        trial.step = max(trial.step, *(entry["step"] for entry in trial.losses), 0)
+    return trial
+
+
+def _losses(store: CheckpointStore) -> list[dict[str, Any]]:
+    """Returns the losses that a run logged up to its newest checkpoint."""
+    for step, found in store.committed():
+        if isinstance(found, Manifest):
+            try:
+                return [entry for entry in store.history(step, found) if entry.get("loss") is not None]
+            except FileNotFoundError:  # retention was faster
+                continue
+    return []
+
+
+def _judge(trials: list[Trial], rungs: list[dict[str, Any]], winner: str | None, num_rungs: int) -> None:
+    """Gives each trial what the rungs have decided about it."""
+    by_id = {trial.id: trial for trial in trials}
+    for rung in rungs:
+        for name in rung["kept"]:
+            if trial := by_id.get(name):
+                trial.rung, trial.why = rung["rung"], ""
+                trial.state = "ended" if _has_ended(trial) else "goes on"
+        for entry in rung["stopped"]:
+            if trial := by_id.get(entry["id"]):
+                trial.rung, trial.why = rung["rung"], entry["why"]
+                failed = entry["id"] not in rung["scores"] and not entry["why"].startswith("asked")
+                trial.state = "failed" if failed else "ended" if _has_ended(trial) else "stopped"
+    if winner in by_id and len(rungs) >= num_rungs:
+        by_id[winner].state = "won"
+
+
+def _has_ended(trial: Trial) -> bool:
+    return trial.num_steps is not None and trial.step >= trial.num_steps
+
+
+def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
+    if not _is_number(trial.score):
+        return (True, trial.state == "failed", 0, 0.0, trial.id)
+    assert trial.score is not None
+    return (False, trial.state != "won", -trial.chunk, sign * trial.score, trial.id)
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _parameters(recipe: Mapping[str, Any], trials: list[Trial]) -> dict[str, bool]:
+    """Returns the paths in which trials differ, in the recipe's order, and which have a logarithmic axis."""
+    said: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
+    paths = list(dict.fromkeys([*said, *(path for trial in trials for path in trial.values)]))
+    return {path: isinstance(choices := said.get(path), dict) and bool(choices.get("log")) for path in paths}
+
+
+def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
+    """Returns the runs that are forked from each other, of which one is a trial."""
+    if not any(trial.parent for trial in trials):
+        return {}
+    members = lineage.family(sweep.storage)
+    found: lineage.Family = {}
+    for trial in trials:
+        if trial.parent and trial.run in members and trial.run not in found:
+            found |= lineage.relatives(members, trial.run)
+    return found

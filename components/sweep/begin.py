@@ -1,0 +1,193 @@
+"""The beginning of a sweep's bracket: what is compared, once each content's tokens, and a run for every trial."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from components.shared import configurations, events, forking, quality_checks, recipe_file, sources, tracking
+from components.shared.configurations import Known
+from components.shared.errors import UserError
+from components.shared.plan import make_plan
+from components.shared.recipe import Recipe
+from components.shared.rungs import Bracket, brackets
+from components.shared.runs import Run, check_name, identity
+from components.shared.storage import Storage
+from components.shared.sweeps import TRIAL, Sweep, each
+from components.sweep import tracked
+
+CARRIED = (*forking.CARRIED, quality_checks.QUALITY)
+"""What split and tokenize have found for one run, and holds for every trial on the same data."""
+
+DECIDING = ("data.json", "model.json", "code.json")
+"""Those of them by which a run's checkpoints know each other."""
+
+
+def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
+    """Draws the trials of a bracket, and tells which data has to be made for them.
+
+    Args:
+        recipe_json: The recipe with its sweep, as `recipe_file.dumps` writes it.
+        name: The sweep's name; one that exists goes on where it stopped.
+        store: Folder or bucket.
+        bracket: Number of the bracket, from 1.
+
+    Returns:
+        The sweep, and for each different data what split and tokenize are given: `recipe`, `run` and `source`.
+
+    Raises:
+        UserError: there is a sweep of this name with another recipe, or a trial's values make no recipe.
+    """
+    recipe = _in_store(recipe_file.loads(recipe_json), store)
+    sweep = Sweep(Storage(recipe.store.uri), check_name(name))
+    planned = brackets(recipe)
+    if bracket == 1:
+        _create(sweep, recipe, planned)
+    else:
+        _add(sweep, recipe, planned, planned[bracket - 1])
+    preparations: dict[str, dict[str, str]] = {}
+    trials = list(_trials(sweep, recipe, bracket))
+    parent = tracked.parent(sweep, recipe)
+    each(lambda trial: _make_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    for _, own in trials:
+        run = preparation_name(sweep, own)
+        if run not in preparations:
+            source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
+            preparations[run] = {"recipe": recipe_file.dumps(_preparing(recipe, own)), "run": run, "source": source}
+    events.emit("swept", bracket=bracket, trials=planned[bracket - 1].trials, data=len(preparations))
+    return sweep, list(preparations.values())
+
+
+def enter(sweep: Sweep, bracket: int) -> list[str]:
+    """Gives each trial of a bracket a run with the data that was made for it.
+
+    Returns:
+        Addresses of the runs.
+    """
+    recipe = recipe_file.validate(sweep.document()["recipe"], origin=sweep.uri)
+    trials = list(_trials(sweep, recipe, bracket))
+    prepared = {name: _found_by(sweep, name) for name in {preparation_name(sweep, own) for _, own in trials}}
+
+    def enter_one(trial_with_recipe: tuple[dict[str, Any], Recipe]) -> Run:
+        trial, own = trial_with_recipe
+        run, (rows, documents) = sweep.run(trial), prepared[preparation_name(sweep, own)]
+        run.create(own)
+        for name, content in documents.items():
+            (run.set_once if name in DECIDING else run.put)(name, content)
+        run.set_once("plan.json", make_plan(own, rows).to_json())
+        return run
+
+    runs = each(enter_one, trials)
+    for run, (_, own) in zip(runs, trials, strict=True):
+        tracking.start(run, own)
+    return [run.uri for run in runs]
+
+
+def _found_by(sweep: Sweep, name: str) -> tuple[int, dict[str, Any]]:
+    """Returns the training sequences of prepared data, and what its stages have found, by name of the document."""
+    run = Run(sweep.storage, name)
+    documents = {document: run.get(document) for document in CARRIED}
+    return run.plan().rows, {document: found for document, found in documents.items() if found is not None}
+
+
+def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
+    """Returns the name of the run that a trial's data is split and tokenized in: the same for the same data."""
+    document = recipe.model_dump(mode="json")
+    del document["model"]["from_scratch"], document["data"]["workers"]
+    decides = [recipe.seed, document["model"], document["data"], recipe.training.method, recipe.hooks.source]
+    digest = hashlib.sha256(json.dumps([*decides, recipe.needs_all_rows is None], sort_keys=True).encode()).hexdigest()
+    return f"{sweep.name}-data-{digest[:8]}"
+
+
+def _in_store(recipe: Recipe, store: str) -> Recipe:
+    document = recipe.model_dump(mode="json")
+    document["store"]["uri"] = store
+    return recipe_file.validate(document, origin="pipeline parameters")
+
+
+def _create(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
+    """Writes the sweep with the trials of its first bracket, or makes sure that the one there is this one."""
+    standing = sweep.find()
+    if standing is None:
+        assert recipe.sweep
+        drawn = configurations.draw(recipe.sweep, recipe.seed, planned[0].trials)
+        rungs = [
+            {"rung": rung.number, "bracket": rung.bracket, "chunk": rung.chunk, "keep": rung.keep}
+            for bracket in planned
+            for rung in bracket.rungs
+        ]
+        document = {
+            "recipe": recipe.model_dump(mode="json"),
+            "metric": recipe.sweep.metric,
+            "mode": recipe.sweep.mode,
+            "rungs": rungs,
+            "trials": [_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
+        }
+        if sweep.create(document):
+            return
+        standing = sweep.document()
+    before = recipe_file.validate(standing["recipe"], origin=sweep.uri)
+    if changed := recipe_file.changed_paths(_identity(before), _identity(recipe)):
+        raise UserError(
+            f"sweep {sweep.name!r} was started with another recipe: {'; '.join(changed)}.",
+            remedy="Choose another name, or set these back.",
+        )
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    """Returns what two recipes of one sweep have in common."""
+    assert recipe.sweep
+    return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
+
+
+def _add(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
+    """Draws the trials of a later bracket by what those before have shown, unless they are drawn."""
+    assert recipe.sweep
+    there = {trial["id"] for trial in sweep.trials()}
+    first = sum(before.trials for before in planned[: bracket.number - 1])
+    numbers = range(first, first + bracket.trials)
+    if all(_trial_id(number) in there for number in numbers):
+        return
+    before = [trial for trial in sweep.trials() if 1 <= trial["bracket"] < bracket.number]
+    known = each(lambda trial: _known(sweep, trial, recipe), before)
+    drawn = configurations.draw(recipe.sweep, recipe.seed, bracket.trials, known)
+    for number, values in zip(numbers, drawn, strict=True):
+        sweep.add(_trial(sweep, number, bracket.number, values))
+
+
+def _known(sweep: Sweep, trial: dict[str, Any], recipe: Recipe) -> Known:
+    scores = {score["chunk"]: score["value"] for score in sweep.scores(trial["run"]) if score["value"] is not None}
+    return Known(values=trial["values"], scores=scores, finished=recipe.chunks.count in scores)
+
+
+def _trial_id(number: int) -> str:
+    return f"t{number:03d}"
+
+
+def _trial(sweep: Sweep, number: int, bracket: int, values: dict[str, Any]) -> dict[str, Any]:
+    name = _trial_id(number)
+    return {"id": name, "run": f"{sweep.name}-{name}", "bracket": bracket, "values": values, "parent": None}
+
+
+def _trials(sweep: Sweep, recipe: Recipe, bracket: int) -> Iterator[tuple[dict[str, Any], Recipe]]:
+    """Yields the trials of a bracket, each with its recipe."""
+    for trial in sweep.trials():
+        if trial["bracket"] == bracket:
+            yield trial, configurations.configured(recipe, trial["values"], f"trial {trial['id']}")
+
+
+def _make_trial(sweep: Sweep, trial: dict[str, Any], recipe: Recipe, parent: str | None) -> None:
+    """Notes with a trial's run what it is, before it is a run."""
+    assert recipe.sweep
+    document = {"sweep": sweep.name, "id": trial["id"], "values": trial["values"], "metric": recipe.sweep.metric}
+    sweep.run(trial).put(TRIAL, {**document, "tracking": parent})
+
+
+def _preparing(recipe: Recipe, own: Recipe) -> Recipe:
+    """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
+    document = own.model_dump(mode="json")
+    document["training"] |= {name: getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
+    document["tracking"]["mlflow"] = None
+    return recipe_file.validate(document, origin=recipe.name)

@@ -1,0 +1,95 @@
+"""Sweep stages: what begins a bracket, and what compares its trials at a rung."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def begin(
+    recipe: str,
+    sweep_name: str,
+    new_name: str,
+    job_id: str,
+    store: str,
+    bracket: int,
+    previous: str,
+    sweep_uri: dsl.OutputPath(str),  # type: ignore[valid-type]
+) -> list:
+    """Draws the trials of a bracket.
+
+    Args:
+        recipe: The recipe with its sweep, as JSON.
+        sweep_name: Name of the sweep; one that exists goes on where it stopped. Empty: a new one.
+        new_name: What the name of a new sweep begins with.
+        job_id: What it ends in: the id of the pipeline's run.
+        store: Folder or bucket for runs and data.
+        bracket: Number of the bracket, from 1.
+        previous: What this bracket waits for; not read.
+        sweep_uri: Address of the sweep.
+
+    Returns:
+        For each different data of the trials what split and tokenize are given: recipe, run and source.
+    """
+    from components.shared import events
+    from components.sweep.begin import begin
+
+    with events.stage(f"begin bracket {bracket}"):
+        sweep, preparations = begin(recipe, sweep_name or f"{new_name}-{job_id}", store, bracket)
+        with open(sweep_uri, "w", encoding="utf-8") as file:
+            file.write(sweep.uri)
+    return preparations
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def enter(sweep_uri: str, bracket: int, prepared: list) -> list:
+    """Gives each trial of a bracket a run on the data that was made for it.
+
+    Args:
+        sweep_uri: Address of the sweep.
+        bracket: Number of the bracket, from 1.
+        prepared: What this stage waits for: the tokens; not read.
+
+    Returns:
+        Addresses of the runs.
+    """
+    from components.shared import events
+    from components.shared.sweeps import Sweep
+    from components.sweep.begin import enter
+
+    with events.stage(f"enter bracket {bracket}"):
+        return enter(Sweep.open(sweep_uri), bracket)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def judge(
+    sweep_uri: str,
+    rung: int,
+    trained: list,
+    summary: dsl.Output[dsl.Markdown],
+    page: dsl.Output[dsl.HTML],
+    winner: dsl.OutputPath(str),  # type: ignore[valid-type]
+) -> list:
+    """Compares the trials of a rung: the best go on.
+
+    Args:
+        sweep_uri: Address of the sweep.
+        rung: Number of the rung, from 1.
+        trained: What this stage waits for: the trials' checkpoints; not read.
+        summary: Who goes on, and who is stopped and why.
+        page: The sweep so far.
+        winner: Address of the best run that is trained to its end, empty before there is one.
+
+    Returns:
+        Addresses of the runs that go on.
+    """
+    from components.shared import events
+    from components.shared.sweeps import Sweep
+    from components.sweep.judge import judge, publish
+
+    with events.stage(f"judge rung {rung}"):
+        sweep = Sweep.open(sweep_uri)
+        verdict = judge(sweep, rung)
+        shown = publish(sweep, rung)
+        for path, text in ((summary.path, verdict.summary), (page.path, shown), (winner, verdict.winner)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+    return verdict.kept

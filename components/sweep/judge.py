@@ -1,0 +1,214 @@
+"""A rung of a sweep: who goes on, who is stopped, and what people have asked for in the meantime."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.shared import events, recipe_file, sweep_page
+from components.shared.errors import BatonError
+from components.shared.rungs import Rung, brackets
+from components.shared.runs import now
+from components.shared.sweeps import FAILURE, Sweep, each, score_name
+from components.sweep import tracked
+
+logger = logging.getLogger("baton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a rung comes to.
+
+    Attributes:
+        kept: Addresses of the runs that go on, the best first.
+        winner: Address of the best run of all so far that is trained to its end, empty before there is one.
+        summary: The rung in Markdown.
+    """
+
+    kept: list[str]
+    winner: str
+    summary: str
+
+
+def decide(
+    entered: Sequence[str], values: Mapping[str, float | None], keep: int, mode: str, stopped: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Ranks trials. Of two with the same score, the one that entered first is ahead.
+
+    Args:
+        entered: Trials that trained for this rung.
+        values: Trial → score; one without, or with None, cannot go on.
+        keep: How many go on.
+        mode: `min` or `max`.
+        stopped: Trials that somebody has asked to stop.
+
+    Returns:
+        Who goes on, the best first, and all others that were ranked, in their order.
+    """
+    sign = 1 if mode == "min" else -1
+    scored = {trial: value for trial in entered if trial not in stopped and (value := values.get(trial)) is not None}
+    ranked = sorted(scored, key=lambda trial: sign * scored[trial])
+    return ranked[:keep], ranked[keep:]
+
+
+def judge(sweep: Sweep, number: int) -> Verdict:
+    """Compares the trials of a rung and writes what comes of it.
+
+    A rung that was judged before stands; only what people have asked for since is taken up.
+
+    Args:
+        sweep: The sweep.
+        number: The rung's number, from 1.
+
+    Raises:
+        BatonError: no trial has a score.
+    """
+    document = sweep.document()
+    recipe = recipe_file.validate(document["recipe"], origin=sweep.uri)
+    rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
+    rung = rungs[number - 1]
+    trials: dict[str, dict[str, Any]] = {trial["id"]: trial for trial in document["trials"]}
+    wishes = dict(zip(trials, each(sweep.control, trials), strict=True))
+    standing = sweep.rung(number)
+    found = standing or _judged(sweep, document, rung, trials, wishes)
+    found = _with_wishes(sweep, found, trials, wishes)
+    if not found["kept"]:
+        raise BatonError(
+            f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found['stopped'])}.",
+            remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
+        )
+    sweep.keep_rung(found)
+    winner = _winner(sweep, document["mode"], rungs, trials, wishes)
+    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found["kept"], stopped=len(found["stopped"]))
+    return Verdict(
+        kept=[sweep.run(trials[trial]).uri for trial in found["kept"]],
+        winner=sweep.run(trials[winner]).uri if winner else "",
+        summary=_summary(document, found, trials),
+    )
+
+
+def publish(sweep: Sweep, number: int) -> str:
+    """Writes the sweep's page again once a rung is judged, sends both to where metrics go, and returns the page."""
+    document, rung = sweep.document(), sweep.rung(number)
+    assert rung is not None
+    recipe = recipe_file.validate(document["recipe"], origin=sweep.uri)
+    page = sweep_page.write(sweep)
+    tracked.log_rung(sweep, recipe, rung, page, is_last=number == len(document["rungs"]))
+    return page
+
+
+def _judged(
+    sweep: Sweep,
+    document: dict[str, Any],
+    rung: Rung,
+    trials: dict[str, dict[str, Any]],
+    wishes: Mapping[str, dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Returns a rung's document as the scores have it."""
+    entered = _entered(sweep, rung, trials)
+    scores = dict(zip(entered, each(lambda x: _score(sweep, trials[x], rung.chunk), entered), strict=True))
+    values = {trial: score["value"] for trial, score in scores.items() if score}
+    stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
+    kept, beaten = decide(entered, values, rung.keep, document["mode"], stopped)
+    why = {trial: f"asked to stop: {(wishes[trial] or {})['why']}" for trial in stopped}
+    for place, trial in enumerate(beaten, len(kept) + 1):
+        why[trial] = f"number {place} of {len(kept) + len(beaten)}, and {len(kept)} went on"
+    for trial in (trial for trial in entered if trial not in kept and trial not in why):
+        score = scores[trial]
+        why[trial] = f"{document['metric']} is not a number" if score else _no_score(sweep, trials[trial], rung.chunk)
+    return {
+        "rung": rung.number,
+        "bracket": rung.bracket,
+        "chunk": rung.chunk,
+        "scores": {
+            trial: {name: score[name] for name in ("value", "step", "seconds")}
+            for trial, score in scores.items()
+            if score
+        },
+        "kept": kept,
+        "stopped": [{"id": trial, "why": why[trial]} for trial in entered if trial in why],
+        "at": now(),
+    }
+
+
+def _with_wishes(
+    sweep: Sweep,
+    found: dict[str, Any],
+    trials: dict[str, dict[str, Any]],
+    wishes: Mapping[str, dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Returns a rung's document with the trials that somebody has asked for among those that go on."""
+    gone = [trial for trial in found["kept"] if _wish(wishes, trial) == "stop"]
+    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found["kept"]]
+    asked = [trial for trial in asked if sweep.run(trials[trial]).get("plan.json") is not None]
+    stopped = [entry for entry in found["stopped"] if entry["id"] not in asked]
+    stopped += [{"id": trial, "why": f"asked to stop: {(wishes[trial] or {})['why']}"} for trial in gone]
+    return {**found, "kept": [trial for trial in found["kept"] if trial not in gone] + asked, "stopped": stopped}
+
+
+def _entered(sweep: Sweep, rung: Rung, trials: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the trials that trained for a rung."""
+    if rung.first == 1:
+        return [trial for trial, found in trials.items() if found["bracket"] == rung.bracket]
+    before = sweep.rung(rung.number - 1)
+    if before is None:
+        raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
+    return [trial for trial in before["kept"] if trial in trials]
+
+
+def _winner(
+    sweep: Sweep,
+    mode: str,
+    rungs: Sequence[Rung],
+    trials: dict[str, dict[str, Any]],
+    wishes: Mapping[str, dict[str, Any] | None],
+) -> str | None:
+    """Returns the best of the trials that have come to their end, and notes it with the sweep."""
+    ended = [found for rung in rungs if rung.chunk == rungs[-1].chunk and (found := sweep.rung(rung.number))]
+    values = {trial: score["value"] for found in ended for trial, score in found["scores"].items()}
+    stopped = {trial for trial in values if _wish(wishes, trial) == "stop"}
+    best, _ = decide(list(values), values, 1, mode, stopped)
+    if not best:
+        return None
+    sweep.put("winner.json", {"id": best[0], "run": trials[best[0]]["run"], "value": values[best[0]], "at": now()})
+    return best[0]
+
+
+def _score(sweep: Sweep, trial: dict[str, Any], chunk: int) -> dict[str, Any] | None:
+    return sweep.run(trial).get(score_name(chunk))
+
+
+def _no_score(sweep: Sweep, trial: dict[str, Any], chunk: int) -> str:
+    failure = sweep.run(trial).get(FAILURE)
+    if failure and failure["chunk"] <= chunk:
+        return f"chunk {failure['chunk']} failed: {failure['message']}"
+    return f"chunk {chunk} was not finished"
+
+
+def _wish(wishes: Mapping[str, dict[str, Any] | None], trial: str) -> str | None:
+    wish = wishes.get(trial)
+    return wish["state"] if wish else None
+
+
+def _why(stopped: list[dict[str, Any]]) -> str:
+    return "; ".join(f"{entry['id']}: {entry['why']}" for entry in stopped[:5]) or "none has trained"
+
+
+def _summary(document: dict[str, Any], rung: dict[str, Any], trials: dict[str, dict[str, Any]]) -> str:
+    """Returns a rung in Markdown."""
+    why = {entry["id"]: entry["why"] for entry in rung["stopped"]}
+    paths = list(document["recipe"]["sweep"]["parameters"])
+    lines = [
+        f"# Rung {rung['rung']}: behind chunk {rung['chunk']}, {len(rung['kept'])} go on",
+        "",
+        f"| trial | {' | '.join(paths)} | {document['metric']} | |",
+        "|" + "---|" * (len(paths) + 3),
+    ]
+    for trial in (*rung["kept"], *why):
+        value = rung["scores"].get(trial, {}).get("value")
+        values = [str(trials[trial]["values"].get(path, "")) for path in paths]
+        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "goes on")]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,66 @@
+"""A sweep in MLflow: one run for the whole, the parent of its trials' runs; a server out of reach is a warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from typing import Any
+
+from components.shared import links, tracking
+from components.shared.recipe import Recipe
+from components.shared.sweeps import Sweep
+
+logger = logging.getLogger("baton")
+
+NAME = "tracking.json"
+
+
+def parent(sweep: Sweep, recipe: Recipe) -> str | None:
+    """Returns the id of the sweep's tracking run, which is made once; None where nothing is tracked."""
+    found = sweep.get(NAME)
+    if found is None:
+        found = {"run_id": _start(sweep, recipe)}
+        sweep.put(NAME, found)
+    run_id: str | None = found["run_id"]
+    return run_id
+
+
+def _start(sweep: Sweep, recipe: Recipe) -> str | None:
+    if recipe.tracking.mlflow is None or recipe.sweep is None:
+        return None
+    try:
+        client = tracking.connect(recipe.tracking.mlflow)
+        name = recipe.tracking.experiment or recipe.name
+        tags = {"baton.sweep": sweep.name, "baton.sweep_uri": sweep.uri, **links.tags()}
+        experiment = tracking.experiment(client, name, sweep.storage, recipe)
+        run_id: str = client.create_run(experiment, run_name=sweep.name, tags=tags).info.run_id
+        for key, value in recipe.sweep.model_dump(mode="json").items():
+            client.log_param(run_id, f"sweep.{key}", str(value)[:500])
+    except Exception as error:
+        logger.warning("tracking at %s is off for this sweep: %s", recipe.tracking.mlflow, error)
+        return None
+    return run_id
+
+
+def log_rung(sweep: Sweep, recipe: Recipe, rung: dict[str, Any], page: str, *, is_last: bool) -> None:
+    """Logs the scores of a rung under the trials' names, the best of them as `best`, and the page."""
+    run_id = (sweep.get(NAME) or {}).get("run_id")
+    if run_id is None or recipe.tracking.mlflow is None:
+        return
+    try:
+        client = tracking.connect(recipe.tracking.mlflow)
+        scores = {trial: score for trial, score in rung["scores"].items() if score["value"] is not None}
+        for trial, score in scores.items():
+            client.log_metric(run_id, trial, score["value"], step=score["step"])
+        if best := next((scores[trial] for trial in rung["kept"] if trial in scores), None):
+            client.log_metric(run_id, "best", best["value"], step=best["step"])
+        with tempfile.TemporaryDirectory(prefix="baton-sweep-") as folder:
+            path = os.path.join(folder, "sweep.html")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(page)
+            client.log_artifact(run_id, path)
+        if is_last:
+            client.set_terminated(run_id)
+    except Exception as error:
+        logger.warning("tracking at %s has no scores of rung %d: %s", recipe.tracking.mlflow, rung["rung"], error)

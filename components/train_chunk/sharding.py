@@ -1,0 +1,47 @@
+"""FSDP2 through Accelerate: on GPUs as it comes, on CPUs where Accelerate thinks of it only for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.shared.recipe import Recipe
+
+
+class Sharded:
+    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator.
+
+        Accelerate takes its FSDP plugin to heart where the processes are of several GPUs; with CPUs it would pass it
+        over without a word, and train with DDP.
+        """
+        from accelerate.state import DistributedType, PartialState
+
+        trainer: Any = self
+        on_cpu = trainer.args.fsdp_plugin_args is not None and trainer.args.use_cpu
+        if on_cpu:
+            PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        if on_cpu:
+            PartialState().distributed_type = DistributedType.FSDP
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the weights; of a checkpoint in shards, what else makes a model: configuration and tokenizer."""
+        trainer: Any = self
+        if not (trainer.is_fsdp_enabled and _internal_call):
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        elif trainer.args.should_save:
+            trainer.model.config.save_pretrained(output_dir)
+            if trainer.model.generation_config is not None:
+                trainer.model.generation_config.save_pretrained(output_dir)
+            trainer.processing_class.save_pretrained(output_dir)
+
+
+def arguments(recipe: Recipe) -> dict[str, Any]:
+    """Returns the arguments of `TrainingArguments` for several processes."""
+    if not recipe.parallel.is_sharded:
+        # Compiled by us, before DDP wraps it.
+        return {"torch_compile": False} if recipe.training.compile else {}
+    config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
+    return {"fsdp": True, "fsdp_config": config}

@@ -1,0 +1,189 @@
+"""The few things that a stage asks of Kubernetes, and what its refusals mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from components.shared.errors import BatonError, UserError
+from components.shared.preemption import SERVICE_ACCOUNT
+from components.train_chunk.trainjob.manifest import GROUP, NODE, PLURAL, VERSION
+
+logger = logging.getLogger("baton")
+
+TIMEOUT = 30.0
+"""Seconds for one answer."""
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""Label of a job's pods; Trainer gives its JobSet the TrainJob's name."""
+INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
+RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
+
+
+class AwayError(BatonError):
+    """The API server does not answer as it should just now."""
+
+
+class Cluster:
+    """One namespace.
+
+    Args:
+        client: A client of the API server (`kubernetes.client.ApiClient`).
+        namespace: Where jobs and their pods live.
+    """
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        from kubernetes import client as api
+
+        self.namespace = namespace
+        self._jobs = api.CustomObjectsApi(client)
+        self._core = api.CoreV1Api(client)
+
+    @classmethod
+    def here(cls) -> Cluster:
+        """Returns the cluster that this process is a pod of, as the pod's account.
+
+        Raises:
+            UserError: this is no pod.
+        """
+        from kubernetes import client, config
+
+        if not os.path.exists(os.path.join(SERVICE_ACCOUNT, "token")):
+            raise UserError(
+                "resources.nodes asks for several machines, and this is one: no pod of a cluster, or one without its "
+                "account's token.",
+                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to what is here.",
+            )
+        config.load_incluster_config()
+        with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:
+            return cls(client.ApiClient(), file.read().strip())
+
+    def create(self, job: dict[str, Any]) -> bool:
+        """Creates a job; False where one of its name is there.
+
+        Raises:
+            UserError: Kubernetes refuses it.
+        """
+        return (
+            self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
+        )
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        """Returns a job, None where there is none."""
+        found: dict[str, Any] | None = self._ask(
+            "get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404
+        )
+        return found
+
+    def jobs(self, labels: dict[str, str]) -> list[dict[str, Any]]:
+        """Returns all jobs with some labels."""
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        answer = self._ask("list", self._jobs.list_namespaced_custom_object, *self._kind, label_selector=selector)
+        return list(answer["items"])
+
+    def adopt(self, name: str, owners: list[dict[str, Any]]) -> bool:
+        """Gives a job owners in the place of those before; False where the job is gone."""
+        change = {"metadata": {"ownerReferences": owners}}
+        patch = self._jobs.patch_namespaced_custom_object
+        return self._ask("patch", patch, *self._kind, name, change, expected=404) is not None
+
+    def delete(self, name: str) -> bool:
+        """Deletes a job, and with it its pods; False where it is gone."""
+        delete = self._jobs.delete_namespaced_custom_object
+        answer = self._ask("delete", delete, *self._kind, name, propagation_policy="Background", expected=404)
+        return answer is not None
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        """Returns the pods of a job, as the API server has them."""
+        return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
+
+    def warnings(self, name: str) -> list[dict[str, Any]]:
+        """Returns the warnings about a job and what was made for it, oldest first."""
+        events = self._list("list events", self._core.list_namespaced_event, field_selector="type=Warning")
+        ours = [event for event in events if event["involvedObject"].get("name", "").startswith(name)]
+        return sorted(ours, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+    def tail(self, pod: str, lines: int) -> list[str]:
+        """Returns the last lines of a pod's log, none where it is gone."""
+        read = self._core.read_namespaced_pod_log
+        text = self._ask("get logs", read, pod, self.namespace, container=NODE, tail_lines=lines, expected=404)
+        return (text or "").splitlines()
+
+    def log(self, pod: str) -> Iterator[str]:
+        """Yields the lines of a pod's log with their time before them, until the pod ends."""
+        answer = self._core.read_namespaced_pod_log(
+            pod, self.namespace, container=NODE, follow=True, timestamps=True, _preload_content=False
+        )
+        rest = b""
+        with answer:
+            for data in answer.stream(decode_content=True):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    @property
+    def _kind(self) -> tuple[str, str, str, str]:
+        return GROUP, VERSION, self.namespace, PLURAL
+
+    def _list(self, what: str, call: Any, **given: Any) -> list[dict[str, Any]]:
+        """Returns plain objects: the client's own classes know the fields of its own version alone."""
+        answer = self._ask(what, call, self.namespace, _preload_content=False, **given)
+        return list(json.loads(answer.data)["items"])
+
+    def _ask(self, what: str, call: Any, *arguments: Any, expected: int | None = None, **given: Any) -> Any:
+        """Asks, and returns the answer; None for a refusal that is expected.
+
+        Raises:
+            UserError: the answer will be the same next time.
+            AwayError: it may be another one next time.
+        """
+        from kubernetes.client.rest import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call(*arguments, _request_timeout=TIMEOUT, **given)
+        except ApiException as error:
+            message = _message(error)
+            if error.status == expected and not (expected == 404 and _is_about_a_kind(message)):
+                return None
+            raise _refusal(what, error.status, message, self.namespace) from None
+        except HTTPError as error:
+            raise AwayError(f"the API server of Kubernetes cannot be reached: {error}.") from None
+
+
+def _message(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.body or error.reason or "no reason given").strip()
+
+
+def _is_about_a_kind(message: str) -> bool:
+    """Tells a kind that does not exist from an object that does not."""
+    return message.startswith(("404 page not found", "the server could not find the requested resource"))
+
+
+def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError:
+    """Returns what an answer of the API server means to a person."""
+    if status == 404:
+        return UserError(
+            f"resources.nodes needs Kubeflow Trainer, and this cluster has no {PLURAL}.{GROUP}/{VERSION}.",
+            remedy=INSTALL,
+        )
+    if status == 403 and "exceeded quota" in message:
+        return UserError(f"the quota of namespace {namespace} is used up: {message}.", remedy="Raise it, or wait.")
+    if status in (401, 403) and "admission webhook" not in message:
+        subject = what if " " in what else f"{what} {PLURAL}"
+        return UserError(f"the stage's account may not {subject} in {namespace}: {message}.", remedy=RIGHTS)
+    if status in (400, 403, 422):
+        return UserError(f"Kubernetes refuses the TrainJob: {message}.", remedy=_advice(message))
+    return AwayError(f"the API server of Kubernetes answers {status} to {what}: {message}.")
+
+
+def _advice(message: str) -> str:
+    if "untime" in message:
+        return "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
+    return "Check resources in the recipe."

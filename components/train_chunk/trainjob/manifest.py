@@ -1,0 +1,167 @@
+"""The `TrainJob` of a chunk, as plain values. Needs Kubeflow Trainer 2.2, which has `runtimePatches`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from components.shared.links import KUBEFLOW_RUN, kubeflow_run
+from components.shared.recipe import Recipe, Resources
+from components.shared.recipe.base import seconds
+
+GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
+NODE = "node"
+"""Name of the job and of its container, in every torch runtime of Trainer."""
+NODE_STAGE = "train-node"
+"""`app.kubernetes.io/component` of the pods; network policies go by it."""
+MANAGER = "baton/train-chunk"
+"""Who patched the runtime; Trainer asks for a name with a domain."""
+RUN_LABEL, CHUNK_LABEL = "baton/run", "baton/chunk"
+LEAVE = 120
+"""Seconds that a pod has between SIGTERM and its end, to save."""
+LONGEST_NAME = 24
+"""Letters of a run's name that go into the job's: pods and their service add to it, and all fit 63."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The pod of the stage; when it is deleted, Kubernetes deletes the job with it."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def here(cls) -> Owner | None:
+        """Returns the pod of this process as Kubeflow Pipelines tells it, None outside one."""
+        name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
+        return cls(name, uid) if name and uid else None
+
+    def reference(self) -> dict[str, Any]:
+        """Returns it as an owner of other objects."""
+        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+
+
+def labels(run_uri: str, index: int) -> dict[str, str]:
+    """Returns the labels by which all jobs of a chunk are found, whichever attempt made them."""
+    return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
+
+
+def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> dict[str, Any]:
+    """Returns the job of a chunk.
+
+    Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
+    same image, nodes and settings.
+
+    Args:
+        recipe: The run's recipe, with `resources.nodes` above 1.
+        run_uri: Address of the run.
+        index: Number of the chunk, from 1.
+        owner: The stage's pod.
+    """
+    spec = _spec(recipe, run_uri, index)
+    digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
+    if found := kubeflow_run():  # not in the name: a run that is submitted again goes on with the job that it finds
+        spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": found})
+    run_name = run_uri.rpartition("/")[2][:LONGEST_NAME].strip("-")
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": f"baton-{run_name}-{index:03d}-{digest}",
+            "labels": recipe.resources.pod_labels(recipe.name, NODE_STAGE) | labels(run_uri, index),
+            "annotations": {"baton/run-uri": run_uri},
+            "ownerReferences": [owner.reference()] if owner else [],
+        },
+        "spec": spec,
+    }
+
+
+def _spec(recipe: Recipe, run_uri: str, index: int) -> dict[str, Any]:
+    resources = recipe.resources
+    scope, _, name = resources.runtime.rpartition("/")
+    spec = {
+        "runtimeRef": {
+            "apiGroup": GROUP,
+            "kind": "ClusterTrainingRuntime" if scope else "TrainingRuntime",
+            "name": name,
+        },
+        "trainer": {
+            "image": resources.image,
+            "command": ["python3", "-m", "components.train_chunk"],
+            "args": [run_uri, str(index)],
+            "env": _environment(recipe),
+            "numNodes": resources.nodes,
+            "numProcPerNode": recipe.processes,
+            "resourcesPerNode": _per_node(resources),
+        },
+        "runtimePatches": [
+            {
+                "manager": MANAGER,
+                "trainingRuntimeSpec": {
+                    "template": {
+                        "spec": {
+                            "replicatedJobs": [{"name": NODE, "template": {"spec": {"template": _pod(recipe)}}}],
+                        }
+                    }
+                },
+            }
+        ],
+    }
+    return spec | ({"activeDeadlineSeconds": int(seconds(resources.deadline))} if resources.deadline else {})
+
+
+def _environment(recipe: Recipe) -> list[dict[str, Any]]:
+    """Returns the environment of a node; where it meets the others, Trainer adds."""
+    plain = {**recipe.resources.plain_env, "BATON_EVENTS": "stdout"}
+    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    for secret, variables in recipe.resources.secrets:
+        for key, variable in variables.items():
+            found.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    if recipe.chunks.preemption.node_taints:
+        found.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
+    return found
+
+
+def _per_node(resources: Resources) -> dict[str, Any]:
+    asked = {"cpu": resources.cpu, "memory": resources.memory}
+    found = {name: quantity for name, quantity in asked.items() if quantity}
+    limits = {**found, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
+    return {kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values}
+
+
+def _pod(recipe: Recipe) -> dict[str, Any]:
+    """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
+    resources = recipe.resources
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, str]] = []
+    if resources.shm:
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resources.shm}})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if resources.cache_claim and recipe.store.cache_dir:
+        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": resources.cache_claim}})
+        mounts.append({"name": "cache", "mountPath": recipe.store.cache_dir})
+    capacity = {"baton/capacity": resources.capacity} if resources.capacity else {}
+    pod_security = {"seccompProfile": {"type": "RuntimeDefault"}}
+    container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "metadata": {
+            "labels": resources.pod_labels(recipe.name, NODE_STAGE) | capacity,
+            "annotations": _scraped(recipe.tracking.prometheus_port),
+        },
+        "spec": {
+            "nodeSelector": resources.node_selector,
+            "tolerations": [toleration.model_dump(exclude_none=True) for toleration in resources.tolerations],
+            "imagePullSecrets": [{"name": resources.image_pull_secret}] if resources.image_pull_secret else [],
+            "securityContext": pod_security | ({"runAsNonRoot": True} if resources.run_as_non_root else {}),
+            "terminationGracePeriodSeconds": LEAVE,
+            "volumes": volumes,
+            "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": container_security}],
+        },
+    }
+
+
+def _scraped(port: int | None) -> dict[str, str]:
+    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}

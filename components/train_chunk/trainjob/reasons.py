@@ -1,0 +1,133 @@
+"""Why the nodes of a job do not start, or have ended: one sentence out of what Kubernetes says in five places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from components.shared.errors import BatonError, UserError
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation, and in newer versions label, with a pod's number."""
+IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+SETTINGS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+OUT_OF_MEMORY = "OOMKilled"
+KILLED = 137
+"""Exit code of a container that got SIGKILL: by the kernel, or at the end of its grace period."""
+LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
+"""Reasons of a pod whose node is gone or going."""
+
+
+def condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """Returns a condition of an object where it holds, None where it does not."""
+    conditions = job.get("status", {}).get("conditions") or []
+    return next((found for found in conditions if found["type"] == kind and found["status"] == "True"), None)
+
+
+def index(pod: dict[str, Any]) -> int:
+    """Returns the number of a node in its job."""
+    metadata = pod["metadata"]
+    number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
+    return int(number or 0)
+
+
+def has_started(pod: dict[str, Any]) -> bool:
+    """Tells whether a pod runs, or has run."""
+    return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def not_starting(pods: Iterable[dict[str, Any]]) -> str | None:
+    """Returns why a pod will not start by itself: its image or its settings."""
+    for pod in pods:
+        for status in pod["status"].get("containerStatuses") or []:
+            waiting = status.get("state", {}).get("waiting") or {}
+            reason, message = waiting.get("reason"), waiting.get("message") or ""
+            if reason in IMAGE:
+                return f"the image {status.get('image')!r} cannot be had on {_place(pod)}: {reason}. {message}".strip()
+            if reason in SETTINGS:
+                return f"node {index(pod)} cannot be started: {reason}. {message}".strip()
+    return None
+
+
+def waiting_for(
+    job: dict[str, Any], nodes: int, pods: Sequence[dict[str, Any]], warnings: Sequence[dict[str, Any]]
+) -> str:
+    """Returns what the nodes that do not run yet wait for, as far as Kubernetes tells."""
+    if suspended := condition(job, "Suspended"):
+        return f"the job is suspended: {suspended.get('message', '')}"
+    running = sum(map(has_started, pods))
+    found = [line for pod in pods if not has_started(pod) if (line := _unschedulable(pod))]
+    found += [f"{event['reason']}: {event['message']}" for event in warnings[-1:]] if not found else []
+    if not found and not pods:
+        found = ["no pod was made for it, as where Kubeflow Trainer's controller does not run"]
+    return f"{running} of {nodes} nodes run" + (f"; {'; '.join(dict.fromkeys(found))}" if found else "")
+
+
+def first_failed(pods: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the pod whose container ended with another code than 0 before all others, None where none has."""
+    failed = [pod for pod in pods if _ended(pod).get("exitCode")]
+    return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), index(pod)), default=None)
+
+
+def failure(
+    job: dict[str, Any], pods: Sequence[dict[str, Any]], told: dict[str, Any] | None, tail: Sequence[str]
+) -> BatonError:
+    """Returns why a job failed.
+
+    What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
+
+    Args:
+        job: The job, as it is now.
+        pods: Its pods, each as it was last seen.
+        told: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
+        tail: The last lines of that log.
+    """
+    again, first = "Run again: it goes on from the newest checkpoint.", first_failed(pods)
+    for pod in sorted(pods, key=index):
+        if line := _befallen(pod):
+            return BatonError(f"{line}.", remedy=again)
+    if first and _ended(first)["exitCode"] == KILLED:
+        where = f"node {index(first)} ({_place(first)})"
+        return BatonError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
+    if told:
+        kind = UserError if told.get("exit_code") == UserError.exit_code else BatonError
+        return kind(str(told["message"]))
+    if first:
+        last = f" Its last lines: {' | '.join(tail)}" if tail else ""
+        return BatonError(f"node {index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
+    failed = condition(job, "Failed") or {}
+    return BatonError(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
+
+
+def _befallen(pod: dict[str, Any]) -> str | None:
+    """Returns what was done to a pod, None where it ended by itself or has not."""
+    status, ended = pod["status"], _ended(pod)
+    node = f"node {index(pod)} ({_place(pod)})"
+    if ended.get("reason") == OUT_OF_MEMORY:
+        return f"{node} ran out of memory and was killed: raise resources.memory, or lower micro_batch_size"
+    if status.get("reason") == "Evicted":
+        return f"{node} was evicted: {status.get('message', '').rstrip('.')}"
+    if disruption := condition(pod, "DisruptionTarget"):
+        return f"{node} was taken away: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
+    if status.get("reason") in LOST or status.get("phase") == "Unknown":
+        return f"{node} is lost: {status.get('message') or status.get('reason') or 'its machine does not answer'}"
+    return None
+
+
+def _ended(pod: dict[str, Any]) -> dict[str, Any]:
+    for status in pod["status"].get("containerStatuses") or []:
+        for state in (status.get("state", {}), status.get("lastState", {})):
+            if terminated := state.get("terminated"):
+                return dict(terminated)
+    return {}
+
+
+def _unschedulable(pod: dict[str, Any]) -> str | None:
+    for found in pod["status"].get("conditions") or []:
+        if found["type"] == "PodScheduled" and found["status"] == "False":
+            return f"node {index(pod)}: {found.get('message') or found.get('reason')}"
+    return not_starting([pod])
+
+
+def _place(pod: dict[str, Any]) -> str:
+    return str(pod["spec"].get("nodeName") or "no machine yet")

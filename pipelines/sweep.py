@@ -1,0 +1,128 @@
+"""The pipeline that trains many configurations of a recipe in rungs of chunks, and hands out the best.
+
+For each bracket: begin → (data split → tokenize for each different data) → enter → for each rung: the trials that are
+left, at most so many at once, train its chunks → judge. Then the winner as in `pipelines.finetune`.
+"""
+
+from typing import Any
+
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+
+from components.data_split.component import data_split
+from components.shared import recipe_file
+from components.shared.recipe import Recipe
+from components.shared.rungs import Bracket, Rung, brackets, check_trials
+from components.sweep.component import begin, enter, judge
+from components.tokenize.component import tokenize
+from pipelines import finetune, resources
+
+PARALLEL = 4
+"""Trials at once where the recipe does not say."""
+
+
+def sweep(recipe: Recipe) -> BaseComponent:
+    """Returns the pipeline that compares the configurations of a recipe.
+
+    Raises:
+        UserError: the recipe has no sweep, a trial is no recipe, or its chunks do not fit a workflow.
+    """
+    check_trials(recipe)
+    planned = brackets(recipe)
+
+    @dsl.pipeline(
+        name=f"{recipe.name}-sweep",
+        description=f"Compares {sum(x.trials for x in planned)} configurations of {recipe.name} in rungs of chunks.",
+        pipeline_config=resources.of_run(recipe.resources),
+    )
+    def pipeline(sweep_name: str = "", store: str = recipe.store.uri) -> str:
+        """Compares configurations while they train, and hands out the best.
+
+        Args:
+            sweep_name: Name of the sweep; the same name goes on where it stopped. Empty: a new sweep.
+            store: Folder or s3://bucket for runs and data.
+        """
+        winner: Any = ""
+        for bracket in planned:
+            winner = _bracket(recipe, bracket, sweep_name, store, winner)
+        return handed_out(recipe, winner)  # type: ignore[no-any-return]
+
+    return pipeline
+
+
+def winners(recipe: Recipe) -> BaseComponent:
+    """Returns the pipeline of what comes behind the last chunk of a run alone."""
+
+    @dsl.pipeline(name=f"{recipe.name}-winner", description=f"Judges and exports the best trial of {recipe.name}.")
+    def pipeline(run_uri: str) -> str:
+        return handed_out(recipe, run_uri)  # type: ignore[no-any-return]
+
+    return pipeline
+
+
+def handed_out(recipe: Recipe, run_uri: Any) -> Any:
+    """Adds what comes behind the last chunk of the best trial, and returns the address of its model."""
+    return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
+
+
+def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Any, store: Any, previous: Any) -> Any:
+    """Adds the stages of a bracket and returns the address of the best run so far."""
+    prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
+    placed = finetune.placing(recipe, prefix)
+    begun = begin(
+        recipe=recipe_file.dumps(recipe),
+        sweep_name=sweep_name,
+        new_name=recipe.name,
+        job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        store=store,
+        bracket=bracket.number,
+        previous=previous,
+    )
+    sweep_uri = placed(begun, "begin").outputs["sweep_uri"]
+    tokens = _prepared(recipe, begun.outputs["Output"], store, placed)
+    entered = placed(enter(sweep_uri=sweep_uri, bracket=bracket.number, prepared=tokens), "enter")
+    survivors, winner = entered.outputs["Output"], previous
+    for rung in bracket.rungs:
+        trained = _rung(recipe, rung, survivors, placed)
+        verdict = placed(judge(sweep_uri=sweep_uri, rung=rung.number, trained=trained), f"judge rung {rung.number}")
+        survivors, winner = verdict.outputs["Output"], verdict.outputs["winner"]
+    return winner
+
+
+def _prepared(recipe: Recipe, preparations: Any, store: Any, placed: finetune.Placed) -> Any:
+    """Adds the stages that make the trials' data, once each, and returns where it is."""
+    with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
+        split = data_split(
+            recipe=data.recipe,
+            run_name=data.run,
+            new_name="",
+            job_id="",
+            store=store,
+            source=data.source,
+            learning_rate=recipe.training.learning_rate,
+            epochs=finetune.epochs_parameter(recipe),
+            max_steps=recipe.training.max_steps or 0,
+            phase="",
+            start_from="",
+        )
+        placed(split, "data split")
+        tokens = tokenize(run_uri=split.outputs["Output"], standing=split.outputs["standing"])
+        placed(tokens, "tokenize")
+    return dsl.Collected(tokens.outputs["Output"])
+
+
+def _rung(recipe: Recipe, rung: Rung, survivors: Any, placed: finetune.Placed) -> Any:
+    """Adds the chunks of a rung for each trial that is left, one behind the other, and returns where they came to."""
+    spare = [rung.chunk] * recipe.chunks.spare
+    with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as run_uri:
+        previous: Any = ""
+        for at, index in enumerate([*range(rung.first, rung.chunk + 1), *spare]):
+            name = f"train chunk {index}" if at <= rung.chunk - rung.first else f"spare chunk {index}"
+            chunk, _ = finetune.one_chunk(recipe, run_uri, index, previous, "", name, placed)
+            previous = chunk.outputs["Output"]
+    return dsl.Collected(previous)
+
+
+def _parallel(recipe: Recipe) -> int:
+    assert recipe.sweep
+    return recipe.sweep.parallel or PARALLEL

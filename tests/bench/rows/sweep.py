@@ -1,0 +1,121 @@
+"""The best of eight configurations: by halving, in turns in warm processes, against eight whole runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from components.shared import recipe_file
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.sweeps import Sweep
+from pipelines.sweep_local import LocalSweep
+from tests.bench.bench import Bench
+from tests.bench.ours import ENVIRONMENT, RECIPE, Ours
+from tests.bench.sizes import SIZES
+from tests.bench.table import Figure, Row, faster, keep, share
+from tests.bench.theirs import Theirs
+
+NAME = "sweep"
+TITLE = "the best of eight learning rates: halving, the trials in turns, against eight whole runs one after the other"
+RATES = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+CHUNKS, ETA, STEPS = 16, 4, 40
+"""Chunks of a run, one of how many goes on, and steps of a chunk."""
+
+
+def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "BATON_EVENTS"})
+    size, steps = SIZES["2m"], 2 if bench.options.quick else STEPS
+    times: dict[str, list[float]] = {}
+    counted: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    same: list[float] = []
+    for number in bench.rounds(dear=True):
+        halved = _run(bench, ours, f"halved-{number}", steps, CHUNKS, {"eta": ETA})
+        whole = _run(bench, ours, f"whole-{number}", steps, 1, None)
+        keep(times, {"halved": halved.took, "whole": whole.took, "first": halved.first})
+        keep(counted, {"halved": float(halved.steps), "whole": float(whole.steps)})
+        keep(seconds, {name: value / halved.chunks for name, value in halved.spent.items()})
+        keep(seconds, {"chunk": sum(halved.spent.values()) / halved.chunks})
+        same.append(float(halved.winner == whole.winner))
+        bench.say(f"winner: {halved.winner} by halving, {whole.winner} of the whole runs")
+    swap = [
+        chunk - train - score
+        for chunk, train, score in zip(*(seconds[x] for x in ("chunk", "train", "score")), strict=True)
+    ]
+    per_hour = [len(RATES) / took * 3600 for took in times["first"]]
+    theirs_per_hour = [len(RATES) / took * 3600 for took in times["whole"]]
+    ratio = [a / b for a, b in zip(per_hour, theirs_per_hour, strict=True)]
+    return Row(
+        title=TITLE,
+        conditions=f"{size}; {CHUNKS} chunks of {steps} steps, eta {ETA}; one torch thread; data made beforehand",
+        figures=[
+            faster("time to the best", times["halved"], times["whole"], "8 runs", at_least=4),
+            faster("steps to the best", counted["halved"], counted["whole"], "8 runs", unit="steps"),
+            Figure(what="the same winner", unit="", ours=same, at_least=1),
+            Figure(
+                what="configurations compared an hour",
+                unit="/h",
+                ours=per_hour,
+                theirs=theirs_per_hour,
+                other="8 runs",
+                ratio=ratio,
+            ),
+            share("swap", swap, seconds["chunk"], "chunk", unit="s", at_most=0.05),
+        ],
+        splits={"a chunk of the sweep": seconds},
+        notes=[
+            "8 runs: each in one chunk and one process, forked from the same warm server, scored at its end alone",
+            "time: from the first trial's first process to the last rung's end; neither side exports",
+            "compared an hour: until all eight have a first score, at the first rung and at the end of the whole runs",
+            "swap: what a chunk's process does besides training and its score: start, build, restore, save, upload; "
+            "it does not grow with the chunk's steps",
+        ],
+    )
+
+
+class _Timed(LocalSweep):
+    """A sweep that notes when what happened, and exports nothing."""
+
+    def __init__(self, recipe: Recipe, name: str) -> None:
+        self.began = self.first = self.ended = 0.0
+        super().__init__(recipe, name, self._heard)
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        if event["event"] == "stage" and "train chunk" in event["stage"] and event["state"] == "started":
+            self.began = self.began or event["at"]
+        if event["event"] == "verdict":
+            self.first = self.first or event["at"]
+            self.ended = event["at"]
+
+    def _hand_out(self, run: Run) -> None:
+        self.winner = run.name.rpartition("-")[2]
+
+    def measured(self) -> _Timed:
+        """Runs it, and adds up what its chunks did."""
+        self.run()
+        self.took, self.first = self.ended - self.began, self.first - self.began
+        runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).trials()]
+        records = [record for run in runs for record in run.records("train-chunk")]
+        self.chunks = len(records)
+        self.steps = sum(record["to_step"] - record["from_step"] for record in records)
+        self.spent: dict[str, float] = {}
+        for record in records:
+            for phase, seconds in record["seconds"].items():
+                self.spent[phase] = self.spent.get(phase, 0.0) + seconds
+        return self
+
+
+def _run(bench: Bench, ours: Ours, name: str, steps: int, chunks: int, halving: dict[str, int] | None) -> _Timed:
+    overrides = [
+        f"store.uri={bench.work}/sweeps",
+        f"data.source={ours.rows()}",
+        "data.split.eval=128",
+        f"training.max_steps={steps * CHUNKS}",
+        "training.lr_scheduler=cosine",
+        f"chunks.count={chunks}",
+        *SIZES["2m"].overrides,
+    ]
+    document = recipe_file.load(RECIPE, overrides).model_dump(mode="json")
+    document["sweep"] = {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": halving}
+    return _Timed(recipe_file.validate(document, origin=RECIPE), name).measured()

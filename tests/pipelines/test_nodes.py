@@ -1,0 +1,62 @@
+"""With several nodes a chunk's own pod asks for nothing that its job's pods ask for; other stages keep theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from pipelines import local
+from pipelines.finetune import finetune
+
+SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
+GPUS = [
+    "resources.gpus=2",
+    "resources.cpu=8",
+    "resources.memory=64Gi",
+    "resources.node_selector.pool=gpu",
+    "resources.cache_claim=cache",
+    "store.cache_dir=/cache",
+    "resources.secret=baton-store",
+    "tracking.prometheus_port=9095",
+    'chunks.preemption.node_taints=["going"]',
+]
+
+
+def _compiled(folder: Path, nodes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns containers and settings of the pods, each by executor."""
+    package = folder / f"{nodes}.yaml"
+    compiler.Compiler().compile(finetune(recipe_file.load(SCRATCH, [*GPUS, f"resources.nodes={nodes}"])), str(package))
+    spec, platform = yaml.safe_load_all(package.read_text())
+    return (
+        spec["deploymentSpec"]["executors"],
+        platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"],
+    )
+
+
+def test_the_chunks_pod_only_follows(tmp_path: Path) -> None:
+    containers, settings = _compiled(tmp_path, 2)
+    assert "resources" not in containers["exec-train-chunk"]["container"]
+    chunk = settings["exec-train-chunk"]
+    assert not {"nodeSelector", "emptyDirMounts", "pvcMount"} & chunk.keys()
+    assert "annotations" not in chunk["podMetadata"]
+    assert chunk["secretAsEnv"][0]["secretName"] == "baton-store"
+    assert {entry["name"] for entry in chunk["fieldPathAsEnv"]} == {"KFP_RUN_ID", "NODE_NAME"}
+
+
+def test_other_stages_keep_what_they_ask_for(tmp_path: Path) -> None:
+    several, one = _compiled(tmp_path, 2), _compiled(tmp_path, 1)
+    assert several[0]["exec-evaluate"]["container"]["resources"] == one[0]["exec-evaluate"]["container"]["resources"]
+    assert one[0]["exec-train-chunk"]["container"]["resources"]["accelerator"]["resourceCount"] == "2"
+    assert several[1]["exec-evaluate"] == one[1]["exec-evaluate"]
+
+
+def test_one_machine_refuses_several_at_once() -> None:
+    recipe = recipe_file.load(SCRATCH, ["resources.nodes=2"])
+    with pytest.raises(UserError, match=r"resources\.nodes is 2, and this is one machine"):
+        local.run_recipe(recipe, "r", arguments={}, on_event=lambda event: None, containers=False)

@@ -1,0 +1,126 @@
+"""The pipeline of a sweep that a cluster runs, and what `baton sweep` refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from components.shared.storage import Storage
+from components.shared.sweeps import Sweep
+from pipelines import conformance
+from pipelines.cli import app
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parents[1] / "pipelines" / "recipes" / "sweep.yaml"
+
+
+def _baton(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The compiled file of the sweep that comes with Baton, on GPUs and with a spare chunk."""
+    path = tmp_path_factory.mktemp("compiled") / "sweep.yaml"
+    settings = ("resources.gpus=1", "chunks.spare=1", "sweep.parallel=3")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    done = _baton("compile", str(RECIPE), "-o", str(path), "--pipeline", "sweep", *changes)
+    assert done.exit_code == 0, done.stderr
+    assert conformance.check(str(path)) == []
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def test_golden(compiled: list[dict[str, Any]]) -> None:
+    documents = [{key: value for key, value in document.items() if key != "sdkVersion"} for document in compiled]
+    golden = HERE / "golden" / "sweep.yaml"
+    if os.environ.get("BATON_GOLDEN"):
+        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True))
+    assert documents == list(yaml.safe_load_all(golden.read_text())), "run `make golden` and read the diff"
+
+
+def _loops(compiled: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the loops by their names on the page: each the task and its body."""
+    pipeline = compiled[0]
+    return {
+        task["taskInfo"]["name"]: {"task": task, "body": pipeline["components"][task["componentRef"]["name"]]["dag"]}
+        for task in pipeline["root"]["dag"]["tasks"].values()
+        if "parameterIterator" in task
+    }
+
+
+def test_each_rung_is_a_loop_over_whoever_the_judge_before_it_lets_go_on(compiled: list[dict[str, Any]]) -> None:
+    loops = _loops(compiled)
+    assert list(loops) == ["data", "rung 1", "rung 2", "rung 3"]
+    assert {loop["task"]["iteratorPolicy"]["parallelismLimit"] for loop in loops.values()} == {3}
+    sources = []
+    for loop in loops.values():
+        items = loop["task"]["parameterIterator"]["items"]["inputParameter"]
+        sources.append(loop["task"]["inputs"]["parameters"][items]["taskOutputParameter"]["producerTask"])
+    assert sources == ["begin", "enter", "judge", "judge-2"]
+
+
+def test_the_chunks_of_a_rung_follow_each_other_and_a_spare_one_closes_it(compiled: list[dict[str, Any]]) -> None:
+    """Nine chunks, eta 3: the first; the second and third; the fourth to the ninth."""
+    trained = {name: _chain(loop["body"]["tasks"]) for name, loop in _loops(compiled).items()}
+    assert trained == {"data": [], "rung 1": [1, 1], "rung 2": [2, 3, 3], "rung 3": [4, 5, 6, 7, 8, 9, 9]}
+
+
+def _chain(tasks: dict[str, Any]) -> list[int]:
+    """Returns the numbers of the chunks in a loop's body, each behind the one that it waits for."""
+    behind = {}
+    for name, task in tasks.items():
+        given = task["inputs"]["parameters"]
+        if task["componentRef"]["name"].startswith("comp-train-chunk"):
+            before = given["previous"].get("taskOutputParameter", {}).get("producerTask")
+            behind[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
+    found: list[int] = []
+    before = None
+    while before in behind:
+        before, index = behind[before]
+        found.append(index)
+    assert len(found) == len(behind)
+    return found
+
+
+def test_every_stage_that_runs_the_model_has_its_gpu_and_no_other(compiled: list[dict[str, Any]]) -> None:
+    executors = compiled[0]["deploymentSpec"]["executors"]
+    asks = {name: "accelerator" in executor["container"].get("resources", {}) for name, executor in executors.items()}
+    for name, has_gpu in asks.items():
+        assert has_gpu == name.startswith(("exec-train-chunk", "exec-evaluate")), name
+
+
+def test_a_recipe_without_a_sweep_is_refused(tmp_path: Path) -> None:
+    quickstart = str(RECIPE.with_name("quickstart.yaml"))
+    done = _baton("sweep", "run", quickstart, "--store", str(tmp_path / "store"))
+    assert done.exit_code == 2, done.stderr
+    assert "recipe 'quickstart' has no sweep" in done.stderr
+
+
+def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:
+    change = "sweep.parameters={training.learning_rat: [1e-4, 1e-3]}"
+    done = _baton("sweep", "run", str(RECIPE), "--set", change, "--store", str(tmp_path / "store"))
+    assert done.exit_code == 2
+    assert "training.learning_rat: unknown key; did you mean 'learning_rate'?" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        pytest.param(("status", "nothing"), "sweeps/nothing/sweep.json does not exist", id="sweep"),
+        pytest.param(("stop", "there", "t009"), "has no trial 't009'", id="trial"),
+        pytest.param(("fork", "there", "t000"), "a fork with nothing changed is its parent", id="fork"),
+    ],
+)
+def test_what_is_not_there_is_named(command: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    trial = {"id": "t000", "run": "there-t000", "bracket": 1, "values": {}, "parent": None}
+    Sweep(Storage(str(tmp_path / "store")), "there").create({"trials": [trial], "rungs": [], "recipe": {}})
+    done = _baton("sweep", *command, "--store", str(tmp_path / "store"))
+    assert done.exit_code == 2, done.stderr
+    assert words in done.stderr

@@ -1,0 +1,128 @@
+"""What the tests of several processes change in them: the processes are forked from the one that changes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import legs
+
+
+def in_rank(rank: int) -> bool:
+    """Whether this is a chunk's process of a given number; the launching one has none."""
+    return os.environ.get("RANK") == str(rank)
+
+
+def killed(run_uri: str, index: int, rank: int, moment: str) -> None:
+    """Runs a chunk of which one process dies: in a step, while it writes a file, or at what the first one tells."""
+    import torch
+
+    from components.train_chunk.chunk import Chunk
+
+    kind, _, value = moment.partition(":")
+    if kind == "step":
+        _at_step(int(value), lambda: _die(rank))
+    elif kind == "writing":
+        save = torch.save
+
+        def half(*given: Any, **named: Any) -> None:
+            save(*given, **named)
+            _die(rank)
+
+        torch.save = half
+    else:
+        kill = os.kill
+        os.kill = lambda pid, number: kill(pid, number) if pid != os.getpid() or in_rank(rank) else None
+        legs._kill_at(moment)
+    Chunk(run_uri, index).bring()
+
+
+def _die(rank: int) -> None:
+    if in_rank(rank):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hanging(run_uri: str, index: int, rank: int, step: int) -> None:
+    """Runs a chunk of which one process stands still in a step."""
+    from components.train_chunk.chunk import Chunk
+
+    _at_step(step, lambda: time.sleep(600) if in_rank(rank) else None)
+    Chunk(run_uri, index).bring()
+
+
+def slow(run_uri: str, index: int, rank: int) -> None:
+    """Runs a chunk of which one process takes its time in every step."""
+    from transformers import LlamaModel
+
+    from components.train_chunk.chunk import Chunk
+
+    forward = LlamaModel.forward
+
+    def sleepy(*given: Any, **named: Any) -> Any:
+        time.sleep(0.3 if in_rank(rank) else 0.0)
+        return forward(*given, **named)
+
+    LlamaModel.forward = sleepy
+    Chunk(run_uri, index).bring()
+
+
+def interrupted(run_uri: str, index: int, step: int) -> None:
+    """Runs a chunk whose launching process gets SIGTERM."""
+    from components.train_chunk.chunk import Chunk
+
+    _at_step(step, lambda: os.kill(os.getppid(), signal.SIGTERM) if in_rank(1) else None)
+    Chunk(run_uri, index).bring()
+
+
+def without_rng_of(run_uri: str, index: int, rank: int) -> None:
+    """Runs a chunk of which one process does not get its random state back."""
+    from transformers import Trainer
+
+    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.resumable import Resumable
+
+    def load(self: Any, checkpoint: str | None) -> None:
+        if not in_rank(rank):
+            Trainer._load_rng_state(self, checkpoint)
+
+    Resumable._load_rng_state = load  # type: ignore[method-assign]
+    Chunk(run_uri, index, ("rng",)).bring()
+
+
+def recorded(run_uri: str, index: int, folder: str) -> None:
+    """Runs a chunk that writes down the rows of each forward pass, and whether gradients are joined behind it."""
+    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.resumable import Resumable
+
+    compute = Resumable.compute_loss
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if model.training:
+            counted = [row for row in inputs["labels"].tolist() if any(label >= 0 for label in row)]
+            rows = [[label for label in row if label >= 0] for row in counted]
+            line = {"step": self.state.global_step + 1, "rows": rows}
+            line["joins"] = getattr(model, "require_backward_grad_sync", True)
+            with open(os.path.join(folder, f"{os.environ.get('RANK', '0')}.jsonl"), "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return compute(self, model, inputs, *rest, **named)
+
+    Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
+    Chunk(run_uri, index).bring()
+
+
+def _at_step(step: int, act: Callable[[], Any]) -> None:
+    """Does something in the forward pass of a step."""
+    from trl import SFTTrainer
+
+    compute = SFTTrainer.compute_loss
+
+    def compute_loss(self: Any, model: Any, *given: Any, **named: Any) -> Any:
+        if model.training and step == self.state.global_step + 1:
+            act()
+        return compute(self, model, *given, **named)
+
+    SFTTrainer.compute_loss = compute_loss

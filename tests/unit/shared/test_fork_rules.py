@@ -1,0 +1,120 @@
+"""What a fork may change, and how that is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.shared import fork_rules, recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+
+BASE: dict[str, Any] = {
+    "name": "r",
+    "model": {"base": "org/model"},
+    "data": {"source": "rows.jsonl"},
+    "adapter": {"type": "lora"},
+    "training": {"max_steps": 40, "groups": [{"pattern": "lora_A", "learning_rate": 1e-4}]},
+    "evaluation": {"every": 10},
+}
+
+
+def recipe(*overrides: str) -> Recipe:
+    """The recipe with changes."""
+    return recipe_file.with_overrides(recipe_file.validate(BASE, origin="test"), overrides)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.learning_rate=1e-3",
+        "training.lr_scheduler=cosine",
+        "training.lr_scheduler_options={num_cycles: 1}",
+        "training.warmup_steps=3",
+        "training.max_steps=50",
+        "training.weight_decay=0.1",
+        "training.micro_batch_size=2",
+        "training.groups=[{pattern: lora_A, learning_rate: 2e-4}]",
+        "adapter.dropout=0.1",
+        "evaluation.every=5",
+        "chunks.count=4",
+        "chunks.keep.last=5",
+        "resources.gpus=2",
+        "export.formats=[adapter]",
+        "tracking.mlflow=http://elsewhere",
+        "evaluation.max_new_tokens=9",
+    ],
+)
+def test_what_is_read_anew_at_each_step_or_decides_no_bits_is_taken_over(override: str) -> None:
+    path = override.partition("=")[0]
+    found = fork_rules.require_warm(recipe(), recipe(override))
+    assert len(found) == 1
+    assert next(iter(found)) in (path, f"{path}.num_cycles")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "data.max_length=64",
+        "data.source=other.jsonl",
+        "model.dtype=bfloat16",
+        "adapter.r=4",
+        "adapter.alpha=64",
+        "training.batch_size=16",
+        "training.optimizer=sgd",
+        "training.optimizer_options={momentum: 0.9}",
+        "training.lr_scheduler=reduce_lr_on_plateau",
+        "training.groups=[{pattern: lora_B, learning_rate: 1e-4}]",
+        "training.group_by_length=true",
+        "training.early_stopping={patience: 1}",
+        "training.lr_find={}",
+        "training.threads=3",
+        "hooks.loss=mine:loss",
+        "training.method=pretrain",
+    ],
+)
+def test_what_the_state_is_made_of_is_refused_by_name(override: str) -> None:
+    with pytest.raises(UserError) as caught:
+        fork_rules.require_warm(recipe(), recipe(override))
+    assert override.partition("=")[0] in str(caught.value)
+
+
+def test_the_trainer_is_told_of_what_it_reads() -> None:
+    after = recipe("training.learning_rate=1e-3", "chunks.count=2", "evaluation.samples=1", "evaluation.every=5")
+    assert fork_rules.of_state(recipe(), after) == {
+        "training.learning_rate": [2e-5, 1e-3],
+        "evaluation.every": [10, 5],
+    }
+
+
+def test_cold_takes_everything_but_another_model() -> None:
+    found = fork_rules.require_cold(recipe(), recipe("seed=1", "training.batch_size=16", "adapter.r=4"))
+    assert found == {"seed": [0, 1], "training.batch_size": [8, 16], "adapter.r": [16, 4]}
+    for override in ("model.base=org/other", "model.revision=abc", "store.uri=elsewhere"):
+        with pytest.raises(UserError, match=override.partition("=")[0]):
+            fork_rules.require_cold(recipe(), recipe(override))
+
+
+def test_a_reward_model_cannot_learn_to_write() -> None:
+    scoring = recipe("training.method=reward")
+    with pytest.raises(UserError, match="scores texts and writes none"):
+        fork_rules.require_cold(scoring, recipe())
+
+
+def test_a_change_and_its_meaning_are_one_line() -> None:
+    found = {"training.max_steps": [40, 80], "training.weight_decay": [0.0, 0.1], "export.formats": [["a"], ["b"]]}
+    assert fork_rules.in_words(found, step=30, end=80, warm=True) == [
+        "training.max_steps: 40 → 80: the run ends at step 80; the schedule is stretched to that, so the learning rate "
+        "jumps at step 30",
+        "training.weight_decay: 0.0 → 0.1: holds from step 31; what the optimizer has gathered stays",
+        "export.formats: ['a'] → ['b']",
+    ]
+    assert fork_rules.in_words({"seed": [0, 1]}, step=30, end=0, warm=False) == ["seed: 0 → 1"]
+
+
+def test_changes_of_a_fork_that_never_trained_add_up() -> None:
+    inherited = {"a": [1, 2], "b": [1, 2]}
+    assert fork_rules.combined(inherited, {"a": [2, 3], "c": [5, 6]}) == {"a": [1, 3], "b": [1, 2], "c": [5, 6]}
+    assert fork_rules.combined(inherited, {"a": [2, 1]}) == {"b": [1, 2]}, "changed back"

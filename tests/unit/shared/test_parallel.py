@@ -1,0 +1,78 @@
+"""What a recipe may ask for with several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.runs import identity
+
+BASE: dict[str, Any] = {
+    "name": "parallel",
+    "model": {"base": "org/model"},
+    "data": {"source": "rows.jsonl"},
+    "training": {"batch_size": 8},
+}
+
+
+def recipe(*overrides: str, **sections: Any) -> Recipe:
+    found = recipe_file.validate({**BASE, **sections}, origin="parallel")
+    return recipe_file.with_overrides(found, overrides)
+
+
+def test_one_process_is_what_it_was() -> None:
+    alone = recipe("training.micro_batch_size=2")
+    assert (alone.training.parallel, alone.world_size, alone.micro, alone.accumulation) == (None, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        pytest.param(["training.parallel.processes=2"], ("ddp", 2, 4, 1), id="processes"),
+        pytest.param(["resources.gpus=4"], ("ddp", 4, 2, 1), id="gpus"),
+        pytest.param(["resources.gpus=4", "training.parallel=fsdp"], ("fsdp", 4, 2, 1), id="short"),
+        pytest.param(["resources.gpus=2", "resources.nodes=2"], ("ddp", 4, 2, 1), id="nodes"),
+        pytest.param(["training.parallel.processes=2", "training.micro_batch_size=1"], ("ddp", 2, 1, 4), id="micro"),
+    ],
+)
+def test_the_batch_is_the_recipes_whatever_the_processes(overrides: list[str], expected: tuple[object, ...]) -> None:
+    found = recipe(*overrides)
+    assert (found.parallel.strategy, found.world_size, found.micro, found.accumulation) == expected
+    assert found.world_size * found.micro * found.accumulation == 8
+
+
+def test_the_identity_does_not_depend_on_them() -> None:
+    assert identity(recipe("training.parallel.processes=2")) == identity(recipe())
+
+
+FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        pytest.param(["training.parallel.processes=3"], "8 rows are no multiple of 3", id="batch"),
+        pytest.param(
+            ["training.parallel.processes=2", "training.micro_batch_size=8"], "no multiple of 16.*take 16", id="micro"
+        ),
+        pytest.param(["training.parallel.processes=2", "training.micro_batch_size=auto"], "auto looks", id="auto"),
+        pytest.param(["training.parallel.processes=4", "resources.gpus=2"], "4 for 2 accelerator", id="gpus"),
+        pytest.param(["training.parallel.processes=2", "training.method=kto"], "kto is for one process", id="method"),
+        pytest.param(["training.parallel.processes=2", "data.order=blocks"], "blocks is for one process", id="order"),
+        pytest.param(["training.parallel=deepspeed-3"], "DeepSpeed reads its checkpoints as pickles", id="deepspeed"),
+        pytest.param([*FSDP, "adapter={type: lora}"], "adapter: does not go with .* fsdp", id="adapter"),
+        pytest.param([*FSDP, "training.compile=true"], "training.compile: does not go with", id="compile"),
+        pytest.param([*FSDP, "training.parallel.offload=cpu"], "already", id="offload"),
+        pytest.param(
+            ["training.parallel={processes: 2, offload: cpu}"], "offload: only shards are held", id="offload-ddp"
+        ),
+        pytest.param(["training.parallel.hang_after=never"], "expected a time such as 30s", id="hang"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        recipe(*overrides)

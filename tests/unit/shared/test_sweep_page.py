@@ -1,0 +1,117 @@
+"""The sweep's page: who leads, why the others were stopped, and what that has saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import sweep_figures, sweep_page, sweep_view
+from components.shared.sweeps import Sweep
+from tests.unit.shared.swept import SEVEN, Swept
+
+ONE = {"training.learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}}
+
+
+@pytest.fixture
+def three_rungs(tmp_path: Path) -> Sweep:
+    """8 trials, of which one failed, after two rungs of three: 4 and 2 were kept."""
+    return Swept(tmp_path, 8, ONE, [(1, 4), (2, 2), (4, 1)]).go(2, failing=("t002",))
+
+
+def test_the_leader_is_who_came_furthest_with_the_best_score(three_rungs: Sweep) -> None:
+    view = sweep_view.gather(three_rungs)
+    kept = three_rungs.rungs()[1]["kept"]
+    assert [trial.id for trial in view.trials][:2] == kept
+    assert [trial.rank for trial in view.trials] == [1, 2, 3, 4, 5, 6, 7, None]
+    assert [trial.chunk for trial in view.trials] == [2, 2, 2, 2, 1, 1, 1, 0]
+    scores = [trial.score for trial in view.trials[:4]]
+    assert scores == sorted(score for score in scores if score is not None)
+    assert view.trials[-1].id == "t002"
+    assert [trial.state for trial in view.trials] == ["goes on"] * 2 + ["stopped"] * 5 + ["failed"]
+
+
+def test_what_was_spent_and_saved_is_counted(three_rungs: Sweep) -> None:
+    view = sweep_view.gather(three_rungs)
+    spent = sweep_view.cost(view)
+    # 7 trials of 40 steps in 20 s, 4 of them another 40; all 8 to the end are 160 steps each, at 2 steps a second.
+    assert spent["steps"] == 7 * 40 + 4 * 40
+    assert spent["steps_all"] == 8 * 160
+    assert spent["seconds"] == 11 * 20.0
+    assert spent["seconds_all"] == pytest.approx(8 * 160 / 2)
+    assert spent["gpu_hours"] == pytest.approx(220 / 3600)
+    tiles = {label: (value, remark) for label, value, remark in sweep_page.tiles(view)}
+    # of 640 s, 220 are spent and two trials have 80 steps, 40 s each, before them
+    assert tiles["Saved"][0] == "53%"
+    assert tiles["Saved"][1].startswith("5.7 min")
+    assert tiles["Steps trained"] == ("440", "34% of 1,280, all to the end")
+    assert tiles["Configurations"] == ("8", "2 not stopped, 1 failed")
+
+
+def test_the_page_says_why_each_was_stopped(three_rungs: Sweep) -> None:
+    html = sweep_page.write(three_rungs)
+    assert three_rungs.storage.read(three_rungs.path("page.html")).decode() == html
+    assert "rung 2 of 3" in html
+    assert html.count("rung 1: ") == 3
+    assert html.count("rung 2: ") == 2
+    assert "chunk 1 failed: CUDA out of memory." in html
+    assert re.search(r"t00\d leads with eval_loss \d\.\d{4} at step 80; 6 of 8 configurations were stopped early", html)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(three_rungs: Sweep) -> None:
+    html = sweep_page.write(three_rungs)
+    assert "<script" not in html
+    assert not re.search(r'(src|href)="(?!#|\.\./)', html)
+    assert "Content-Security-Policy" in html
+    assert sweep_page.write(three_rungs) == html, "the same sweep gives the same bytes"
+
+
+def test_before_the_first_rung_there_is_a_page_too(tmp_path: Path) -> None:
+    html = sweep_page.write(Swept(tmp_path, 8, SEVEN, [(1, 4), (2, 1)]).go(0))
+    assert "8 configurations; none has been scored yet." in html
+    assert "No rung has been decided: 2 are planned." in html
+    assert "<figure" not in html
+    assert html.count("has not begun") == 8
+
+
+def test_names_from_a_recipe_are_text(tmp_path: Path) -> None:
+    made = Swept(tmp_path, 2, {"hooks.loss": ["<img src=x onerror=alert(1)>", "b"]}, [(1, 1)])
+    html = sweep_page.write(made.go(1))
+    assert "<img" not in html
+
+
+def test_at_its_end_the_winner_is_named_and_the_others_are_beaten(tmp_path: Path) -> None:
+    view = sweep_view.gather(Swept(tmp_path, 4, ONE, [(1, 2), (2, 1)]).go(2))
+    assert [trial.state for trial in view.trials] == ["won", "ended", "stopped", "stopped"]
+    assert sweep_page.state(view) == ("good", "over")
+    assert sweep_page.where(view.trials[1]) == "trained to its end; 2 of 2"
+
+
+def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better(tmp_path: Path) -> None:
+    made = Swept(tmp_path, 4, {**ONE, "training.lr_scheduler": ["linear", "cosine"], "seed": [1]}, [(1, 2)])
+    rates = [1e-4, 1e-3, 1e-2, 1e-3]
+    for trial, rate in zip(made.trials, rates, strict=True):
+        trial["values"]["training.learning_rate"] = rate
+    document = made.sweep.document()
+    made.storage.remove(made.sweep.path("sweep.json"))
+    made.sweep.create({**document, "trials": made.trials})
+    view = sweep_view.gather(made.go(1))
+    axes = {scale.name: scale for scale in sweep_figures.scales(view)}
+    assert list(axes) == ["learning_rate", "lr_scheduler", "eval_loss"], "all seeds are one: no axis"
+    places = dict(zip([trial.id for trial in view.trials], axes["learning_rate"].places, strict=True))
+    assert places == pytest.approx({"t000": 0.0, "t001": 0.5, "t002": 1.0, "t003": 0.5})
+    assert axes["eval_loss"].places[0] == 1.0, "the best is on top"
+    assert axes["lr_scheduler"].ticks == [(0.25, "cosine"), (0.75, "linear")]
+
+
+def test_a_forked_trial_brings_the_family_tree(tmp_path: Path) -> None:
+    made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
+    sweep: Any = made.go(1)
+    best = sweep.rung(1)["kept"][0]
+    assert "<h2>Family</h2>" not in sweep_page.write(sweep)
+    made.fork(best, "t000-f1", 40, {"training.learning_rate": [1e-3, 5e-4]})
+    html = sweep_page.write(sweep)
+    assert "<h2>Family</h2>" in html
+    assert "fork at step 40; learning_rate 0.0005" in html

@@ -1,0 +1,60 @@
+"""A sweep in MLflow: a parent run with the scores of each rung, and the trials' runs below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.shared import recipe_file, tracking
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.shared.sweeps import TRIAL, Sweep
+from components.sweep import tracked
+
+pytestmark = pytest.mark.slow
+
+
+def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    document = {
+        "name": "swept",
+        "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
+        "data": {"source": "rows.jsonl"},
+        "training": {"max_steps": 8},
+        "tracking": {"mlflow": uri},
+        "sweep": {"parameters": {"training.learning_rate": [1e-4, 1e-3]}},
+    }
+    recipe = recipe_file.validate(document, origin="test")
+    sweep = Sweep(Storage(str(tmp_path / "store")), "s")
+    parent = tracked.parent(sweep, recipe)
+    assert parent is not None
+    assert tracked.parent(sweep, recipe) == parent  # made once
+    run = Run(sweep.storage, "s-t000")
+    run.put(TRIAL, {"sweep": "s", "id": "t000", "tracking": parent})
+    tracking.start(run, recipe)
+    scores = {"t000": {"value": 2.5, "step": 4}, "t001": {"value": 2.25, "step": 4}, "t002": {"value": None, "step": 4}}
+    rung = {"rung": 1, "scores": scores, "kept": ["t001"], "stopped": []}
+    tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=False)
+    client = tracking.connect(uri)
+    child = client.get_run(run.require("tracking.json")["run_id"])
+    assert child.data.tags["mlflow.parentRunId"] == parent
+    assert child.info.experiment_id == client.get_run(parent).info.experiment_id
+    assert client.get_run(parent).data.metrics == {"t000": 2.5, "t001": 2.25, "best": 2.25}
+    assert [metric.step for metric in client.get_metric_history(parent, "best")] == [4]
+    assert [file.path for file in client.list_artifacts(parent)] == ["sweep.html"]
+    assert client.get_run(parent).info.status == "RUNNING"
+    tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=True)
+    assert client.get_run(parent).info.status == "FINISHED"
+
+
+def test_nothing_is_tracked_where_the_recipe_says_so(tmp_path: Path) -> None:
+    document = {
+        "name": "swept",
+        "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
+        "data": {"source": "rows.jsonl"},
+        "tracking": {"mlflow": None},
+        "sweep": {"parameters": {"training.learning_rate": [1e-4, 1e-3]}},
+    }
+    recipe = recipe_file.validate(document, origin="test")
+    assert tracked.parent(Sweep(Storage(str(tmp_path / "store")), "s"), recipe) is None

@@ -1,0 +1,94 @@
+"""Who hangs, who is slow, and what a chunk says of its processes' ends."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.shared.errors import ExactnessError
+from components.train_chunk import launching, state
+from components.train_chunk.pulse import Pulse
+from components.train_chunk.ranks import Ranks
+
+
+@pytest.fixture
+def pulse() -> Pulse:
+    return Pulse(Ranks(size=3), 600.0)
+
+
+def test_whoever_has_got_least_done_hangs(pulse: Pulse) -> None:
+    rows = [["41", "7", "backward pass", "0"], ["40", "7", "forward pass", "0"], ["41", "7", "backward pass", "0"]]
+    assert pulse.verdict(rows).startswith("rank 1 hangs in step 7, before or in its forward pass: no sign")
+
+
+def test_several_that_have_got_as_little_done_are_all_named(pulse: Pulse) -> None:
+    rows = [["41", "7", "end", "0"], ["40", "7", "backward pass", "0"], ["40", "7", "backward pass", "0"]]
+    assert pulse.verdict(rows).startswith("ranks 1, 2 hang in step 7")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named"),
+    [
+        pytest.param([0.1, 0.1, 0.4], [2], id="one"),
+        pytest.param([0.1, 0.14, 0.12], [], id="none"),
+        pytest.param([0.001, 0.001, 0.015], [], id="noise"),
+        pytest.param([0.5, 0.1, 0.1], [0], id="first"),
+    ],
+)
+def test_a_slow_one_is_named(
+    seconds: list[float], named: list[int], pulse: Pulse, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="baton"):
+        pulse.name_slow(seconds)
+        pulse.name_slow(seconds)
+    assert [record.args[0] for record in caplog.records if record.args] == named, "once"
+
+
+def digests(**changed: str) -> dict[str, str]:
+    return {name: changed.get(name, "0") for name in state.PARTS}
+
+
+def test_what_all_processes_have_counts_once() -> None:
+    alone = state.joined([digests(rng="a")], replicated=True)
+    both = state.joined([digests(rng="a"), digests(rng="b")], replicated=True)
+    assert {name for name in state.PARTS if alone[name] != both[name]} == {"rng"}
+    assert both["rng"] != state.joined([digests(rng="b"), digests(rng="a")], replicated=True)["rng"], "by rank"
+
+
+def test_copies_that_differ_are_refused_and_shards_are_not() -> None:
+    rows = [digests(), digests(), digests(weights="1")]
+    with pytest.raises(ExactnessError, match="rank 2 has other weights than rank 0"):
+        state.joined(rows, replicated=True)
+    assert state.joined(rows, replicated=False)["weights"] not in ("0", "1")
+
+
+def failure(rank: int, code: int, at: int, message: str = "") -> Any:
+    data = {"message": {"message": message, "extraInfo": {"py_callstack": "Traceback"}}} if message else {}
+    return SimpleNamespace(
+        local_rank=rank, exitcode=code, timestamp=at, error_file_data=data, signal_name=lambda: "SIGKILL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "text", "code"),
+    [
+        pytest.param([failure(1, -9, 5)], "rank 1 was ended by SIGKILL.", 1, id="killed"),
+        pytest.param([failure(0, 1, 5, "UserError: give another.")], "give another.", 2, id="ours"),
+        pytest.param(
+            [failure(1, 1, 4, "RuntimeError: Connection closed"), failure(0, 1, 5, "ExactnessError: differs")],
+            "differs",
+            1,
+            id="cause",
+        ),
+        pytest.param([failure(1, 1, 4, "ValueError: odd")], "rank 1 failed: ValueError: odd.", 1, id="other"),
+        pytest.param([failure(1, 3, 4)], "rank 1 failed: exit code 3.", 1, id="silent"),
+    ],
+)
+def test_one_message_for_all_ends(failures: list[Any], text: str, code: int) -> None:
+    failed: Any = SimpleNamespace(failures=dict(enumerate(failures)))
+    error = launching._explained(failed)
+    assert error.message == text
+    assert error.exit_code == code
