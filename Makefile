@@ -89,13 +89,14 @@ bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="
 	$(PY) -m tests.bench $(ARGS)
 
 # pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build
-# calls itself torch 2.13.0+cpu; the lock says 2.13.0, which any build of that version satisfies.
+# calls itself torch 2.13.0+cpu; the lock says 2.13.0, which any build of that version satisfies. This project, which its
+# own extra asks for, would be there by its path on this machine.
 lock: ## Resolve pyproject.toml into requirements.lock
 	@[ -x $(PY) ] && $(PY) -c 'import piptools' || { echo "make lock: run make setup first" >&2; exit 1; }
 	CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --extra dev --strip-extras \
 	    --no-annotate --no-emit-options --no-allow-unsafe --unsafe-package pip \
 	    --output-file requirements.lock $(ARGS) pyproject.toml
-	sed -i.bak -E 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' requirements.lock && rm requirements.lock.bak
+	sed -i.bak -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' -e '/^baton @ /d' requirements.lock && rm requirements.lock.bak
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

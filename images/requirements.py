@@ -18,8 +18,7 @@ def main(extras: list[str]) -> None:
         raise SystemExit(f"EXTRAS names {', '.join(unknown)}; pyproject.toml has {', '.join(known)}")
     wanted = [*project["dependencies"], *(line for extra in extras for line in known[extra])]
     with open("requirements.lock", encoding="utf-8") as file:
-        # pip takes no requirement with extras or a path as a constraint; the lock names this project by its path
-        locked = [line for line in file if line[0].isalnum() and " @ " not in line]
+        locked = [line for line in file if line[0].isalnum()]
     with open("requirements.txt", "w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in wanted)
     with open("constraints.txt", "w", encoding="utf-8") as file:
