@@ -119,10 +119,7 @@ class LocalSweep:
         return True
 
     def _later(self, module: str, *arguments: str) -> None:
-        """Runs a stage beside the next ones, unseen.
-
-        It is begun here and not in a thread: forking changes the environment for a moment.
-        """
+        """Runs a stage beside the next ones, unseen."""
         while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
             next(ended for _, ended in self._pending if not ended.done()).result()
         process = self._launch(module, arguments)
