@@ -25,10 +25,10 @@ from components.shared import events
 from pipelines import processes
 
 WARM = "BATON_WARM"
-"""Environment variable: `0` gives each stage of this machine an interpreter of its own."""
+"""Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
 
 _PRELOADED = (
-    "pipelines.warm",  # first: it keeps the environment that all others are imported in
+    "pipelines.warm_server",  # first: it makes the environment that all others are imported in
     "__main__",
     "kfp.dsl.executor_main",
     "components.train_chunk.chunk",
@@ -46,10 +46,6 @@ _READ_LATE = (
     *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
 )
 """Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""
-_OF_SERVER = {"_KFP_RUNTIME": "true", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""What the server alone has: kfp imports no client, and torch looks for GPUs without a CUDA context."""
-
-_environment_at_import = dict(os.environ)
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -65,15 +61,14 @@ def launcher() -> processes.Launcher:
 
 
 def _is_on() -> bool:
-    return os.environ.get(WARM) != "0"
+    return sys.platform == "linux" and os.environ.get(WARM) != "0"  # elsewhere what torch loads does not outlive a fork
 
 
 def _require_server() -> None:
     from multiprocessing import forkserver
 
     _context.set_forkserver_preload(list(_PRELOADED))
-    with _environment({**os.environ, **_OF_SERVER}):
-        forkserver.ensure_running()
+    forkserver.ensure_running()
 
 
 class Forked:
@@ -226,7 +221,9 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
 
 def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
     """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
-    given, imported = _read_early(environment), _read_early(_environment_at_import)
+    from pipelines import warm_server
+
+    given, imported = _read_early(environment), _read_early(warm_server.ENVIRONMENT)
     if changed := sorted(name for name in given.keys() | imported.keys() if given.get(name) != imported.get(name)):
         return f"{', '.join(changed)} changed since libraries were imported"
     torch = sys.modules.get("torch")
@@ -237,18 +234,5 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_READ_LATE) and name not in ("_", *_OF_SERVER)
+        if not name.startswith(_READ_LATE) and name not in ("_", "_KFP_RUNTIME")
     }
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            if name not in before:
-                del os.environ[name]
-        os.environ.update(before)
