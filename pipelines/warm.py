@@ -25,7 +25,7 @@ from components.shared import events
 from pipelines import processes
 
 WARM = "BATON_WARM"
-"""Environment variable: `0` gives each stage of this machine an interpreter of its own."""
+"""Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
 
 _PRELOADED = (
     "pipelines.warm_server",  # first: it makes the environment that all others are imported in
@@ -61,7 +61,7 @@ def launcher() -> processes.Launcher:
 
 
 def _is_on() -> bool:
-    return os.environ.get(WARM) != "0"
+    return sys.platform == "linux" and os.environ.get(WARM) != "0"  # elsewhere what torch loads does not outlive a fork
 
 
 def _require_server() -> None:

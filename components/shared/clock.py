@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import psutil
@@ -13,9 +14,7 @@ class Clock:
     """Splits time into phases; the first runs from the process's start to the first `enter`."""
 
     def __init__(self) -> None:
-        # psutil knows the boot only to the second, and counts from there: the difference of the two is exact
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (psutil.Process().create_time() - psutil.boot_time())
-        self.began: float = time.time() - age
+        self.began = _began()
         self._since = self.began
         self._phase = "start"
         self.seconds: dict[str, float] = {}
@@ -35,3 +34,13 @@ class Clock:
         """Returns seconds per phase, the running one included."""
         running = self.seconds.get(self._phase, 0.0) + time.time() - self._since
         return {**self.seconds, self._phase: running}
+
+
+def _began() -> float:
+    """Returns when this process started, in seconds since the epoch."""
+    created: float = psutil.Process().create_time()
+    if sys.platform != "linux":
+        return created
+    # psutil counts there from a boot that is known only to the second: the difference of the two is exact.
+    since_boot: float = created - psutil.boot_time()
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
