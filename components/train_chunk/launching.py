@@ -179,7 +179,7 @@ def _explained(failed: ChildFailedError) -> BatonError:
     if first.exitcode < 0:
         return BatonError(
             f"rank {first.local_rank} was ended by {first.signal_name()}.",
-            remedy="Run again: training goes on from the newest checkpoint..",
+            remedy="Run again: training goes on from the newest checkpoint.",
         )
     logger.error("rank %d: %s", first.local_rank, _stack(first))
     return BatonError(f"rank {first.local_rank} failed: {_message(first) or f'exit code {first.exitcode}'}.")
