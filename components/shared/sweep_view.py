@@ -15,6 +15,8 @@ from components.shared.sweeps import Sweep
 
 MAX_CURVES = 200
 """Trials whose losses are read for the curves; of the others the page has the scores alone."""
+WIDE = 30
+"""Times that the largest value of a list is the smallest one, from which on its axis is logarithmic."""
 STATES = {
     "won": "ahead of all that came to their end",
     "goes on": "goes on",
@@ -246,7 +248,15 @@ def _parameters(recipe: Mapping[str, Any], trials: list[Trial]) -> dict[str, boo
     """Returns the paths in which trials differ, in the recipe's order, and which have a logarithmic axis."""
     said: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
     paths = list(dict.fromkeys([*said, *(path for trial in trials for path in trial.values)]))
-    return {path: isinstance(choices := said.get(path), dict) and bool(choices.get("log")) for path in paths}
+    return {path: _is_logarithmic(said.get(path)) for path in paths}
+
+
+def _is_logarithmic(choices: Any) -> bool:
+    """Tells whether a range is drawn on a logarithmic scale, or a list spans more than a linear axis shows apart."""
+    if isinstance(choices, dict):
+        return bool(choices.get("log"))
+    numbers = [value for value in choices or [] if isinstance(value, int | float) and not isinstance(value, bool)]
+    return bool(numbers) and len(numbers) == len(choices) and min(numbers) > 0 and max(numbers) >= WIDE * min(numbers)
 
 
 def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:

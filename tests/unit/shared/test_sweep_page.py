@@ -106,6 +106,15 @@ def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better
     assert axes["lr_scheduler"].ticks == [(0.25, "cosine"), (0.75, "linear")]
 
 
+@pytest.mark.parametrize(
+    ("choices", "log"),
+    [([1e-4, 3e-3], True), ([1e-4, 1e-3], False), ([0.0, 0.1], False), (["a", 1], False), ([True, False], False)],
+)
+def test_a_list_that_spans_much_has_a_logarithmic_axis(choices: list[Any], log: bool, tmp_path: Path) -> None:
+    view = sweep_view.gather(Swept(tmp_path, 2, {**ONE, "hooks.loss": choices}, [(1, 1)]).go(1))
+    assert view.parameters == {"training.learning_rate": True, "hooks.loss": log}
+
+
 def test_a_forked_trial_brings_the_family_tree(tmp_path: Path) -> None:
     made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
     sweep: Any = made.go(1)
