@@ -89,6 +89,9 @@ def submit(
             )
         console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
         found = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": "submitted"}
+        if pipeline is Pipeline.sweep:
+            found["sweep_uri"] = f"{loaded.store.uri.rstrip('/')}/sweeps/{name}"
+            console.print(f"its trials: baton sweep status {found['sweep_uri']}", soft_wrap=True)
         if wait:
             found |= _followed(endpoint, submission.run_id, name, namespace, timeout)
         _end(found, output)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared import events, recipe_file, sweep_page
+from components.shared import events, recipe_file, sweep_page, tracking
 from components.shared.errors import BatonError
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import now
@@ -80,6 +80,8 @@ def judge(sweep: Sweep, number: int) -> Verdict:
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     sweep.keep_rung(found)
+    for run in (sweep.run(trials[trial]) for trial in found["kept"] if trials[trial]["bracket"] == 0):
+        tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
     winner = _winner(sweep, document["mode"], rungs, trials, wishes)
     events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found["kept"], stopped=len(found["stopped"]))
     return Verdict(

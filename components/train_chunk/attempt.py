@@ -74,12 +74,13 @@ class Attempt:
         try:
             if together.leaves_at_once() if together else self.watch.notice:
                 return keeper  # taken away before it began: there is nothing to save
-            trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-            if signs:
-                signs.stop()
-            if keeper:
-                keeper.finish()
-            self._score(trainer, handover)
+            if restored is None or not restored.stands:
+                trainer.train(resume_from_checkpoint=restored.folder if restored else None)
+                if signs:
+                    signs.stop()
+                if keeper:
+                    keeper.finish()
+            self._score(trainer, handover, restored)
         finally:
             if keeper and report:
                 keeper.close()
@@ -127,10 +128,14 @@ class Attempt:
             saved_by=meta.get("fingerprint", {}).get("world_size", 1),
         )
 
-    def _score(self, trainer: Any, handover: Handover) -> None:
+    def _score(self, trainer: Any, handover: Handover, restored: Restored | None) -> None:
         """Scores the checkpoint of a sweep's trial behind the chunk, where it has come to one."""
-        step = trainer.state.global_step
-        if self.chunk.scoring and (step >= self.chunk.target or handover.finished):
+        if self.chunk.scoring is None:
+            return
+        if restored and restored.stands:
+            trainer.remove_callback(handover)
+            self.chunk.scoring.again(self.chunk, trainer, restored)
+        elif (step := trainer.state.global_step) >= self.chunk.target or handover.finished:
             trainer.remove_callback(handover)  # it is over: what it makes of evaluations is for training
             self.chunk.scoring.keep(self.chunk, trainer, step)
 

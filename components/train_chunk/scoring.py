@@ -6,19 +6,19 @@ the run ends on the bits that its recipe gives without a sweep.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events
-from components.shared.bundles import Manifest
+from components.shared import events
 from components.shared.errors import UserError
 from components.shared.runs import Run, now
 from components.shared.sweeps import TRIAL, Sweep, score_name
 
 if TYPE_CHECKING:
     from components.train_chunk.chunk import Chunk
+    from components.train_chunk.restoring import Restored
 
 TIMED = ("_runtime", "_per_second")
 """How names of figures end that depend on the clock."""
@@ -47,9 +47,17 @@ class Scoring:
         wish = self._sweep.control(self._trial["id"])
         return wish is not None and wish["state"] == "stop"
 
-    def is_kept(self, index: int) -> bool:
-        """Tells whether there is a score behind a chunk."""
-        return self._run.get(score_name(index)) is not None
+    def is_kept(self, chunk: Chunk, step: int) -> bool:
+        """Tells whether there is a score behind a chunk that has come to a step.
+
+        Where early stopping has ended the run, that of the chunk in which it did is the score of those behind it.
+        """
+        if self._run.get(score_name(chunk.index)) is not None:
+            return True
+        before = next((score for score in self._sweep.scores(self._run) if score["step"] == step), None)
+        if before:
+            self._put(chunk, step, before["value"], before["metrics"])
+        return before is not None
 
     def keep(self, chunk: Chunk, trainer: Any, step: int) -> None:
         """Evaluates what a trainer has in memory and keeps the score; every process of a chunk takes part.
@@ -74,24 +82,28 @@ class Scoring:
             )
         self._put(chunk, step, metrics[name], metrics)
 
-    def again(self, chunk: Chunk, step: int, manifest: Manifest) -> None:
-        """Scores a chunk whose checkpoint is committed and that has no score; it trains nothing."""
-        before = [score for score in self._sweep.scores(self._run) if score["step"] == step]
-        if before:  # early stopping has ended the run there
-            self._put(chunk, step, before[0]["value"], before[0]["metrics"])
-            return
-        from components.train_chunk import arguments, methods
+    def again(self, chunk: Chunk, trainer: Any, restored: Restored) -> None:
+        """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
-        tokens = chunk.tokens.fetch(max(step - 1, 0), step)
-        code.install(code.fetch(self._run, chunk.staging.folder(0)))
-        arguments.make_deterministic(manifest.meta["fingerprint"]["threads"], chunk.recipe.training.deterministic)
-        folder = os.path.join(chunk.staging.folder(manifest.bytes), f"scored-{step}")
-        folder = chunk.store.fetch(step, manifest, folder, chunk.cache)
-        base = chunk.base()
-        method = methods.load(chunk.recipe.training.method)
-        trainer: Any = method.build(chunk.setup(tokens, base, start_weights=chunk.recipe.adapter is not None))
-        trainer._load_from_checkpoint(folder)
-        self.keep(chunk, trainer, step)
+        The trainer restores it as if it went on, with all processes, shards and random state, and is left before its
+        first step.
+        """
+        from transformers import TrainerCallback
+
+        scoring = self
+
+        class Left(Exception):  # noqa: N818
+            """The score is kept."""
+
+        class Scores(TrainerCallback):
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                trainer._load_rng_state(restored.folder)
+                scoring.keep(chunk, trainer, restored.step)
+                raise Left
+
+        trainer.add_callback(Scores())
+        with contextlib.suppress(Left):
+            trainer.train(resume_from_checkpoint=restored.folder)
 
     def _put(self, chunk: Chunk, step: int, value: float | None, metrics: Mapping[str, float | None]) -> None:
         document = {
