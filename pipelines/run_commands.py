@@ -12,7 +12,7 @@ from components.shared.errors import BatonError, UserError
 from components.shared.links import KUBEFLOW_PAGE
 from components.shared.recipe import Recipe
 from components.shared.runs import check_name
-from pipelines import prepare
+from pipelines import capacity, prepare
 from pipelines.display import console
 from pipelines.options import (
     REJECTED,
@@ -72,6 +72,8 @@ def submit(
 
         loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
         warn_about_cluster(loaded)
+        if pipeline is Pipeline.sweep:
+            loaded = capacity.fitted(loaded, namespace)
         name = check_name(run_name or prepare.new_run_name(loaded))
         with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
             package = os.path.join(folder, f"{loaded.name}.yaml")
