@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import yaml
+
 from components.shared.recipe import Recipe
 from pipelines.display import console
 
@@ -53,7 +55,7 @@ def _gpus(recipe: Recipe, namespace: str | None) -> tuple[int, str] | None:
         where = namespace or context.get("namespace") or NAMESPACE
         with client.ApiClient(settings) as connected:
             quotas = client.CoreV1Api(connected).list_namespaced_resource_quota(where, _request_timeout=TIMEOUT).items
-    except (config.ConfigException, client.ApiException, HTTPError, OSError) as error:
+    except (config.ConfigException, client.ApiException, HTTPError, OSError, yaml.YAMLError) as error:
         reason = getattr(error, "reason", None) or error
         console.print(f"[yellow]note:[/] the quota cannot be read ({reason}); sweep.parallel says how many at once")
         return None
