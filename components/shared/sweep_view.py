@@ -117,12 +117,17 @@ class View:
         return self.trials[0] if self.trials and self.trials[0].rank else None
 
 
-def gather(sweep: Sweep) -> View:
-    """Reads a sweep, its rungs, and what is known of each of its runs."""
+def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
+    """Reads a sweep, its rungs, and what is known of each of its runs.
+
+    Args:
+        sweep: The sweep.
+        with_losses: Also read what was logged at each step, which takes much longer.
+    """
     document, rungs = sweep.document(), sweep.rungs()
     recipe: Mapping[str, Any] = document["recipe"]
     winner = (sweep.get("winner.json") or {}).get("id")
-    read = [trial["id"] for trial in document["trials"][:MAX_CURVES]]
+    read = [trial["id"] for trial in document["trials"][: MAX_CURVES if with_losses else 0]]
     rows = {trial["id"]: trial for trial in document["trials"]}
     trials = bundles.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
     _judge(trials, rungs, winner, len(document["rungs"]))

@@ -294,7 +294,7 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
     assert CheckpointStore(Run(again.sweep.storage, "s-f000")).steps()[-1] == 12
     shown = subprocess.run(_command(tmp_path, "status", "s"), capture_output=True, text=True, check=False)
     rows = {row["id"]: row for row in json.loads(shown.stdout)["trials"]}
-    assert rows["f000"]["state"] == "finished"
+    assert rows["f000"]["state"] == "ended"
     assert rows["t000"]["state"] == "stopped"
 
 
