@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from components.train_chunk.chunk import Chunk
     from components.train_chunk.reporting import LiveReport
     from components.train_chunk.resume import Handover
+    from components.train_chunk.scoring import Score
 
 logger = logging.getLogger("baton")
 
@@ -78,9 +79,7 @@ class Attempt:
                 trainer.train(resume_from_checkpoint=restored.folder if restored else None)
                 if signs:
                     signs.stop()
-                if keeper:
-                    keeper.finish()
-            self._score(trainer, handover, restored)
+            self._finish(trainer, handover, restored, keeper)
         finally:
             if keeper and report:
                 keeper.close()
@@ -128,16 +127,29 @@ class Attempt:
             saved_by=meta.get("fingerprint", {}).get("world_size", 1),
         )
 
-    def _score(self, trainer: Any, handover: Handover, restored: Restored | None) -> None:
-        """Scores the checkpoint of a sweep's trial behind the chunk, where it has come to one."""
-        if self.chunk.scoring is None:
-            return
+    def _finish(
+        self, trainer: Any, handover: Handover, restored: Restored | None, keeper: CheckpointKeeper | None
+    ) -> None:
+        """Waits until the last checkpoint is committed; a sweep's trial is scored meanwhile, and the score kept then."""
+        try:
+            score = self._score(trainer, handover, restored)
+        finally:
+            if keeper:
+                keeper.finish()
+        if score and self.chunk.scoring:
+            self.chunk.scoring.keep(self.chunk, score)
+
+    def _score(self, trainer: Any, handover: Handover, restored: Restored | None) -> Score | None:
+        """Scores what a sweep's trial has come to behind the chunk; None in all processes but the first."""
+        scoring, step = self.chunk.scoring, trainer.state.global_step
+        if scoring is None:
+            return None
+        trainer.remove_callback(handover)  # it is over: what it makes of evaluations is for training
         if restored and restored.stands:
-            trainer.remove_callback(handover)
-            self.chunk.scoring.again(self.chunk, trainer, restored)
-        elif (step := trainer.state.global_step) >= self.chunk.target or handover.finished:
-            trainer.remove_callback(handover)  # it is over: what it makes of evaluations is for training
-            self.chunk.scoring.keep(self.chunk, trainer, step)
+            return scoring.again(self.chunk, trainer, restored)
+        if step >= self.chunk.target or handover.finished:
+            return scoring.measure(self.chunk, trainer, step)
+        return None
 
     def _compare_fingerprint(self, restored: Restored) -> None:
         theirs = restored.manifest.meta["fingerprint"]

@@ -1,14 +1,14 @@
-"""The score of a sweep's trial behind each chunk: the held-out rows evaluated once the checkpoint is committed.
+"""The score of a sweep's trial behind each chunk: the held-out rows evaluated once the last checkpoint is taken.
 
-An evaluation draws random numbers, so it comes behind the commit: the next chunk restores what the checkpoint has, and
-the run ends on the bits that its recipe gives without a sweep.
+An evaluation draws random numbers, so it comes behind that: the next chunk restores what the checkpoint has, and the
+run ends on the bits that its recipe gives without a sweep. It is kept once the checkpoint is committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.shared import events
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 
 TIMED = ("_runtime", "_per_second")
 """How names of figures end that depend on the clock."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a trial does.
+
+    Attributes:
+        step: At which step.
+        value: The sweep's metric, None for one that is not finite.
+        metrics: All that the evaluation gave.
+    """
+
+    step: int
+    value: float | None
+    metrics: dict[str, float | None]
 
 
 class Scoring:
@@ -56,11 +71,11 @@ class Scoring:
             return True
         before = next((score for score in self._sweep.scores(self._run) if score["step"] == step), None)
         if before:
-            self._put(chunk, step, before["value"], before["metrics"])
+            self.keep(chunk, Score(step, before["value"], before["metrics"]))
         return before is not None
 
-    def keep(self, chunk: Chunk, trainer: Any, step: int) -> None:
-        """Evaluates what a trainer has in memory and keeps the score; every process of a chunk takes part.
+    def measure(self, chunk: Chunk, trainer: Any, step: int) -> Score | None:
+        """Evaluates what a trainer has in memory; every process of a chunk takes part, and the first has the score.
 
         Raises:
             UserError: the evaluation does not give the sweep's metric.
@@ -68,9 +83,9 @@ class Scoring:
         chunk.clock.enter("score", step=step)
         found: dict[str, float] = trainer.evaluate()
         if not trainer.is_world_process_zero():
-            return
+            return None
         metrics = {
-            name: float(value)
+            name: _number(value)
             for name, value in found.items()
             if isinstance(value, int | float) and not name.endswith(TIMED) and name != "epoch"
         }
@@ -80,9 +95,9 @@ class Scoring:
                 f"sweep.metric is {self._trial['metric']!r}, which the evaluation of the held-out rows does not give.",
                 remedy=f"It gives {', '.join(sorted(metrics))}.",
             )
-        self._put(chunk, step, metrics[name], metrics)
+        return Score(step, metrics[name], metrics)
 
-    def again(self, chunk: Chunk, trainer: Any, restored: Restored) -> None:
+    def again(self, chunk: Chunk, trainer: Any, restored: Restored) -> Score | None:
         """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
         The trainer restores it as if it went on, with all processes, shards and random state, and is left before its
@@ -90,34 +105,29 @@ class Scoring:
         """
         from transformers import TrainerCallback
 
-        scoring = self
+        scoring, measured = self, []
 
         class Left(Exception):  # noqa: N818
-            """The score is kept."""
+            """There is the score."""
 
         class Scores(TrainerCallback):
             def on_train_begin(self, *_: Any, **__: Any) -> None:
                 trainer._load_rng_state(restored.folder)
-                scoring.keep(chunk, trainer, restored.step)
+                measured.append(scoring.measure(chunk, trainer, restored.step))
                 raise Left
 
         trainer.add_callback(Scores())
         with contextlib.suppress(Left):
             trainer.train(resume_from_checkpoint=restored.folder)
+        return measured[0]
 
-    def _put(self, chunk: Chunk, step: int, value: float | None, metrics: Mapping[str, float | None]) -> None:
-        document = {
-            "chunk": chunk.index,
-            "step": step,
-            "value": _number(value),
-            "metrics": {name: _number(each) for name, each in metrics.items()},
-            "seconds": chunk.clock.total(),
-            "at": now(),
-        }
+    def keep(self, chunk: Chunk, score: Score) -> None:
+        """Writes the score behind a chunk, whose checkpoint is committed."""
+        document = {"chunk": chunk.index, **asdict(score), "seconds": chunk.clock.total(), "at": now()}
         self._run.put(score_name(chunk.index), document)
-        events.emit("scored", trial=self._trial["id"], chunk=chunk.index, step=step, value=document["value"])
+        events.emit("scored", trial=self._trial["id"], chunk=chunk.index, step=score.step, value=score.value)
 
 
-def _number(value: float | None) -> float | None:
+def _number(value: float) -> float | None:
     """Returns a number, None for one that is not finite: JSON has none of those."""
-    return value if value is not None and math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
