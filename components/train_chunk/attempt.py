@@ -130,7 +130,7 @@ class Attempt:
     def _finish(
         self, trainer: Any, handover: Handover, restored: Restored | None, keeper: CheckpointKeeper | None
     ) -> None:
-        """Waits until the last checkpoint is committed; a sweep's trial is scored meanwhile, its score kept behind that."""
+        """Waits for the last checkpoint's commit; a sweep's trial is scored meanwhile, and its score kept then."""
         try:
             score = self._score(trainer, handover, restored)
         finally:
