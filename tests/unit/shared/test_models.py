@@ -20,7 +20,7 @@ def test_a_model_is_taken_once_and_again_where_it_has_changed(
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     base = f"{s3_store}/base"
     storage = Storage(base)
-    with pytest.raises(UserError, match="has no config.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         models.local_model(base)
     for name, data in (("config.json", b"{}"), ("model.safetensors", b"old weights"), ("deeper/more.json", b"{}")):
         storage.write(name, data)
