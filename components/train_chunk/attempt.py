@@ -60,6 +60,8 @@ class Attempt:
         arguments.make_deterministic(threads, training.deterministic)
         if restored:
             self._compare_fingerprint(restored)
+        if self.recipe.resources.gpus or self.recipe.resources.profile == "mps":
+            self.chunk.take_machine()  # its memory may have no room for two models
         self.chunk.clock.enter("build")
         code.install(fetched.code)
         whole_weights = restored is not None and self.recipe.adapter is None
@@ -71,6 +73,7 @@ class Attempt:
         handover = self._handover(trainer, together or keeper, restored, signs)
         if keeper:
             keeper.handover = handover
+        self.chunk.take_machine()
         self.chunk.clock.enter("restore", step=restored.step if restored else 0)
         try:
             if together.leaves_at_once() if together else self.watch.notice:

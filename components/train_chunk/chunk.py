@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events, fingerprint, forking, models
+from components.shared import code, events, fingerprint, forking, models, standby
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -40,9 +40,12 @@ class Chunk:
         run_uri: Address of the run.
         index: Number of the chunk, from 1; those behind the plan's last are spare and have its target.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
+        standby: File to wait for before it takes the machine, see `components.shared.standby`.
     """
 
-    def __init__(self, run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, run_uri: str, index: int, leave_out: tuple[str, ...] = (), *, standby: str | None = None
+    ) -> None:
         self.clock = Clock()
         self.ranks = Ranks.here()
         self.run = Run.open(run_uri)
@@ -54,6 +57,7 @@ class Chunk:
         self.index = index
         self.target = self.plan.target(index)
         self.leave_out = leave_out
+        self.standby = standby
         self.store = CheckpointStore(self.run)
         self.cache = NodeCache.of(self.recipe.store)
         self.restorer = Restorer(self.store, self.target, self._identity(), self.cache)
@@ -110,6 +114,13 @@ class Chunk:
     def has_score(self, step: int) -> bool:
         """Tells whether nothing is missing behind the checkpoint of a step: a sweep's trial has its score there."""
         return self.scoring is None or self.scoring.is_kept(self, step)
+
+    def take_machine(self) -> None:
+        """Waits until the chunk before this one on this machine is done with it, if there is one."""
+        if self.standby:
+            standby.wait(self.standby)
+            self.standby = None
+            self.clock.restart()
 
     def _outcome(self, keeper: CheckpointKeeper) -> str:
         if keeper.handover.finished:
