@@ -11,6 +11,7 @@ import typer
 
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
+from components.shared.rungs import brackets, check_trials
 from components.shared.runs import Run, check_name
 from pipelines import (
     checkpoint_commands,
@@ -76,6 +77,9 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
             f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
             f"({training.split}), in {loaded.chunks.count} chunk(s)."
         )
+        if loaded.sweep:
+            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
+            typer.echo(f"its sweep compares {check_trials(loaded)} trials at {rungs} rung(s)")
         for line in (*profiles.explained(loaded, chosen), *memory.report(localised)):
             typer.echo(line)
         for warning in prepare.cluster_warnings(loaded):

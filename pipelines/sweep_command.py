@@ -68,10 +68,11 @@ def run(
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with reported(output):
-        from pipelines import warm
+        from pipelines import local, warm
         from pipelines.sweep_local import LocalSweep
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        local.require_one_machine(loaded)
         trials = check_trials(loaded)
         given = check_name(name or prepare.new_run_name(loaded))
         storage = prepare.check_store(loaded)

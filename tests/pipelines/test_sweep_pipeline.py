@@ -157,6 +157,23 @@ def test_a_recipe_without_a_sweep_is_refused(tmp_path: Path) -> None:
     assert "recipe 'quickstart' has no sweep" in done.stderr
 
 
+def test_several_machines_are_refused_on_one(tmp_path: Path) -> None:
+    settings = ("--set", "resources.nodes=2", "--set", "resources.gpus=1", "--store", str(tmp_path / "store"))
+    done = _baton("sweep", "run", str(RECIPE), *settings)
+    assert done.exit_code == 2
+    assert "resources.nodes is 2, and this is one machine" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_validate_looks_at_the_sweep_too() -> None:
+    done = _baton("validate", str(RECIPE))
+    assert done.exit_code == 0, done.stderr
+    assert "its sweep compares 9 trials at 3 rung(s)" in done.stdout
+    wrong = _baton("validate", str(RECIPE), "--set", "sweep.parameters={training.learning_rate: [0.1, much]}")
+    assert wrong.exit_code == 2
+    assert "training.learning_rate" in wrong.stderr
+
+
 def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:
     change = "sweep.parameters={training.learning_rat: [1e-4, 1e-3]}"
     done = _baton("sweep", "run", str(RECIPE), "--set", change, "--store", str(tmp_path / "store"))
