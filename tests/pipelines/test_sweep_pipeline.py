@@ -165,10 +165,14 @@ def test_several_machines_are_refused_on_one(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_validate_looks_at_the_sweep_too() -> None:
+@pytest.mark.slow
+def test_validate_tells_of_the_sweep() -> None:
     done = _baton("validate", str(RECIPE))
     assert done.exit_code == 0, done.stderr
     assert "its sweep compares 9 trials at 3 rung(s)" in done.stdout
+
+
+def test_validate_looks_at_the_trials() -> None:
     wrong = _baton("validate", str(RECIPE), "--set", "sweep.parameters={training.learning_rate: [0.1, much]}")
     assert wrong.exit_code == 2
     assert "training.learning_rate" in wrong.stderr
