@@ -231,7 +231,9 @@ def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_pat
     assert standing == [True]
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
     assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
-    assert sweep.run(sweep.trial("t001")).records("train-chunk-002") == []
+    # It may have seen the wish itself, and then says so in a record.
+    records = sweep.run(sweep.trial("t001")).records("train-chunk-002")
+    assert all(record["from_step"] == record["to_step"] for record in records)
 
 
 @pytest.mark.slow
