@@ -15,6 +15,8 @@ from components.shared.sweeps import Sweep
 
 MAX_CURVES = 200
 """Trials whose losses are read for the curves; of the others the page has the scores alone."""
+BEGUN = {"checkpoints", "progress.json", "records", "scores"}
+"""What a run has of which a chunk has begun."""
 STATES = {
     "won": "ahead of all that came to their end",
     "goes on": "goes on",
@@ -196,7 +198,7 @@ def _trial(sweep: Sweep, row: Mapping[str, Any], *, with_losses: bool) -> Trial:
     trial.chunk = max((score["chunk"] for score in scores), default=0)
     if failure := run.get("failure.json") if "failure.json" in present else None:
         trial.state, trial.why = "failed", f"chunk {failure['chunk']} failed: {failure['message']}"
-    elif present:
+    elif BEGUN & present:
         trial.state = "training"
     if with_losses and "checkpoints" in present:
         trial.losses = _losses(CheckpointStore(run))
