@@ -11,6 +11,7 @@ import typer
 
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
+from components.shared.rungs import brackets, check_trials
 from components.shared.runs import Run, check_name
 from pipelines import (
     checkpoint_commands,
@@ -69,6 +70,7 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
     with reported():
         loaded, chosen = prepare.load_explained(recipe, overrides or ())
         localised = prepare.localise(loaded, recipe)
+        trials = check_trials(localised) if localised.sweep else 0
         prepare.check_model(localised)
         training = loaded.training
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
@@ -76,6 +78,9 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
             f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
             f"({training.split}), in {loaded.chunks.count} chunk(s)."
         )
+        if trials:
+            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
+            typer.echo(f"its sweep compares {trials} trials at {rungs} rung(s)")
         for line in (*profiles.explained(loaded, chosen), *memory.report(localised)):
             typer.echo(line)
         for warning in prepare.cluster_warnings(loaded):

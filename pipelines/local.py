@@ -20,6 +20,20 @@ from pipelines.package import Pipeline, write_package
 Event = dict[str, Any]
 
 
+def require_one_machine(recipe: Recipe) -> None:
+    """Refuses a recipe whose chunks take several machines.
+
+    Raises:
+        UserError: they do.
+    """
+    if recipe.resources.nodes > 1:
+        raise UserError(
+            f"resources.nodes is {recipe.resources.nodes}, and this is one machine.",
+            remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
+            "training.parallel.processes on the CPU, can give as many processes here.",
+        )
+
+
 def run_recipe(
     recipe: Recipe,
     name: str,
@@ -43,12 +57,7 @@ def run_recipe(
         UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
         BatonError: a stage failed, with the message that the stage gave.
     """
-    if recipe.resources.nodes > 1:
-        raise UserError(
-            f"resources.nodes is {recipe.resources.nodes}, and this is one machine.",
-            remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
-            "training.parallel.processes on the CPU, can give as many processes here.",
-        )
+    require_one_machine(recipe)
     if not containers:
         warm.start()  # imports beside this process
     prepare.check_model(recipe)

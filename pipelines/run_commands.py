@@ -12,7 +12,7 @@ from components.shared.errors import BatonError, UserError
 from components.shared.links import KUBEFLOW_PAGE
 from components.shared.recipe import Recipe
 from components.shared.runs import check_name
-from pipelines import prepare
+from pipelines import capacity, prepare
 from pipelines.display import console
 from pipelines.options import (
     REJECTED,
@@ -75,7 +75,7 @@ def submit(
         name = check_name(run_name or prepare.new_run_name(loaded))
         with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
             package = os.path.join(folder, f"{loaded.name}.yaml")
-            write_package(prepare.for_cluster(_with_page(loaded, endpoint)), package, pipeline)
+            write_package(_for_pods(loaded, endpoint, namespace, pipeline), package, pipeline)
             submission = kubeflow.submit(
                 package,
                 endpoint,
@@ -89,6 +89,7 @@ def submit(
             )
         console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
         found = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": "submitted"}
+        found |= _trials(loaded, name) if pipeline is Pipeline.sweep else {}
         if wait:
             found |= _followed(endpoint, submission.run_id, name, namespace, timeout)
         _end(found, output)
@@ -176,6 +177,19 @@ def warn_about_cluster(recipe: Recipe) -> None:
     """Tells what will not work in pods."""
     for warning in prepare.cluster_warnings(recipe):
         console.print(f"[yellow]note:[/] {warning}")
+
+
+def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:
+    """Returns the recipe as its pods get it."""
+    recipe = prepare.for_cluster(_with_page(recipe, endpoint))
+    return capacity.fitted(recipe, namespace) if pipeline is Pipeline.sweep else recipe
+
+
+def _trials(recipe: Recipe, name: str) -> dict[str, str]:
+    """Tells where the trials of a sweep are shown, and returns its address."""
+    uri = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
+    console.print(f"its trials: baton sweep status {uri}", soft_wrap=True)
+    return {"sweep_uri": uri}
 
 
 def _with_page(recipe: Recipe, endpoint: str) -> Recipe:

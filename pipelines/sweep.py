@@ -11,6 +11,7 @@ from kfp.dsl.base_component import BaseComponent
 
 from components.data_split.component import data_split
 from components.shared import recipe_file
+from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.rungs import Bracket, Rung, brackets, check_trials
 from components.sweep.component import begin, enter, judge
@@ -19,6 +20,9 @@ from pipelines import finetune, resources
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
+MAX_CHUNKS = 50
+"""Train-chunks of a sweep's pipeline. Each is some 10 kB of the workflow, which is one object of Kubernetes, of 1 MiB at
+most; as much again is left for the state of all pods, which is part of it."""
 
 
 def sweep(recipe: Recipe) -> BaseComponent:
@@ -29,6 +33,7 @@ def sweep(recipe: Recipe) -> BaseComponent:
     """
     check_trials(recipe)
     planned = brackets(recipe)
+    _require_room(recipe, planned)
 
     @dsl.pipeline(
         name=f"{recipe.name}-sweep",
@@ -63,6 +68,22 @@ def winners(recipe: Recipe) -> BaseComponent:
 def handed_out(recipe: Recipe, run_uri: Any) -> Any:
     """Adds what comes behind the last chunk of the best trial, and returns the address of its model."""
     return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
+
+
+def _require_room(recipe: Recipe, planned: list[Bracket]) -> None:
+    """Checks that a workflow has room for all chunks.
+
+    Raises:
+        UserError: it has not.
+    """
+    count, spare = recipe.chunks.count, recipe.chunks.spare
+    slots = sum(count + spare * len(bracket.rungs) for bracket in planned)
+    if slots > MAX_CHUNKS:
+        raise UserError(
+            f"the sweep has {slots} train-chunks, {count} in each of {len(planned)} bracket(s) and {spare} spare "
+            f"one(s) in each rung; a workflow has room for {MAX_CHUNKS}.",
+            remedy="Lower chunks.count, chunks.spare or sweep.brackets, or raise eta; `baton sweep run` has no limit.",
+        )
 
 
 def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Any, store: Any, previous: Any) -> Any:

@@ -12,7 +12,7 @@ from components.shared.recipe import Store
 from components.shared.rungs import check_trials
 from components.shared.runs import check_name
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, Sweep
+from components.shared.sweeps import TRIAL, State, Sweep
 from pipelines import prepare, results, run_commands, sweep_display
 from pipelines.display import Display, console
 from pipelines.options import (
@@ -49,6 +49,7 @@ Given = Annotated[
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
 WhereOption = Annotated[str, typer.Option("--store", help="Folder or s3://bucket[/prefix], where SWEEP is a name.")]
+WISHES: dict[State, str] = {"stop": "stops", "go": "goes on"}
 DEFAULT_STORE: str = Store.model_fields["uri"].default
 
 
@@ -67,10 +68,11 @@ def run(
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with reported(output):
-        from pipelines import warm
+        from pipelines import local, warm
         from pipelines.sweep_local import LocalSweep
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        local.require_one_machine(loaded)
         trials = check_trials(loaded)
         given = check_name(name or prepare.new_run_name(loaded))
         storage = prepare.check_store(loaded)
@@ -187,7 +189,8 @@ def fork(
         if output is Output.json:
             print_json({"sweep": opened.name, **made})
         else:
-            typer.echo("\n".join([f"{made['id']}: run {made['run']} begins at step {made['parent']['step']}", *lines]))
+            begins = f"{made['id']}: run {made['run']} begins at step {made['parent']['step']}"
+            typer.echo("\n".join([begins, *lines, f"It joins {_when(opened, 'at the next rung')}."]))
 
 
 def _forked(
@@ -228,10 +231,18 @@ def _open(given: str, store: str) -> Sweep:
     return sweep
 
 
-def _ask(sweep: Sweep, trial: str, state: Any, why: str, output: Output) -> None:
+def _ask(sweep: Sweep, trial: str, state: State, why: str, output: Output) -> None:
     sweep.trial(trial)
     sweep.ask(trial, state, why)
     if output is Output.json:
         print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
-        typer.echo(f"{trial}: {state} is taken up at its next chunk boundary")
+        at = "at its next chunk boundary" if state == "stop" else "at the next rung"
+        typer.echo(f"{trial}: {WISHES[state]} {_when(sweep, at)}")
+
+
+def _when(sweep: Sweep, at: str) -> str:
+    """Returns when a wish is taken up, in words."""
+    if len(sweep.rungs()) < len(sweep.document()["rungs"]):
+        return at
+    return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"

@@ -8,8 +8,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from components.shared import bundles, sweep_view
 from components.shared.configurations import words
-from components.shared.sweeps import Sweep, each
+from components.shared.sweeps import Sweep
 from pipelines.display import console
 
 Event = dict[str, Any]
@@ -35,43 +36,32 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
 
 def result(sweep: Sweep) -> dict[str, Any]:
     """Returns a sweep as plain values: a row for each trial, what it cost, and the winner once there is one."""
-    document, rungs = sweep.document(), sweep.rungs()
-    last = {rung["bracket"]: rung for rung in rungs}
-    why = {entry["id"]: entry["why"] for rung in rungs for entry in rung["stopped"]}
-    kept = {trial for rung in last.values() for trial in rung["kept"]}
-    winner = sweep.get("winner.json")
-    chunks = document["recipe"]["chunks"]["count"]
+    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
+    trials = {trial["id"]: trial for trial in document["trials"]}
+    wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
 
-    def row(trial: dict[str, Any]) -> dict[str, Any]:
-        scores, wish = sweep.scores(trial["run"]), sweep.control(trial["id"])
-        newest = max(scores, key=lambda score: int(score["chunk"]), default=None)
-        done = newest["chunk"] if newest else 0
-        asked = wish["state"] if wish else None
-        is_out = asked == "stop" or (trial["id"] in why and trial["id"] not in kept)
-        state = "finished" if done == chunks else "stopped" if is_out else "goes on"
+    def row(trial: sweep_view.Trial) -> dict[str, Any]:
+        wish = wishes[trial.id]
         return {
-            **trial,
-            "state": state,
-            "asked": asked,
-            "why": why.get(trial["id"]) if state == "stopped" else None,
-            "chunks": done,
-            "value": newest["value"] if newest else None,
-            "seconds": sum(score["seconds"] for score in scores),
+            **trials[trial.id],
+            "state": trial.state,
+            "asked": wish["state"] if wish else None,
+            "why": None if trial.is_alive else trial.why,
+            "chunks": trial.chunk,
+            "value": trial.score,
+            "seconds": trial.seconds,
         }
 
-    sign = -1 if document["mode"] == "max" else 1
-    rows = each(row, document["trials"])
-    rows.sort(key=lambda found: (-found["chunks"], found["value"] is None, sign * (found["value"] or 0.0)))
     return {
-        "sweep": sweep.name,
-        "sweep_uri": sweep.uri,
-        "page_uri": f"{sweep.uri}/page.html",
-        "metric": document["metric"],
-        "chunks": chunks,
-        "rungs": len(rungs),
-        "of_rungs": len(document["rungs"]),
-        "trials": rows,
-        "winner": winner,
+        "sweep": view.name,
+        "sweep_uri": view.uri,
+        "page_uri": f"{view.uri}/page.html",
+        "metric": view.metric,
+        "chunks": document["recipe"]["chunks"]["count"],
+        "rungs": len(view.rungs),
+        "of_rungs": view.num_rungs,
+        "trials": [row(trial) for trial in view.trials],
+        "winner": sweep.get("winner.json"),
     }
 
 
@@ -82,7 +72,8 @@ def print_table(found: dict[str, Any]) -> None:
         table.add_column(name, overflow="fold")
     for row in found["trials"]:
         score = "—" if row["value"] is None else f"{row['value']:.6g}"
-        state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+        state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
+        state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
         done = f"{row['chunks']} of {found['chunks']}"
         values = words({_short(path): value for path, value in row["values"].items()})
         table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)

@@ -82,7 +82,7 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
         return [signature, files[uri].storage.sha256(files[uri].path)[1]]
 
     files = {file.uri: file for file in sources.files([source.uri])}
-    found = dict(zip(sorted(files), bundles.each(look, files), strict=True))
+    found = dict(zip(sorted(files), bundles.each(look, sorted(files)), strict=True))
     now |= found
     return [digest for _, digest in found.values()]
 

@@ -34,6 +34,7 @@ DAMAGED = "damaged-"
 REMOVED = "removed-"
 VERSION = 1
 T = TypeVar("T")
+R = TypeVar("R")
 PARALLEL = 8
 """Files in flight at once."""
 ROUNDS = 5
@@ -93,7 +94,7 @@ class Publication:
             digest = self.storage.upload(local, f"{self.prefix}/{self.folder}/{name}", self._check)
             self.files[name] = {"size": os.path.getsize(local), "sha256": digest}
 
-        each(upload, set(_files_below(local_dir)) - self.files.keys())
+        each(upload, sorted(set(_files_below(local_dir)) - self.files.keys()))
 
     def commit(self, meta: dict[str, Any]) -> tuple[Manifest, bool]:
         """Writes the manifest, unless another writer was first.
@@ -244,14 +245,14 @@ def fetch(
         return problem
 
     wanted = manifest.files if names is None else names
-    require_whole(storage, prefix, manifest, [line for line in each(receive, wanted) if line])
+    require_whole(storage, prefix, manifest, [line for line in each(receive, sorted(wanted)) if line])
     return target
 
 
 def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     """Reads every file of a bundle back and returns a line for each that is not what was committed."""
     present = storage.find(manifest.path(prefix))
-    lines = each(lambda name: _problem(storage, prefix, manifest, name, present, None), manifest.files)
+    lines = each(lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files))
     return [line for line in lines if line]
 
 
@@ -276,10 +277,10 @@ def file_sha256(local_path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def each(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
-    """Does something with each name, several at a time, and returns the results in the names' order."""
+def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Does something with each item, several at a time, and returns the results in the items' order."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        return list(pool.map(work, sorted(names)))
+        return list(pool.map(work, items))
 
 
 def _problem(

@@ -26,6 +26,11 @@ class Clock:
         self._phase, self._since = phase, now
         events.emit("phase", phase=phase, **fields)
 
+    def restart(self) -> None:
+        """Begins anew: what came before was done beside another process's work."""
+        self.began = self._since = time.time()
+        self.seconds = {}
+
     def total(self) -> float:
         """Seconds since the process started."""
         return time.time() - self.began

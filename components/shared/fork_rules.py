@@ -109,6 +109,8 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     """
     found, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
+    if _form(before) != _form(after):
+        refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
     if before.store.uri != after.store.uri:
         refused.append("store.uri: a fork lies in its parent's store")
     if refused:
@@ -166,6 +168,10 @@ def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -
     for path, (before, after) in own.items():
         found[path] = [found[path][0] if path in found else before, after]
     return {path: values for path, values in found.items() if values[0] != values[1]}
+
+
+def _form(recipe: Recipe) -> str:
+    return "in shards" if recipe.world_size > 1 and recipe.parallel.is_sharded else "whole"
 
 
 def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from components.shared import bundles
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files of a hub repository that are taken: no pickled weights among them."""
+TAKEN = ".taken"
+"""What a folder has of a store: size and time of each file there."""
 
 
 def cache_dir() -> str:
@@ -194,13 +197,32 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
 
 
 def _from_store(uri: str) -> str:
+    """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
     storage = Storage(uri)
-    target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
-    names = [name for name in storage.list("") if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja"))]
-    if not {"config.json", "adapter_config.json"} & set(names):
+    if not {"config.json", "adapter_config.json"} & set(storage.list("")):
         raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
     if storage.is_local:
         return str(storage.root)
-    for name in names:
-        storage.download(name, os.path.join(target, name))
+    target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
+    there = {
+        name: [size, written.isoformat()]
+        for name, (size, written) in storage.find("").items()
+        if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")) and "/" not in name
+    }
+    if _taken(target) != there:
+        for name in there:
+            storage.download(name, os.path.join(target, name))
+        with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:
+            json.dump(there, file)
+        os.replace(file.name, os.path.join(target, TAKEN))
     return target
+
+
+def _taken(folder: str) -> dict[str, list[Any]]:
+    """Returns size and time of the files that were taken from a store, as far as they are whole here."""
+    try:
+        with open(os.path.join(folder, TAKEN), encoding="utf-8") as file:
+            taken: dict[str, list[Any]] = json.load(file)
+        return {name: mark for name, mark in taken.items() if os.path.getsize(os.path.join(folder, name)) == mark[0]}
+    except (OSError, ValueError):
+        return {}

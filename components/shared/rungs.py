@@ -8,7 +8,7 @@ from itertools import count
 
 from components.shared.configurations import configured, draw, ends, grid
 from components.shared.errors import UserError
-from components.shared.recipe import MAX_CHUNKS, MAX_TRIALS, Recipe, Search
+from components.shared.recipe import MAX_TRIALS, Recipe, Search
 
 DEFAULT_TRIALS = 8
 OPTUNA_BRACKETS = 3
@@ -74,7 +74,7 @@ def brackets(recipe: Recipe) -> list[Bracket]:
     """Returns the brackets of a recipe's sweep.
 
     Raises:
-        UserError: they do not fit a workflow.
+        UserError: they have too many trials.
     """
     search, chunks = recipe.sweep, recipe.chunks.count
     assert search is not None
@@ -88,16 +88,9 @@ def brackets(recipe: Recipe) -> list[Bracket]:
             for begin, (chunk, keep) in zip(begins, steps, strict=False)
         )
         found.append(Bracket(number=position, trials=trials, rungs=made))
-    slots = sum(chunks + recipe.chunks.spare * len(bracket.rungs) for bracket in found)
     if (total := sum(bracket.trials for bracket in found)) > MAX_TRIALS:
         raise UserError(
             f"the sweep has {total} trials, at most {MAX_TRIALS}.", remedy="Give fewer values to choose from."
-        )
-    if slots > MAX_CHUNKS:
-        raise UserError(
-            f"the sweep's {len(found)} bracket(s) of {chunks} chunks have {slots} train-chunks, spare ones included; "
-            f"at most {MAX_CHUNKS} fit a workflow.",
-            remedy="Use fewer chunks, fewer brackets, or a larger eta.",
         )
     return found
 
@@ -108,7 +101,7 @@ def check_trials(recipe: Recipe) -> int:
     Those that a later bracket will draw are not known yet; every value of a list and both ends of a range are tried.
 
     Raises:
-        UserError: there is no sweep, a trial is no recipe, or there are too many of them or of their chunks.
+        UserError: there is no sweep, a trial is no recipe, or there are too many of them.
     """
     if recipe.sweep is None:
         raise UserError(

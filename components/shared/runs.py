@@ -18,44 +18,16 @@ import uuid
 from typing import Any
 
 from components.shared import recipe_file
+from components.shared.documents import Documents
 from components.shared.errors import UserError
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
-from components.shared.storage import Storage
 
 
-class Run:
-    """One run, addressed by the store and its name.
+class Run(Documents):
+    """One run, addressed by the store and its name."""
 
-    Args:
-        storage: The store.
-        name: The run's name.
-    """
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self.storage = storage
-        self.name = name
-
-    @classmethod
-    def open(cls, run_uri: str) -> Run:
-        """Opens a run by `<store>/runs/<name>`.
-
-        Raises:
-            UserError: the URI is not of that form.
-        """
-        store, separator, name = run_uri.rstrip("/").rpartition("/runs/")
-        if not separator or not name or "/" in name:
-            raise UserError(f"run URI {run_uri!r} is not of the form STORE/runs/NAME.")
-        return cls(Storage(store), name)
-
-    def path(self, name: str = "") -> str:
-        """Returns a path of this run in the store."""
-        return f"runs/{self.name}/{name}".rstrip("/")
-
-    @property
-    def uri(self) -> str:
-        """Address of the run."""
-        return self.storage.uri(self.path())
+    KIND = "run"
 
     def create(self, recipe: Recipe) -> None:
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
@@ -64,7 +36,7 @@ class Run:
             UserError: the run exists with a recipe that trains something else.
         """
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
-        if not self.storage.create(self.path("recipe.json"), _json(document)):
+        if not self.put_new("recipe.json", document):
             self.require_same(recipe)
             self.put("recipe.json", {**document, "created": self.require("recipe.json")["created"]})
 
@@ -112,7 +84,7 @@ class Run:
         Raises:
             UserError: it was written before, and differs.
         """
-        if self.storage.create(self.path(name), _json(document)):
+        if self.put_new(name, document):
             return
         if changed := recipe_file.changed_paths(self.require(name), document):
             raise UserError(
@@ -120,33 +92,10 @@ class Run:
                 remedy="Choose another run name.",
             )
 
-    def put(self, name: str, document: dict[str, Any]) -> None:
-        """Writes a document of the run, replacing the one before."""
-        self.storage.write(self.path(name), _json(document))
-
-    def get(self, name: str) -> dict[str, Any] | None:
-        """Returns a document of the run, or None."""
-        try:
-            document: dict[str, Any] = json.loads(self.storage.read(self.path(name)))
-        except FileNotFoundError:
-            return None
-        return document
-
-    def require(self, name: str) -> dict[str, Any]:
-        """Returns a document of the run.
-
-        Raises:
-            UserError: it is not there.
-        """
-        document = self.get(name)
-        if document is None:
-            raise UserError(f"{self.storage.uri(self.path(name))} does not exist.", remedy="Check store and run name.")
-        return document
-
     def record(self, stage: str, document: dict[str, Any]) -> None:
         """Keeps what one attempt at a stage did, under a name of its own."""
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
-        self.storage.write(self.path(name), _json({"stage": stage, "at": now(), **document}))
+        self.put(name, {"stage": stage, "at": now(), **document})
 
     def records(self, stage: str = "") -> list[dict[str, Any]]:
         """Returns all attempts at all stages, or at one, by stage and time."""
@@ -207,7 +156,3 @@ def check_name(name: str) -> str:
 def now() -> str:
     """Returns the time in UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1, sort_keys=True).encode()

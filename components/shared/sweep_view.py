@@ -17,6 +17,8 @@ MAX_CURVES = 200
 """Trials whose losses are read for the curves; of the others the page has the scores alone."""
 WIDE = 30
 """Times that the largest value of a list is the smallest one, from which on its axis is logarithmic."""
+BEGUN = {"checkpoints", "progress.json", "records", "scores"}
+"""What a run has of which a chunk has begun."""
 STATES = {
     "won": "ahead of all that came to their end",
     "goes on": "goes on",
@@ -119,12 +121,17 @@ class View:
         return self.trials[0] if self.trials and self.trials[0].rank else None
 
 
-def gather(sweep: Sweep) -> View:
-    """Reads a sweep, its rungs, and what is known of each of its runs."""
+def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
+    """Reads a sweep, its rungs, and what is known of each of its runs.
+
+    Args:
+        sweep: The sweep.
+        with_losses: Also read what was logged at each step, which takes much longer.
+    """
     document, rungs = sweep.document(), sweep.rungs()
     recipe: Mapping[str, Any] = document["recipe"]
     winner = (sweep.get("winner.json") or {}).get("id")
-    read = [trial["id"] for trial in document["trials"][:MAX_CURVES]]
+    read = [trial["id"] for trial in document["trials"][: MAX_CURVES if with_losses else 0]]
     rows = {trial["id"]: trial for trial in document["trials"]}
     trials = bundles.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
     _judge(trials, rungs, winner, len(document["rungs"]))
@@ -193,7 +200,7 @@ def _trial(sweep: Sweep, row: Mapping[str, Any], *, with_losses: bool) -> Trial:
     trial.chunk = max((score["chunk"] for score in scores), default=0)
     if failure := run.get("failure.json") if "failure.json" in present else None:
         trial.state, trial.why = "failed", f"chunk {failure['chunk']} failed: {failure['message']}"
-    elif present:
+    elif BEGUN & present:
         trial.state = "training"
     if with_losses and "checkpoints" in present:
         trial.losses = _losses(CheckpointStore(run))

@@ -34,7 +34,8 @@ def start(run: Run, recipe: Recipe) -> None:
         client = connect(recipe.tracking.mlflow)
         name = recipe.tracking.experiment or recipe.name
         number = experiment(client, name, run.storage, recipe)
-        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags(), **_of_sweep(run)}
+        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
+        tags |= _of_fork(run, recipe, number) | _of_sweep(run)
         tracked = client.create_run(number, run_name=run.name, tags=tags)
         _log_settings(client, tracked.info.run_id, recipe)
     except Exception as error:
@@ -44,6 +45,18 @@ def start(run: Run, recipe: Recipe) -> None:
         "tracking.json",
         {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id, "experiment_id": str(number)},
     )
+
+
+def _of_fork(run: Run, recipe: Recipe, number: str) -> dict[str, str]:
+    """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
+    fork = run.get("fork.json")
+    if fork is None:
+        return {}
+    tags = {"baton.parent": fork["parent"], "baton.parent_step": str(fork["step"])}
+    theirs = Run.open(fork["parent"]).get("tracking.json")
+    if theirs and (theirs["mlflow"], theirs["experiment_id"]) == (recipe.tracking.mlflow, number):
+        tags["mlflow.parentRunId"] = theirs["run_id"]
+    return tags
 
 
 def _of_sweep(run: Run) -> dict[str, str]:

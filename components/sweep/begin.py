@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from components.shared import configurations, events, forking, quality_checks, recipe_file, sources, tracking
+from components.shared import bundles, configurations, events, forking, quality_checks, recipe_file, sources, tracking
 from components.shared.configurations import Known
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
@@ -15,7 +15,7 @@ from components.shared.recipe import Recipe
 from components.shared.rungs import Bracket, brackets
 from components.shared.runs import Run, check_name, identity
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, Sweep, each
+from components.shared.sweeps import TRIAL, Sweep
 from components.sweep import tracked
 
 CARRIED = (*forking.CARRIED, quality_checks.QUALITY)
@@ -50,7 +50,7 @@ def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep,
     preparations: dict[str, dict[str, str]] = {}
     trials = list(_trials(sweep, recipe, bracket))
     parent = tracked.parent(sweep, recipe)
-    each(lambda trial: _make_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    bundles.each(lambda trial: _make_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
     for _, own in trials:
         run = preparation_name(sweep, own)
         if run not in preparations:
@@ -79,7 +79,7 @@ def enter(sweep: Sweep, bracket: int) -> list[str]:
         run.set_once("plan.json", make_plan(own, rows).to_json())
         return run
 
-    runs = each(enter_one, trials)
+    runs = bundles.each(enter_one, trials)
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking.start(run, own)
     return [run.uri for run in runs]
@@ -151,7 +151,7 @@ def _add(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket)
     if all(_trial_id(number) in there for number in numbers):
         return
     before = [trial for trial in sweep.trials() if 1 <= trial["bracket"] < bracket.number]
-    known = each(lambda trial: _known(sweep, trial, recipe), before)
+    known = bundles.each(lambda trial: _known(sweep, trial, recipe), before)
     drawn = configurations.draw(recipe.sweep, recipe.seed, bracket.trials, known)
     for number, values in zip(numbers, drawn, strict=True):
         sweep.add(_trial(sweep, number, bracket.number, values))

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared import events, recipe_file, sweep_page
+from components.shared import bundles, events, recipe_file, sweep_page, tracking
 from components.shared.errors import BatonError
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import now
-from components.shared.sweeps import FAILURE, Sweep, each, score_name
+from components.shared.sweeps import FAILURE, Sweep, score_name
 from components.sweep import tracked
 
 logger = logging.getLogger("baton")
@@ -70,7 +70,7 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials: dict[str, dict[str, Any]] = {trial["id"]: trial for trial in document["trials"]}
-    wishes = dict(zip(trials, each(sweep.control, trials), strict=True))
+    wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
     standing = sweep.rung(number)
     found = standing or _judged(sweep, document, rung, trials, wishes)
     found = _with_wishes(sweep, found, trials, wishes)
@@ -80,6 +80,8 @@ def judge(sweep: Sweep, number: int) -> Verdict:
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     sweep.keep_rung(found)
+    for run in (sweep.run(trials[trial]) for trial in found["kept"] if trials[trial]["bracket"] == 0):
+        tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
     winner = _winner(sweep, document["mode"], rungs, trials, wishes)
     events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found["kept"], stopped=len(found["stopped"]))
     return Verdict(
@@ -108,7 +110,7 @@ def _judged(
 ) -> dict[str, Any]:
     """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
-    scores = dict(zip(entered, each(lambda x: _score(sweep, trials[x], rung.chunk), entered), strict=True))
+    scores = dict(zip(entered, bundles.each(lambda x: _score(sweep, trials[x], rung.chunk), entered), strict=True))
     values = {trial: score["value"] for trial, score in scores.items() if score}
     stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
     kept, beaten = decide(entered, values, rung.keep, document["mode"], stopped)

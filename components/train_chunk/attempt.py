@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from components.train_chunk.chunk import Chunk
     from components.train_chunk.reporting import LiveReport
     from components.train_chunk.resume import Handover
+    from components.train_chunk.scoring import Score
 
 logger = logging.getLogger("baton")
 
@@ -59,6 +60,8 @@ class Attempt:
         arguments.make_deterministic(threads, training.deterministic)
         if restored:
             self._compare_fingerprint(restored)
+        if self.recipe.resources.gpus or self.recipe.resources.profile == "mps":
+            self.chunk.take_machine()  # its memory may have no room for two models
         self.chunk.clock.enter("build")
         code.install(fetched.code)
         whole_weights = restored is not None and self.recipe.adapter is None
@@ -70,16 +73,16 @@ class Attempt:
         handover = self._handover(trainer, together or keeper, restored, signs)
         if keeper:
             keeper.handover = handover
+        self.chunk.take_machine()
         self.chunk.clock.enter("restore", step=restored.step if restored else 0)
         try:
             if together.leaves_at_once() if together else self.watch.notice:
                 return keeper  # taken away before it began: there is nothing to save
-            trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-            if signs:
-                signs.stop()
-            if keeper:
-                keeper.finish()
-            self._score(trainer, handover)
+            if restored is None or not restored.stands:
+                trainer.train(resume_from_checkpoint=restored.folder if restored else None)
+                if signs:
+                    signs.stop()
+            self._finish(trainer, handover, restored, keeper)
         finally:
             if keeper and report:
                 keeper.close()
@@ -127,12 +130,29 @@ class Attempt:
             saved_by=meta.get("fingerprint", {}).get("world_size", 1),
         )
 
-    def _score(self, trainer: Any, handover: Handover) -> None:
-        """Scores the checkpoint of a sweep's trial behind the chunk, where it has come to one."""
-        step = trainer.state.global_step
-        if self.chunk.scoring and (step >= self.chunk.target or handover.finished):
-            trainer.remove_callback(handover)  # it is over: what it makes of evaluations is for training
-            self.chunk.scoring.keep(self.chunk, trainer, step)
+    def _finish(
+        self, trainer: Any, handover: Handover, restored: Restored | None, keeper: CheckpointKeeper | None
+    ) -> None:
+        """Waits for the last checkpoint's commit; a sweep's trial is scored meanwhile, and its score kept then."""
+        try:
+            score = self._score(trainer, handover, restored)
+        finally:
+            if keeper:
+                keeper.finish()
+        if score and self.chunk.scoring:
+            self.chunk.scoring.keep(self.chunk, score)
+
+    def _score(self, trainer: Any, handover: Handover, restored: Restored | None) -> Score | None:
+        """Scores what a sweep's trial has come to behind the chunk; None in all processes but the first."""
+        scoring, step = self.chunk.scoring, trainer.state.global_step
+        if scoring is None:
+            return None
+        trainer.remove_callback(handover)  # it is over: what it makes of evaluations is for training
+        if restored and restored.stands:
+            return scoring.again(self.chunk, trainer, restored)
+        if step >= self.chunk.target or handover.finished:
+            return scoring.measure(self.chunk, trainer, step)
+        return None
 
     def _compare_fingerprint(self, restored: Restored) -> None:
         theirs = restored.manifest.meta["fingerprint"]

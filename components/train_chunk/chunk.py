@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events, fingerprint, forking, models
+from components.shared import code, events, fingerprint, forking, models, standby
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
@@ -40,9 +40,12 @@ class Chunk:
         run_uri: Address of the run.
         index: Number of the chunk, from 1; those behind the plan's last are spare and have its target.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
+        standby: File to wait for before it takes the machine, see `components.shared.standby`.
     """
 
-    def __init__(self, run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, run_uri: str, index: int, leave_out: tuple[str, ...] = (), *, standby: str | None = None
+    ) -> None:
         self.clock = Clock()
         self.ranks = Ranks.here()
         self.run = Run.open(run_uri)
@@ -54,6 +57,7 @@ class Chunk:
         self.index = index
         self.target = self.plan.target(index)
         self.leave_out = leave_out
+        self.standby = standby
         self.store = CheckpointStore(self.run)
         self.cache = NodeCache.of(self.recipe.store)
         self.restorer = Restorer(self.store, self.target, self._identity(), self.cache)
@@ -99,17 +103,24 @@ class Chunk:
         """Returns what the chunk has come to where there is nothing to train, None where there is."""
         if self.scoring and self.scoring.is_stopped():
             return self._stopped()
-        if standing := self.restorer.standing():
-            step, manifest = standing
-            if self.scoring and not self.scoring.is_kept(self.index):
-                try:
-                    self.scoring.again(self, step, manifest)
-                finally:
-                    self.staging.close()
-            events.emit("already_done", chunk=self.index, step=step)
-            self._record("already_done", step, step)
-            return self._result(step, manifest, "already_done")
-        return None
+        standing = self.restorer.standing()
+        if standing is None or not self.has_score(standing[0]):
+            return None
+        step, manifest = standing
+        events.emit("already_done", chunk=self.index, step=step)
+        self._record("already_done", step, step)
+        return self._result(step, manifest, "already_done")
+
+    def has_score(self, step: int) -> bool:
+        """Tells whether nothing is missing behind the checkpoint of a step: a sweep's trial has its score there."""
+        return self.scoring is None or self.scoring.is_kept(self, step)
+
+    def take_machine(self) -> None:
+        """Waits until the chunk before this one on this machine is done with it, if there is one."""
+        if self.standby:
+            standby.wait(self.standby)
+            self.standby = None
+            self.clock.restart()
 
     def _outcome(self, keeper: CheckpointKeeper) -> str:
         if keeper.handover.finished:
@@ -148,7 +159,7 @@ class Chunk:
     def fetch(self) -> Fetched:
         """Brings to this machine what training needs, and imports meanwhile."""
         with ThreadPoolExecutor(4) as pool:
-            fetching = pool.submit(self.restorer.fetch, self.staging.folder)
+            fetching = pool.submit(self.restorer.fetch, self.staging.folder, to_score=self.scoring is not None)
             tokens = pool.submit(self._tokens)
             base = pool.submit(self.base)
             own_code = pool.submit(code.fetch, self.run, self.staging.folder(0))
@@ -156,7 +167,8 @@ class Chunk:
             self.method()
             self.clock.enter("fetch")
             restored = self.restorer.require_no_code(fetching.result(), self.staging.folder)
-            if tokens.result()[1] != (start := restored.step if restored else 0):
+            start = restored.step if restored else 0
+            if tokens.result()[1] != start < self.target:
                 self.tokens.fetch(start, self.target)
         if restored is None:
             forking.require_start(self.run)

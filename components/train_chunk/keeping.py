@@ -44,7 +44,7 @@ class CheckpointKeeper:
 
     Attributes:
         parent: The newest checkpoint of this run that this process restored or committed.
-        overtaken: Whether another process has committed the target meanwhile.
+        overtaken: Whether another process has committed the target.
         told: Notice that another machine of this chunk will be taken away.
     """
 
@@ -59,7 +59,7 @@ class CheckpointKeeper:
         self.start_step = restored.step if restored else 0
         self._restored_folder = restored.folder if restored else None
         self.before: dict[str, Any] = restored.manifest.meta if restored else {}
-        self.overtaken = False
+        self.overtaken = restored is not None and restored.stands
         self.told: str | None = None
         self.stalls: list[float] = []
         self.progress = Progress(chunk.run, chunk.index)

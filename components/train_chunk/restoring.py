@@ -19,11 +19,19 @@ logger = logging.getLogger("baton")
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint brought to this machine."""
+    """A checkpoint brought to this machine.
+
+    Attributes:
+        step: Its step.
+        manifest: What was committed.
+        folder: Local folder of its files.
+        stands: Whether there is nothing to train behind it for this chunk, which lacks its score alone.
+    """
 
     step: int
     manifest: Manifest
     folder: str
+    stands: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,31 +75,32 @@ class Restorer:
     def standing(self) -> tuple[int, Manifest] | None:
         """Returns a committed checkpoint at the target or beyond, or one that ended the run, if its files are there."""
         for step, manifest in self.store.committed():
-            finished = isinstance(manifest, Manifest) and manifest.meta.get("finished")
-            if step < self.target and not finished:
+            if not self._stands(step, manifest):
                 return None
             if isinstance(manifest, Manifest) and self.store.is_whole(step, manifest):
                 return step, manifest
         return None
 
-    def fetch(self, folder: Callable[[int], str]) -> Restored | None:
+    def fetch(self, folder: Callable[[int], str], *, to_score: bool = False) -> Restored | None:
         """Fetches the newest checkpoint before the target that is as committed, None where there is none.
 
         Args:
             folder: Returns a folder with room for so many bytes.
+            to_score: One at the target or beyond will do too.
 
         Raises:
             ExactnessError: a checkpoint was made from something else.
         """
         for step, manifest in self.store.committed():
-            if step >= self.target:
+            if step >= self.target and not to_score:
                 continue
             try:
                 if isinstance(manifest, DamagedError):
                     raise manifest
                 self._require_same(step, manifest)
                 path = os.path.join(folder(manifest.bytes), f"from-{step}")
-                return Restored(step, manifest, self.store.fetch(step, manifest, path, self.cache))
+                fetched = self.store.fetch(step, manifest, path, self.cache)
+                return Restored(step, manifest, fetched, stands=to_score and self._stands(step, manifest))
             except DamagedError as error:
                 self._skip(step, error)
         return None
@@ -109,6 +118,10 @@ class Restorer:
                 self._skip(restored.step, error)
             restored = self.fetch(folder)
         return None
+
+    def _stands(self, step: int, manifest: Manifest | DamagedError) -> bool:
+        """Tells whether a checkpoint is at the target or beyond, or has ended the run."""
+        return step >= self.target or (isinstance(manifest, Manifest) and bool(manifest.meta.get("finished")))
 
     def _skip(self, step: int, error: DamagedError) -> None:
         logger.warning("checkpoint of step %d is not used: %s", step, error)

@@ -1,27 +1,42 @@
-"""The score of a sweep's trial behind each chunk: the held-out rows evaluated once the checkpoint is committed.
+"""The score of a sweep's trial behind each chunk: the held-out rows evaluated once the last checkpoint is taken.
 
-An evaluation draws random numbers, so it comes behind the commit: the next chunk restores what the checkpoint has, and
-the run ends on the bits that its recipe gives without a sweep.
+An evaluation draws random numbers, so it comes behind that: the next chunk restores what the checkpoint has, and the
+run ends on the bits that its recipe gives without a sweep. It is kept once the checkpoint is committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events
-from components.shared.bundles import Manifest
+from components.shared import events
 from components.shared.errors import UserError
 from components.shared.runs import Run, now
 from components.shared.sweeps import TRIAL, Sweep, score_name
 
 if TYPE_CHECKING:
     from components.train_chunk.chunk import Chunk
+    from components.train_chunk.restoring import Restored
 
 TIMED = ("_runtime", "_per_second")
 """How names of figures end that depend on the clock."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a trial does.
+
+    Attributes:
+        step: At which step.
+        value: The sweep's metric, None for one that is not finite.
+        metrics: All that the evaluation gave.
+    """
+
+    step: int
+    value: float | None
+    metrics: dict[str, float | None]
 
 
 class Scoring:
@@ -47,12 +62,20 @@ class Scoring:
         wish = self._sweep.control(self._trial["id"])
         return wish is not None and wish["state"] == "stop"
 
-    def is_kept(self, index: int) -> bool:
-        """Tells whether there is a score behind a chunk."""
-        return self._run.get(score_name(index)) is not None
+    def is_kept(self, chunk: Chunk, step: int) -> bool:
+        """Tells whether there is a score behind a chunk that has come to a step.
 
-    def keep(self, chunk: Chunk, trainer: Any, step: int) -> None:
-        """Evaluates what a trainer has in memory and keeps the score; every process of a chunk takes part.
+        Where early stopping has ended the run, that of the chunk in which it did is the score of those behind it.
+        """
+        if self._run.get(score_name(chunk.index)) is not None:
+            return True
+        before = next((score for score in self._sweep.scores(self._run) if score["step"] == step), None)
+        if before:
+            self.keep(chunk, Score(step, before["value"], before["metrics"]))
+        return before is not None
+
+    def measure(self, chunk: Chunk, trainer: Any, step: int) -> Score | None:
+        """Evaluates what a trainer has in memory; every process of a chunk takes part, and the first has the score.
 
         Raises:
             UserError: the evaluation does not give the sweep's metric.
@@ -60,9 +83,9 @@ class Scoring:
         chunk.clock.enter("score", step=step)
         found: dict[str, float] = trainer.evaluate()
         if not trainer.is_world_process_zero():
-            return
+            return None
         metrics = {
-            name: float(value)
+            name: _number(value)
             for name, value in found.items()
             if isinstance(value, int | float) and not name.endswith(TIMED) and name != "epoch"
         }
@@ -72,40 +95,39 @@ class Scoring:
                 f"sweep.metric is {self._trial['metric']!r}, which the evaluation of the held-out rows does not give.",
                 remedy=f"It gives {', '.join(sorted(metrics))}.",
             )
-        self._put(chunk, step, metrics[name], metrics)
+        return Score(step, metrics[name], metrics)
 
-    def again(self, chunk: Chunk, step: int, manifest: Manifest) -> None:
-        """Scores a chunk whose checkpoint is committed and that has no score; it trains nothing."""
-        before = [score for score in self._sweep.scores(self._run) if score["step"] == step]
-        if before:  # early stopping has ended the run there
-            self._put(chunk, step, before[0]["value"], before[0]["metrics"])
-            return
-        from components.train_chunk import arguments, methods
+    def again(self, chunk: Chunk, trainer: Any, restored: Restored) -> Score | None:
+        """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
-        tokens = chunk.tokens.fetch(max(step - 1, 0), step)
-        code.install(code.fetch(self._run, chunk.staging.folder(0)))
-        arguments.make_deterministic(manifest.meta["fingerprint"]["threads"], chunk.recipe.training.deterministic)
-        folder = os.path.join(chunk.staging.folder(manifest.bytes), f"scored-{step}")
-        folder = chunk.store.fetch(step, manifest, folder, chunk.cache)
-        base = chunk.base()
-        method = methods.load(chunk.recipe.training.method)
-        trainer: Any = method.build(chunk.setup(tokens, base, start_weights=chunk.recipe.adapter is not None))
-        trainer._load_from_checkpoint(folder)
-        self.keep(chunk, trainer, step)
+        The trainer restores it as if it went on, with all processes, shards and random state, and is left before its
+        first step.
+        """
+        from transformers import TrainerCallback
 
-    def _put(self, chunk: Chunk, step: int, value: float | None, metrics: Mapping[str, float | None]) -> None:
-        document = {
-            "chunk": chunk.index,
-            "step": step,
-            "value": _number(value),
-            "metrics": {name: _number(each) for name, each in metrics.items()},
-            "seconds": chunk.clock.total(),
-            "at": now(),
-        }
+        scoring, measured = self, []
+
+        class Left(Exception):  # noqa: N818
+            """There is the score."""
+
+        class Scores(TrainerCallback):
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                trainer._load_rng_state(restored.folder)
+                measured.append(scoring.measure(chunk, trainer, restored.step))
+                raise Left
+
+        trainer.add_callback(Scores())
+        with contextlib.suppress(Left):
+            trainer.train(resume_from_checkpoint=restored.folder)
+        return measured[0]
+
+    def keep(self, chunk: Chunk, score: Score) -> None:
+        """Writes the score behind a chunk, whose checkpoint is committed."""
+        document = {"chunk": chunk.index, **asdict(score), "seconds": chunk.clock.total(), "at": now()}
         self._run.put(score_name(chunk.index), document)
-        events.emit("scored", trial=self._trial["id"], chunk=chunk.index, step=step, value=document["value"])
+        events.emit("scored", trial=self._trial["id"], chunk=chunk.index, step=score.step, value=score.value)
 
 
-def _number(value: float | None) -> float | None:
+def _number(value: float) -> float | None:
     """Returns a number, None for one that is not finite: JSON has none of those."""
-    return value if value is not None and math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None

@@ -79,7 +79,7 @@ def print_sizes() -> None:
     from pipelines.package import Pipeline, write_package
 
     print("| trials | chunks | rungs | compiled, kB | seconds |\n|---|---|---|---|---|")
-    for trials, chunks, eta in ((8, 4, 2), (64, 20, 2), (1000, 20, 2), (1000, 100, 2)):
+    for trials, chunks, eta in ((8, 4, 2), (64, 20, 2), (1000, 20, 2), (1000, 50, 2)):
         with tempfile.TemporaryDirectory() as folder:
             recipe, path = swept(trials, chunks, eta), f"{folder}/sweep.yaml"
             began = time.monotonic()

@@ -216,6 +216,27 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_path: Path) -> None:
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
+    sweep = Sweep(Storage(recipe.store.uri), "b")
+    standing: list[bool] = []
+
+    def ask(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 6:  # of the first to train its second chunk
+            standing.append(watched._standing is not None)
+            sweep.ask("t001", "stop", "seen enough")
+
+    watched = Watched(recipe, "b", ask)
+    assert watched.run().name == "b-t000"
+    assert standing == [True]
+    assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
+    assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
+    # It may have seen the wish itself, and then says so in a record.
+    records = sweep.run(sweep.trial("t001")).records("train-chunk-002")
+    assert all(record["from_step"] == record["to_step"] for record in records)
+
+
+@pytest.mark.slow
 def test_a_trial_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     trained = {"training.trainable": [None, {"patterns": ["nowhere"]}]}
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=trained))
@@ -294,7 +315,7 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
     assert CheckpointStore(Run(again.sweep.storage, "s-f000")).steps()[-1] == 12
     shown = subprocess.run(_command(tmp_path, "status", "s"), capture_output=True, text=True, check=False)
     rows = {row["id"]: row for row in json.loads(shown.stdout)["trials"]}
-    assert rows["f000"]["state"] == "finished"
+    assert rows["f000"]["state"] == "ended"
     assert rows["t000"]["state"] == "stopped"
 
 

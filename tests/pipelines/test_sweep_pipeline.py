@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.rungs import check_trials
 from components.shared.storage import Storage
 from components.shared.sweeps import Sweep
 from pipelines import conformance
 from pipelines.cli import app
+from pipelines.sweep import sweep
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "pipelines" / "recipes" / "sweep.yaml"
@@ -95,11 +100,82 @@ def test_every_stage_that_runs_the_model_has_its_gpu_and_no_other(compiled: list
         assert has_gpu == name.startswith(("exec-train-chunk", "exec-evaluate")), name
 
 
+def test_a_sweep_is_submitted_and_shown(kfp_api: Any) -> None:
+    there = ("--endpoint", kfp_api.url)
+    where = ("--store", "s3://bucket/baton", "--run", "rates", "--output", "json")
+    done = _baton("sweep", "submit", str(RECIPE), *there, *where, "--set", "sweep.parallel=3")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["run"], found["sweep_uri"]) == ("rates", "s3://bucket/baton/sweeps/rates")
+    (run,) = kfp_api.runs.values()
+    assert run["runtime_config"]["parameters"] == {"sweep_name": "rates"}
+    spec = run["pipeline_spec"]["pipeline_spec"]
+    assert spec["root"]["inputDefinitions"]["parameters"]["store"]["defaultValue"] == "s3://bucket/baton"
+    limits = {task["iteratorPolicy"]["parallelismLimit"] for task in _iterated(spec)}
+    assert (len(_iterated(spec)), limits) == (4, {3})
+    shown = _baton("status", "rates", *there, "--output", "json")
+    assert shown.exit_code == 0, shown.stderr
+    names = [stage["name"] for stage in json.loads(shown.stdout)["stages"]]
+    assert [name for name in names if name.startswith("judge")] == ["judge rung 1", "judge rung 2", "judge rung 3"]
+
+
+def _iterated(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [task for task in spec["root"]["dag"]["tasks"].values() if "parameterIterator" in task]
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        pytest.param(("chunks.count=45", "chunks.spare=2"), "51 train-chunks, 45 in each of 1 bracket", id="spare"),
+        pytest.param(
+            ("chunks.count=27", "sweep.method=random", "sweep.halving=null", "sweep.hyperband={}"),
+            "108 train-chunks, 27 in each of 4 bracket",
+            id="brackets",
+        ),
+    ],
+)
+def test_what_a_workflow_has_no_room_for_is_not_submitted(kfp_api: Any, changes: tuple[str, ...], slots: str) -> None:
+    settings = [word for change in changes for word in ("--set", change)]
+    done = _baton("sweep", "submit", str(RECIPE), "--endpoint", kfp_api.url, "--store", "s3://b", *settings)
+    assert done.exit_code == 2, done.output
+    assert slots in done.stderr
+    assert "a workflow has room for 50. Lower chunks.count" in done.stderr
+    assert kfp_api.requests == []
+
+
+def test_on_one_machine_there_is_no_such_limit() -> None:
+    recipe = recipe_file.load(str(RECIPE), ["chunks.count=90", "chunks.spare=5"])
+    assert check_trials(recipe) == 9
+    with pytest.raises(UserError, match="105 train-chunks"):
+        sweep(recipe)
+
+
 def test_a_recipe_without_a_sweep_is_refused(tmp_path: Path) -> None:
     quickstart = str(RECIPE.with_name("quickstart.yaml"))
     done = _baton("sweep", "run", quickstart, "--store", str(tmp_path / "store"))
     assert done.exit_code == 2, done.stderr
     assert "recipe 'quickstart' has no sweep" in done.stderr
+
+
+def test_several_machines_are_refused_on_one(tmp_path: Path) -> None:
+    settings = ("--set", "resources.nodes=2", "--set", "resources.gpus=1", "--store", str(tmp_path / "store"))
+    done = _baton("sweep", "run", str(RECIPE), *settings)
+    assert done.exit_code == 2
+    assert "resources.nodes is 2, and this is one machine" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+def test_validate_tells_of_the_sweep() -> None:
+    done = _baton("validate", str(RECIPE))
+    assert done.exit_code == 0, done.stderr
+    assert "its sweep compares 9 trials at 3 rung(s)" in done.stdout
+
+
+def test_validate_looks_at_the_trials() -> None:
+    wrong = _baton("validate", str(RECIPE), "--set", "sweep.parameters={training.learning_rate: [0.1, much]}")
+    assert wrong.exit_code == 2
+    assert "training.learning_rate" in wrong.stderr
 
 
 def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from components.shared import forking
 from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.sweeps import TRIAL, score_name
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -211,6 +213,59 @@ def test_what_was_trained_in_shards_is_evaluated_and_exported_whole(whole: Any, 
         code, printed = legs.leg(stage, run.uri)
         assert code == 0, printed
     assert "logits the same bit for bit" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
+    strategy: str, recipes: dict[str, Recipe], whole: Any, legs: Any
+) -> None:
+    """A score that is lost is measured again by as many processes, from the checkpoint, to the same digit."""
+    run = legs.prepare(parallel(legs, recipes, strategy, chunks__count=2), f"parallel-{strategy}-trial")
+    run.put(TRIAL, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
+    scores = []
+    for index in (1, 2):
+        code, printed = legs.leg(legs.chunk, run.uri, index)
+        assert code == 0, printed
+        assert "INFO baton: step " in printed
+        before = run.require(score_name(index))
+        assert before["metrics"].pop("eval_num_tokens") > 0, "of those that this process has trained on"
+        run.storage.remove(run.path(score_name(index)))
+        code, printed = legs.leg(legs.chunk, run.uri, index)
+        assert code == 0, printed
+        after = run.require(score_name(index))
+        assert after["metrics"].pop("eval_num_tokens") == 0
+        assert (after["step"], after["metrics"]) == (before["step"], before["metrics"])
+        assert run.records(f"train-chunk-{index:03d}")[-1]["outcome"] == "already_done"
+        assert "INFO baton: step " not in printed
+        scores.append(after["value"])
+    assert scores[0] != scores[1]
+    assert legs.final(run).meta["state"] == legs.final(whole(strategy)).meta["state"]
+
+
+@pytest.mark.slow
+def test_a_fork_of_shards_ends_on_its_parents_bits_and_takes_over_a_rate(
+    recipes: dict[str, Recipe], whole: Any, legs: Any
+) -> None:
+    kept = {"chunks__count": 3, "chunks__keep__last": 9}
+    parent = legs.prepare(parallel(legs, recipes, "fsdp", **kept), "parallel-fsdp-parent")
+    legs.train(parent)
+    same, other = (
+        legs.prepare(forking.fork(parent, 5, name, changes).recipe, name)
+        for name, changes in (("parallel-fsdp-same", ()), ("parallel-fsdp-rate", ("training.learning_rate=5.0e-3",)))
+    )
+    for run in (same, other):
+        legs.train(run)
+        assert set(legs.final(run, 10).meta["restored"]["checked"].values()) == {"match", "absent"}
+    assert legs.final(same).meta["state"] == legs.final(whole("fsdp")).meta["state"]
+    rates, before = (
+        {entry["step"]: entry["learning_rate"] for entry in legs.history(run) if "learning_rate" in entry}
+        for run in (other, same)
+    )
+    assert [rates[step] for step in range(6, 16)] == pytest.approx([before[step] / 2 for step in range(6, 16)])
+    ours, theirs = dict(legs.losses(other)), dict(legs.losses(same))
+    assert ours[6] == theirs[6], "the first step's forward pass has seen no new rate yet"
+    assert all(ours[step] != theirs[step] for step in range(7, 16))
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def bring(chunk: Chunk, cluster: Cluster | None = None) -> dict[str, Any]:
             notice=lambda: watch.notice,
         )
         ended = job.run()
-    if standing := chunk.restorer.standing():
+    if (standing := chunk.restorer.standing()) and chunk.has_score(standing[0]):
         return _result(chunk, *standing, "done")
     if ended and not job.left_early:
         raise BatonError(f"the TrainJob of chunk {chunk.index} ended before its target, step {chunk.target}.")

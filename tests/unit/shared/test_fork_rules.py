@@ -81,6 +81,23 @@ def test_what_the_state_is_made_of_is_refused_by_name(override: str) -> None:
     assert override.partition("=")[0] in str(caught.value)
 
 
+def test_what_is_in_shards_stays_so_and_what_is_whole_too() -> None:
+    def trained(parallel: str) -> Recipe:
+        document = {**BASE, "adapter": None, "training": {"max_steps": 40, "micro_batch_size": 1}}
+        return recipe_file.with_overrides(
+            recipe_file.validate(document, origin="test"), [f"training.parallel={parallel}"]
+        )
+
+    shards, whole = trained("{strategy: fsdp, processes: 2}"), trained("{strategy: ddp, processes: 2}")
+    with pytest.raises(UserError, match="state at that step is in shards, and the fork's whole"):
+        fork_rules.require_warm(shards, whole)
+    with pytest.raises(UserError, match="state at that step is whole, and the fork's in shards"):
+        fork_rules.require_warm(whole, shards)
+    assert fork_rules.require_warm(shards, trained("{strategy: fsdp, processes: 4}"))
+    assert fork_rules.require_warm(whole, trained("null"))
+    assert fork_rules.require_cold(shards, whole)
+
+
 def test_the_trainer_is_told_of_what_it_reads() -> None:
     after = recipe("training.learning_rate=1e-3", "chunks.count=2", "evaluation.samples=1", "evaluation.every=5")
     assert fork_rules.of_state(recipe(), after) == {

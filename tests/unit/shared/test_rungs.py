@@ -76,19 +76,9 @@ def test_a_grid_has_as_many_trials_as_combinations() -> None:
     assert [trials for trials, _ in _planned(_recipe(method="grid", parameters=parameters))] == [6]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        pytest.param({"chunks": 60, "brackets": 2}, "120 train-chunks", id="too-many-chunks-in-two-brackets"),
-        pytest.param({"chunks": 90, "spare": 4, "halving": {"eta": 3}, "trials": 9}, "102 train-chunks", id="spare"),
-        pytest.param(
-            {"method": "grid", "parameters": {"seed": list(range(1001))}}, "1001 trials, at most 1000", id="grid"
-        ),
-    ],
-)
-def test_what_does_not_fit_a_workflow_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        brackets(_recipe(**given))
+def test_more_trials_than_a_loop_takes_are_refused() -> None:
+    with pytest.raises(UserError, match="1001 trials, at most 1000"):
+        brackets(_recipe(method="grid", parameters={"seed": list(range(1001))}))
 
 
 def test_each_trial_is_checked_before_anything_starts() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.shared import recipe_file, tracking
+from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -51,6 +52,32 @@ def _wait_for(database: sqlite3.Connection, query: str) -> None:
     while not database.execute(query).fetchone()[0]:
         assert time.monotonic() < end, "no system metrics in a minute"
         time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    parent = _run(tmp_path, uri)
+    recipe = parent.recipe()
+
+    def tags(name: str, own: Recipe, **documents: dict[str, str]) -> dict[str, str]:
+        run = Run(parent.storage, name)
+        run.put("fork.json", {"parent": parent.uri, "step": 40, "warm": True})
+        for document, content in documents.items():
+            run.put(f"{document}.json", content)
+        tracking.start(run, own)
+        found: dict[str, str] = tracking.connect(uri).get_run(run.require("tracking.json")["run_id"]).data.tags
+        return {name: found[name] for name in found if name.startswith(("baton.parent", "mlflow.parent"))}
+
+    above = parent.require("tracking.json")["run_id"]
+    names = {"baton.parent": parent.uri, "baton.parent_step": "40"}
+    assert tags("fork", recipe) == {**names, "mlflow.parentRunId": above}
+    elsewhere = recipe_file.with_overrides(recipe, ["tracking.experiment=another"])
+    assert tags("far", elsewhere) == names
+    assert tags("trial", recipe, trial={"sweep": "s", "tracking": above[::-1]}) == {
+        **names,
+        "mlflow.parentRunId": above[::-1],
+    }
 
 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""What the checkpoint stage reads back behind a chunk that trained nothing: a trial that has caught up with others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.checkpoint.promote import promote
+from components.shared import recipe_file
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import DamagedError
+from components.shared.plan import Plan, make_plan
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.shared.sweeps import TRIAL
+
+RECIPE = {
+    "name": "caught-up",
+    "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
+    "data": {"source": "rows.jsonl"},
+    "training": {"max_steps": 12},
+    "chunks": {"count": 4},
+}
+REACHED = 9
+"""Step of the one checkpoint there is: the end of chunk 3."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run that has come to chunk 3 in one go, and then was asked for chunk 2."""
+    run = Run(Storage(str(tmp_path / "store")), "s-t000")
+    recipe = recipe_file.validate(RECIPE, origin="test")
+    run.create(recipe)
+    plan: Plan = make_plan(recipe, 120)
+    assert plan.targets == (3, 6, REACHED, 12)
+    run.put("plan.json", plan.to_json())
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "trainer_state.json").write_text('{"log_history": []}')
+    store = CheckpointStore(run)
+    publication = store.publication(REACHED)
+    publication.send(str(files))
+    more = ("chain", "fingerprint", "seconds", "moved", "work")
+    restored = {"step": 3, "checked": None, "level": "bitwise", "skipped": []}
+    meta = {"digest": "d9", "parent": None, "restored": restored, **dict.fromkeys(more, "")}
+    store.commit(REACHED, publication, meta)
+    return run
+
+
+def _attempt(run: Run, outcome: str) -> None:
+    run.record("train-chunk-002", {"chunk": 2, "from_step": REACHED, "to_step": REACHED, "outcome": outcome})
+
+
+def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
+    run.put(TRIAL, {"sweep": "s", "id": "t000"})
+    _attempt(run, "already_done")
+    part = promote(run.uri, 2)
+    assert part is not None
+    assert (part["chunk"], part["step"], part["digest"], part["verified"]) == (2, REACHED, "d9", True)
+    assert run.require("proof/chunk-002.json")["step"] == REACHED
+    assert run.require("promoted.json")["newest"]["step"] == REACHED
+
+
+@pytest.mark.parametrize(
+    ("is_trial", "outcome"),
+    [pytest.param(False, "already_done", id="no-trial"), pytest.param(True, "done", id="trained")],
+)
+def test_any_other_chunk_that_left_no_checkpoint_is_an_error(run: Run, is_trial: bool, outcome: str) -> None:
+    if is_trial:
+        run.put(TRIAL, {"sweep": "s", "id": "t000"})
+    _attempt(run, outcome)
+    with pytest.raises(DamagedError, match=r"step-00000006: the chunk left no checkpoint there"):
+        promote(run.uri, 2)
