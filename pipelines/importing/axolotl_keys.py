@@ -6,6 +6,7 @@ from pipelines.importing.draft import Draft
 from pipelines.importing.rules import (
     OPTIMIZER,
     SCHEDULER,
+    SEVERAL_GPUS,
     Rule,
     carry,
     choice,
@@ -69,7 +70,6 @@ CARRIED: dict[str, Rule] = {
     "tokenizer_config": carry("model.tokenizer.base", text),
 }
 
-ONE_GPU = "Baton does not spread a chunk over GPUs yet; memory: model.quantization, an adapter, gradient_checkpointing"
 TRACKING = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
 TOKENS = "the tokenizer is taken as it is: save one with these tokens, and name it in model.tokenizer.base"
 SPEED = "changes the speed, not the result; see training.liger and training.compile"
@@ -135,10 +135,10 @@ LEFT: dict[str, Rule] = {
     "fix_untrained_tokens": leave("tokens stay as the base has them"),
     "output_dir": leave("what a run writes goes to the store; set store, a folder or s3://bucket"),
     "resume_from_checkpoint": leave("Baton goes on by itself: from the newest checkpoint of `baton run --run NAME`"),
-    "deepspeed": leave(ONE_GPU),
-    "fsdp": leave(ONE_GPU),
-    "fsdp_config": leave(ONE_GPU),
-    "device_map": leave(ONE_GPU),
+    "deepspeed": leave(SEVERAL_GPUS),
+    "fsdp": leave(SEVERAL_GPUS),
+    "fsdp_config": leave(SEVERAL_GPUS),
+    "device_map": leave(SEVERAL_GPUS),
     "plugins": _plugins,
     "shuffle_merged_datasets": lambda draft, key: (
         draft.needless(key, ORDER) if draft.get(key) else draft.left(key, ORDER)
@@ -196,7 +196,7 @@ DROPPED: dict[str, Rule] = {
     "lora_on_cpu": drop("has no effect on the result"),
     "lora_target_linear": drop(NO_EFFECT),
     "lora_target_modules": drop(NO_EFFECT),
-    "qlora_sharded_model_loading": leave(ONE_GPU),
+    "qlora_sharded_model_loading": leave(SEVERAL_GPUS),
     "loraplus_lr_ratio": drop(NO_EFFECT),
     "debug": drop("is for debugging"),
     "xpu": drop("is for another kind of hardware"),
@@ -250,12 +250,12 @@ FAMILIES: dict[str, Rule] = {
     "flash_attn_": drop(SPEED),
     "flash_optimum": drop(SPEED),
     "unsloth_": drop(SPEED),
-    "fsdp_": leave(ONE_GPU),
-    "ddp": drop("a chunk is one process"),
-    "sequence_parallel_degree": leave(ONE_GPU),
-    "tensor_parallel_size": leave(ONE_GPU),
-    "context_parallel_size": leave(ONE_GPU),
-    "dp_": leave(ONE_GPU),
+    "fsdp_": leave(SEVERAL_GPUS),
+    "ddp": drop("the processes of a chunk are started and joined by Baton"),
+    "sequence_parallel_degree": leave(SEVERAL_GPUS),
+    "tensor_parallel_size": leave(SEVERAL_GPUS),
+    "context_parallel_size": leave(SEVERAL_GPUS),
+    "dp_": leave(SEVERAL_GPUS),
     "ray_": leave("Kubeflow runs the pods; resources says what they ask for"),
     "use_ray": leave("Kubeflow runs the pods; resources says what they ask for"),
     "resources_per_worker": leave("resources says what pods ask for"),

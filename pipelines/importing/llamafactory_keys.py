@@ -7,6 +7,7 @@ from pipelines.importing.reading import name_for as project_for
 from pipelines.importing.rules import (
     OPTIMIZER,
     SCHEDULER,
+    SEVERAL_GPUS,
     Rule,
     carry,
     count,
@@ -55,7 +56,6 @@ CARRIED: dict[str, Rule] = {
 }
 
 NO_EFFECT = "has no effect with this stage and finetuning_type"
-ONE_GPU = "Baton does not spread a chunk over GPUs yet; memory: model.quantization, an adapter, gradient_checkpointing"
 TRACKING = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
 OTHER_OPTIMIZER = "Baton does not have this optimizer; training.optimizer says which is used"
 TOKENS = "the tokenizer is taken as it is: save one with these tokens, and name it in model.tokenizer.base"
@@ -126,7 +126,7 @@ LEFT: dict[str, Rule] = {
     "report_to": _tracking,
     "run_name": leave("a run is named when it is started: `baton run RECIPE --run NAME`"),
     "output_dir": leave("what a run writes goes to the store; set store, a folder or s3://bucket"),
-    "deepspeed": leave(ONE_GPU),
+    "deepspeed": leave(SEVERAL_GPUS),
     "export_dir": leave("what a run hands out goes to the store; set store, a folder or s3://bucket"),
     "export_legacy_format": leave("weights are always safetensors"),
     "num_beams": _beams,
@@ -198,8 +198,8 @@ FAMILIES: dict[str, Rule] = {
     "use_swanlab": leave(TRACKING),
     "swanlab_": leave(TRACKING),
     "fp8": leave("Baton has no training in 8 bits; training.precision says which arithmetic is used"),
-    "fsdp": leave(ONE_GPU),
-    "ddp_": drop("a chunk is one process"),
+    "fsdp": leave(SEVERAL_GPUS),
+    "ddp_": drop("the processes of a chunk are started and joined by Baton"),
     "ray_": leave("Kubeflow runs the pods; resources says what they ask for"),
     "resources_per_worker": leave("resources says what pods ask for"),
     "placement_strategy": leave("resources says where pods run"),

@@ -12,6 +12,12 @@ from pipelines.importing.draft import EMPTY, Draft
 Rule = Callable[[Draft, str], None]
 Kind = Callable[[Any], Any]
 
+SEVERAL_GPUS = (
+    "how many GPUs is not said here: set resources.gpus and training.parallel (ddp, fsdp, zero2 or zero3); "
+    "training.batch_size then counts the rows of all of them together"
+)
+"""Why settings of several GPUs are left to the reader."""
+
 
 class UnsupportedError(Exception):
     """A value that is fine for the other trainer and that Baton has nothing for; the text says what to do."""

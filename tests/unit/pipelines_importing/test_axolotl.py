@@ -254,7 +254,7 @@ SAID = {
     "optimizer: muon": ("optimizer", "adamw_torch is used"),
     "lr_scheduler: rex": ("lr_scheduler", "linear is used"),
     "load_in_4bit: true": ("load_in_4bit", "weights in few bits cannot be trained"),
-    "deepspeed: zero3.json": ("deepspeed", "does not spread a chunk over GPUs yet"),
+    "deepspeed: zero3.json": ("deepspeed", "set resources.gpus and training.parallel"),
     "generate_samples: true\ngeneration_top_k: 5": ("generation_top_k", "evaluation.temperature and top_p alone"),
     "do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, chrf]": (
         "eval_causal_lm_metrics",
