@@ -21,8 +21,8 @@ from pipelines import finetune, resources
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
 MAX_CHUNKS = 50
-"""Train-chunks of a sweep's pipeline. Each is some 10 kB of the workflow, which is one object of Kubernetes, of 1 MiB at
-most; as much again is left for the state of all pods, which is part of it."""
+"""Train-chunks of a sweep's pipeline. Each is some 10 kB of the workflow, which is one object of Kubernetes, of 1 MiB
+at most; as much again is left for the state of all pods, which is part of it."""
 
 
 def sweep(recipe: Recipe) -> BaseComponent:
