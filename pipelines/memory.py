@@ -107,12 +107,13 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
         yield f"memory{of}: not estimated: {error.message}"
         return
     where = _here_or_there(recipe)
-    on = "one GPU" if recipe.resources.gpus else "the host"
+    host = "the host" if recipe.processes == 1 else f"one of {recipe.processes} processes"
+    on = "one GPU" if recipe.resources.gpus else host
     yield f"memory of {on}{of}, estimated{rows}:"
     width = max(len(item.name) for item in found.items)
     for item in found.items:
         yield f"  {item.name:<{width}}  {_size(item.bytes)}  {item.how}"
-    yield f"  {'total':<{width}}  {_size(found.total)}  {_compared(found.total, where, recipe.resources)}"
+    yield f"  {'total':<{width}}  {_size(found.total)}  {_compared(found.total, where, recipe)}"
     if where and found.total > USABLE * where.bytes:
         yield f"warning: this does not fit into {where.bytes / GIB:.1f} GiB. What takes less:"
         for change, total in _remedies(recipe, where):
@@ -132,26 +133,31 @@ def _here_or_there(recipe: Recipe) -> Device | None:
     found = device(recipe.resources)
     if found is None and recipe.resources.gpus and (gpu := machine.gpu()):
         return Device(gpu.bytes, f"{gpu.name} of this machine")
+    if found and not recipe.resources.gpus and recipe.processes > 1:
+        return Device(found.bytes / recipe.processes, f"{found.source}, of each process")
     return found
 
 
-def _compared(total: int, where: Device | None, resources: Resources) -> str:
+def _compared(total: int, where: Device | None, recipe: Recipe) -> str:
     if where is None:
         return "of an unknown GPU; name its memory in resources.gpu_memory to see whether that fits"
-    several = " each, without sharding" if resources.gpus > 1 else ""
+    whole = "" if recipe.parallel.is_sharded else ", each with the whole model"
+    several = f" each{whole}" if recipe.resources.gpus > 1 else ""
     return f"of {where.bytes / GIB:.1f} GiB ({where.source}){several}: {total / where.bytes:.0%}"
 
 
 def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
     """Yields changes that take less memory, with what is then taken; each for itself."""
     now = _estimate(recipe).total
-    smaller = [n for n in range(recipe.training.micro - 1, 0, -1) if recipe.training.batch_size % n == 0]
+    rows = recipe.training.batch_size // recipe.world_size
+    smaller = [n for n in range(recipe.micro - 1, 0, -1) if rows % n == 0]
     sizes = [(n, total) for n in smaller if (total := _total(recipe, "training.micro_batch_size", n))]
     if fitting := [entry for entry in sizes if entry[1] <= USABLE * where.bytes] or sizes[-1:]:
         yield f"training.micro_batch_size: {fitting[0][0]}", fitting[0][1]
     for path, value in (
         ("training.gradient_checkpointing", True),
         ("training.optimizer", "paged_adamw_8bit"),
+        ("training.parallel", {"strategy": "fsdp"}),
         ("adapter", {"r": 16}),
         ("model.quantization", {"bits": 4}),
     ):

@@ -2,7 +2,8 @@
 
 Weights, gradients and optimizer state are counted; activations follow Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models" (arXiv:2205.05198, section 4), with what Transformers keeps today: norms
-computed in fp32, gated feed-forward layers, attention that stores no scores.
+computed in fp32, gated feed-forward layers, attention that stores no scores. Of several processes each has a share of
+weights, gradients and optimizer where they are in shards, and all of its own micro-batch's activations.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
-    """Estimates the peak of one device that holds the whole model.
+    """Estimates the peak of one device, the only one or one of several.
 
     Args:
         recipe: The recipe; its micro-batch size must be a number.
@@ -87,6 +88,9 @@ class _Shape:
         training, quantization = recipe.training, recipe.model.quantization
         self.recipe, self.training, self.model, self.text = recipe, training, model, text
         self.on_gpu = recipe.resources.gpus > 0
+        self.shards = recipe.world_size if recipe.parallel.is_sharded else 1
+        self.offloaded = self.shards > 1 and recipe.parallel.offload == "cpu"
+        self.of_shards = f", 1 of {self.shards} shards" if self.shards > 1 else ""
         self.values = list(model.named_parameters())
         self.parameters = sum(value.numel() for _, value in self.values)
         self.trainable = sum(value.numel() for _, value in self.values if value.requires_grad)
@@ -126,22 +130,26 @@ def _few_bytes(bits: int, double: bool) -> float:
 
 
 def _held(shape: _Shape) -> list[Item]:
-    """Returns what is there throughout."""
-    recipe, training = shape.recipe, shape.training
+    """Returns what is there throughout, of which shards may lie in the host's memory."""
+    recipe, training, shards, of = shape.recipe, shape.training, shape.shards, shape.of_shards
+    if shape.offloaded:
+        return []
     spec = recipe.model.quantization
     frozen = sum(x.numel() * shape.value_bytes(name, x) for name, x in shape.values if not x.requires_grad)
     learned = sum(x.numel() * shape.value_bytes(name, x) for name, x in shape.values if x.requires_grad)
     kind = f"{spec.bits} bits, the rest in {recipe.model.dtype}" if spec else recipe.model.dtype
     whose = "the adapter's" if recipe.adapter else f"in {recipe.model.dtype}"
     found = [
-        Item("weights", int(frozen), f"{_count(shape.parameters - shape.trainable)}, frozen, in {kind}"),
-        Item("trained weights", int(learned), f"{_count(shape.trainable)}, {whose}"),
-        Item("gradients", int(learned), "as the weights trained"),
-        Item("optimizer", optimizer_state.num_bytes(training, shape.model), training.optimizer),
+        Item("weights", int(frozen) // shards, f"{_count(shape.parameters - shape.trainable)}, frozen, in {kind}{of}"),
+        Item("trained weights", int(learned) // shards, f"{_count(shape.trainable)}, {whose}{of}"),
+        Item("gradients", int(learned) // shards, f"as the weights trained{of}"),
+        Item("optimizer", optimizer_state.num_bytes(training, shape.model) // shards, f"{training.optimizer}{of}"),
     ]
+    if recipe.world_size > shards:
+        found.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
     if _has_reference(recipe):
-        size = sum(value.numel() * value.element_size() for _, value in shape.values)
-        found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}"))
+        size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
+        found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
     return found
 
 
@@ -166,6 +174,7 @@ def _passing(shape: _Shape) -> list[Item]:
     copies = _copies(shape)
     return [
         Item("activations", int(activations), how),
+        Item("gathered weights", *_gathered(shape)),
         Item("16-bit weights", copies, f"autocast's copies, {training.precision}"),
         Item("logits", *_logits(shape)),
     ]
@@ -225,9 +234,24 @@ def _adapter_inputs(shape: _Shape) -> int:
     return int(shape.tokens * width * (shape.compute_bytes + (4 if adapter.dropout else 0)))
 
 
+def _gathered(shape: _Shape) -> tuple[int, str]:
+    """Returns the bytes of weights that are brought together from shards to compute with, and which those are."""
+    if shape.shards == 1:
+        return 0, ""
+    blocks = trainable.blocks(shape.model)
+    block = max((sum(value.numel() for value in block.parameters()) for block in blocks), default=shape.parameters)
+    learned = max((sum(x.numel() for x in b.parameters() if x.requires_grad) for b in blocks), default=shape.trainable)
+    head = shape.head.weight.numel() if shape.head is not None and blocks else 0
+    together = (2 * block + head + learned) * shape.compute_bytes
+    return together, "a block and the next one, the head, and one block's gradients"
+
+
 def _copies(shape: _Shape) -> int:
-    """Returns the bytes of autocast's copies of weights in fp32; those of frozen ones go with each block."""
-    if not shape.mixed or shape.weight_bytes == 2:
+    """Returns the bytes of autocast's copies of weights in fp32; those of frozen ones go with each block.
+
+    Shards are brought together in 16 bits, and need no copies.
+    """
+    if not shape.mixed or shape.weight_bytes == 2 or shape.shards > 1:
         return 0
     keeps_frozen = not shape.training.gradient_checkpointing
     weights = (x for name, x in shape.values if x.dim() > 1 and "embed" not in name and id(x) not in shape.few_bits)
@@ -252,10 +276,11 @@ def _logits(shape: _Shape) -> tuple[int, str]:
 def _moments(shape: _Shape) -> list[tuple[str, int, str]]:
     """Returns what other moments than forward and backward take: the optimizer's step, and writing."""
     training, text = shape.training, shape.text
-    step = 4 * shape.trainable if shape.on_gpu and training.optimizer == "adamw_torch" else 0
+    steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
+    step = 4 * shape.trainable // shape.shards if steps_here else 0
     found = [("optimizer's step", step, "temporaries as large as the weights trained")]
     if training.generation:
-        rows = training.micro * (training.generation.steps_per_generation or training.accumulation)
+        rows = training.round_size // shape.recipe.world_size
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
         cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes

@@ -49,7 +49,7 @@ def merge(store: CheckpointStore, step: int, manifest: Manifest, folder: str, sh
         local = bundles.fetch(
             store.storage, store.prefix(step), manifest, os.path.join(scratch, "checkpoint"), names=names
         )
-        if not os.path.isfile(os.path.join(local, "config.json")):
+        if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
             raise DamagedError(f"{found['uri']} has no config.json, without which nobody can load its weights.")
         merged = os.path.join(scratch, "merged")
         files = sharded.merge(local, merged, shard_size=shard_size)

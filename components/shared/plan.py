@@ -76,11 +76,11 @@ def _steps_per_epoch(training: Training, rows: int) -> int:
     generation = training.generation
     if generation is None:
         return math.ceil(rows / training.batch_size)
-    batches = generation.steps_per_generation or training.accumulation
-    prompts = training.micro * batches // generation.num_generations
+    prompts = training.round_size // generation.num_generations
     if rows < prompts:
         raise UserError(
             f"one round of {training.method} takes {prompts} prompts, and there are {rows}.",
             remedy="Give more rows, or lower batch_size or steps_per_generation, or raise num_generations.",
         )
-    return math.ceil(rows // prompts * batches * generation.num_iterations / training.accumulation)
+    completions = rows // prompts * training.round_size * generation.num_iterations
+    return math.ceil(completions / training.batch_size)

@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ PREFIX = "model."
 """Accelerate saves the weights as one entry of this name."""
 SHARD_SIZE = "5GB"
 """Largest file of a merged model, as in Transformers; memory holds one at a time."""
+ADAPTER = "adapter_config.json"
+"""What a checkpoint has that holds an adapter alone."""
 _OF_METADATA = (
     "Metadata",
     "TensorStorageMetadata",
@@ -184,7 +187,8 @@ def as_whole(folder: str, scratch: str) -> str:
 def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str]:
     """Writes the model of a sharded checkpoint as safetensors, with its configuration and tokenizer.
 
-    Memory holds one file of the result at a time, or the largest tensor where that is larger.
+    Memory holds one file of the result at a time, or the largest tensor where that is larger. An adapter is one file,
+    whatever its size: PEFT reads no other.
 
     Args:
         folder: Local files of the checkpoint, every byte checked.
@@ -201,11 +205,12 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     from safetensors.torch import save_file
 
     tensors = _tensors(os.path.join(folder, WEIGHTS))
+    is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))
     split = split_state_dict_into_shards_factory(
         tensors,
         get_storage_size=lambda found: found.size.numel() * found.properties.dtype.itemsize,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=shard_size,
+        filename_pattern=f"{'adapter_' if is_adapter else ''}model{{suffix}}.safetensors",
+        max_shard_size=sys.maxsize if is_adapter else shard_size,
     )
     os.makedirs(target, exist_ok=True)
     for file, names in split.filename_to_tensors.items():

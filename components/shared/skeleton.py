@@ -38,7 +38,7 @@ def build(recipe: Recipe) -> nn.Module:
             model.tie_weights()  # type: ignore[operator]
             if recipe.training.trainable:
                 trainable.freeze(model, recipe.training.trainable)
-            return _adapted(model, recipe) if recipe.adapter else model
+            return _in_shards(_adapted(model, recipe) if recipe.adapter else model, recipe)
     except (ValueError, TypeError, AttributeError, RuntimeError, ImportError) as error:
         raise UserError(f"the model cannot be laid out: {type(error).__name__}: {_short(error)}") from None
 
@@ -66,6 +66,15 @@ def configuration(recipe: Recipe) -> Any:
     if recipe.training.method == "reward":
         config.num_labels = 1
     return config
+
+
+def _in_shards(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Returns the model in the number types of its shards: with autocast, Accelerate holds what is trained in fp32."""
+    if recipe.world_size > 1 and recipe.parallel.is_sharded and recipe.training.precision in ("bf16", "fp16"):
+        for value in model.parameters():
+            if value.requires_grad:
+                value.data = value.data.float()
+    return model
 
 
 def _adapted(model: nn.Module, recipe: Recipe) -> nn.Module:

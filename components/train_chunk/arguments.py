@@ -66,7 +66,7 @@ def _optimization(training: Training) -> dict[str, Any]:
 
 
 def _arithmetic(training: Training) -> dict[str, Any]:
-    mode = compile_mode(training)
+    mode = sharding.compile_mode(training)
     found: dict[str, Any] = {
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
@@ -79,11 +79,6 @@ def _arithmetic(training: Training) -> dict[str, Any]:
     if training.precision == "tf32":
         found["tf32"] = True
     return found
-
-
-def compile_mode(training: Training) -> str | None:
-    """Returns how `torch.compile` is to work, None where it is not to."""
-    return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile
 
 
 def _early_stopping(training: Training) -> dict[str, Any]:

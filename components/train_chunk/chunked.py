@@ -11,7 +11,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from components.shared import hooks, trainable
 from components.shared.recipe import Recipe
-from components.train_chunk import arguments, ordering
+from components.train_chunk import ordering, sharding
 from components.train_chunk.parameters import Grouped
 from components.train_chunk.resumable import Resumable
 from components.train_chunk.router import Routed
@@ -106,8 +106,8 @@ class Setup:
         trainer.recipe = recipe
         trainer.groups = tuple(recipe.training.groups)
         trainer.compile_optimizer = recipe.training.compile_optimizer
-        if recipe.training.compile and trainer.args.world_size > 1:
-            trainer.model.compile(mode=arguments.compile_mode(recipe.training))  # first, and DDP around it
+        if trainer.args.world_size > 1:
+            sharding.compile_first(trainer.model, recipe)
         if recipe.training.router:
             trainer.watch_router(recipe.training.router)
         if recipe.training.fp16_initial_scale:

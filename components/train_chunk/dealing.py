@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler
 
-from components.shared.errors import UserError
 from components.shared.labels import IGNORED
 
 
@@ -17,6 +18,8 @@ class Dealt(Sampler[list[int]]):
     Left to themselves, Accelerate fills up a last step that does not come out even with rows of the first. Here it is
     split over the processes instead, as evenly as it goes; where `micro` is 1, some then have one row more than that.
     A process for which there is no row at all has one whose labels count for nothing; see `is_filler`.
+
+    Where the loss is a mean over rows, `shares` tells what each pass counts.
 
     Args:
         sampler: The order of rows.
@@ -54,6 +57,19 @@ class Dealt(Sampler[list[int]]):
         steps, rest = divmod(len(self.sampler), self.full)
         return step == steps and rank >= rest
 
+    def shares(self, step: int, rank: int) -> list[float]:
+        """Returns what the mean of each of a process's passes counts, so that all rows of a step count as much.
+
+        Args:
+            step: Step of the pass over the rows, counted from 0.
+            rank: Number of the process.
+        """
+        steps, rest = divmod(len(self.sampler), self.full)
+        num_rows = rest if step == steps else self.full
+        pieces = list(self._pieces(list(range(num_rows))))[rank :: self.world_size]
+        counted = [0 if self.is_filler(step, rank) else len(piece) for piece in pieces]
+        return [rows * self.world_size * len(pieces) / num_rows for rows in counted]
+
     def _rounds(self, num_rows: int) -> int:
         """Returns how many forward passes of each process a step of so many rows has."""
         if num_rows < self.world_size:
@@ -78,16 +94,40 @@ def deal(loader: Any, *, batch_size: int, micro: int, world_size: int) -> Dealt:
     return dealt
 
 
-def blank(batches: list[dict[str, Any]]) -> None:
-    """Has the rows of a process that has none of its own count for nothing.
+def follow_epochs(loader: Any) -> None:
+    """Has the epoch reach the sampler of a loader for one of several processes, also where first batches are skipped.
 
-    Raises:
-        UserError: they have no labels that could be left out: they are pairs.
+    Then there is one layer more around the sampler than Trainer and Accelerate look through, and a process that goes on
+    in a later epoch would take the order of the first.
     """
+    shard = loader.batch_sampler
+    inner = shard.batch_sampler
+    sampler = inner if hasattr(inner, "set_epoch") else inner.sampler
+    if hasattr(sampler, "set_epoch"):
+        shard.set_epoch = sampler.set_epoch
+
+
+def blank(batches: list[dict[str, Any]]) -> None:
+    """Has the rows of a process that has none of its own count for nothing."""
     for batch in batches:
-        if "labels" not in batch:
-            raise UserError(
-                "the last step of a pass has fewer rows than there are processes, and pairs cannot be left out of one.",
-                remedy="Change training.batch_size or data.max_samples a little.",
-            )
         batch["labels"].fill_(IGNORED)
+
+
+@contextlib.contextmanager
+def uneven(accelerator: Any) -> Iterator[None]:
+    """Has an accelerator gather rows of which processes have different numbers, as torch does not."""
+    gather = accelerator.gather
+
+    def gathered(rows: Any) -> Any:
+        if not isinstance(rows, torch.Tensor) or rows.dim() == 0:
+            return gather(rows)
+        counts = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
+        filled = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, max(counts) - len(rows)))
+        pieces = gather(filled).split(max(counts))
+        return torch.cat([piece[:count] for piece, count in zip(pieces, counts, strict=True)])
+
+    accelerator.gather = gathered
+    try:
+        yield
+    finally:
+        del accelerator.gather

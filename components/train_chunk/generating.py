@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from trl.trainer.utils import RepeatSampler
 
 from components.shared import rewards
 from components.shared.recipe import Generation
+from components.train_chunk import state
 from components.train_chunk.chunked import Chunked, Setup
 from components.train_chunk.references import MovingReference, moving
 
@@ -35,7 +37,14 @@ class SeekingRepeatSampler(RepeatSampler):
 
 
 class Generating(MovingReference, Chunked):
-    """Mixin for `GRPOTrainer` and `RLOOTrainer`: buffered completions and the place in their cycle are state."""
+    """Mixin for `GRPOTrainer` and `RLOOTrainer`: buffered completions and the place in their cycle are state.
+
+    Of several processes each writes and keeps its own share of a round. TRL's sampler deals them out, a round has as
+    many as with one process, and the rewards of all are brought together before a group is compared.
+    """
+
+    of_each = (*state.OF_EACH, "method")
+    deals = False
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
@@ -52,6 +61,15 @@ class Generating(MovingReference, Chunked):
         trainer: Any = self
         super().load_method_state(saved)
         trainer._step, trainer._buffered_inputs = saved["step"], saved["completions"]
+        if self.handover and self.handover.is_reshaped:  # another number of processes: the round is written anew
+            trainer._step = trainer.state.global_step * trainer.args.gradient_accumulation_steps
+            trainer._buffered_inputs = None
+
+    def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
+        """Writes; some processes are done with it long before the others, who hang no more than they do."""
+        pulse = self.handover and self.handover.pulse
+        with pulse.excused() if pulse else contextlib.nullcontext():
+            return super()._generate_single_turn(*given, **named)  # type: ignore[misc]
 
 
 def settings(setup: Setup, generation: Generation) -> dict[str, Any]:
@@ -70,7 +88,7 @@ def settings(setup: Setup, generation: Generation) -> dict[str, Any]:
         "min_p": generation.min_p,
         "repetition_penalty": generation.repetition_penalty,
         "num_iterations": generation.num_iterations,
-        "steps_per_generation": generation.steps_per_generation,
+        "steps_per_generation": setup.recipe.training.round_size // (setup.recipe.micro * setup.recipe.world_size),
         "epsilon": generation.epsilon,
         "epsilon_high": generation.epsilon_high,
         "mask_truncated_completions": generation.mask_truncated,

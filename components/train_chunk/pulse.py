@@ -92,23 +92,26 @@ class Pulse:
 
     def time_forward(self, model: Any, wrapped: Any) -> None:
         """Counts the forward passes of a model as this process's own work: around them, also where a loss is computed,
-        it waits for others. What only one process does with the model, such as writing, does not count.
+        it waits for others. What a process does with the model beside that, such as writing, does not count: others
+        do not do it, or not as often.
 
         Args:
             model: The model.
             wrapped: The same as training calls it; before the model's own pass, DDP makes buffers the same.
         """
-        began = [0.0]
+        began, inside = [0.0], [False]
 
         def enter(module: Any, *_: Any) -> None:
             if module.training:
+                inside[0] = True
                 self.beat("forward pass")
 
         def before(module: Any, *_: Any) -> None:
             began[0] = time.monotonic()
 
         def after(module: Any, *_: Any) -> None:
-            if module.training:
+            if inside[0]:
+                inside[0] = False
                 self.busy += time.monotonic() - began[0]
                 self.beat("loss")
 

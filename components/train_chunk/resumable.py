@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import set_seed
 
 from components.shared.errors import BatonError
-from components.train_chunk import dealing, staging
+from components.train_chunk import dealing, staging, state
 
 if TYPE_CHECKING:
     from components.train_chunk.resume import Handover
@@ -23,12 +24,22 @@ class Resumable:
 
     Upstream restores the random state at one of two places, before or after the first batch is fetched,
     and draws from it in between; the only moment at which it can be compared is right after.
+
+    Attributes:
+        of_each: Parts of the state that each of several processes has its own of.
+        deals: Whether rows are dealt to processes by us; else the method's own sampler does that.
+        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over rows.
     """
+
+    of_each: tuple[str, ...] = state.OF_EACH
+    deals = True
+    counts_tokens = False
 
     handover: Handover | None = None
     _send: Callable[[str], None] | None = None
     _weights: Future[None] | None = None
     _dealt: dealing.Dealt | None = None
+    _shares: Iterator[float] = iter(())
     _fetches = False
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -109,9 +120,11 @@ class Resumable:
         loader = super().get_train_dataloader()  # type: ignore[misc]
         trainer: Any = self
         world_size, micro = trainer.args.world_size, trainer.args.per_device_train_batch_size
-        if world_size > 1:
+        if world_size > 1 and self.deals:
             batch_size = micro * trainer.args.gradient_accumulation_steps * world_size
             self._dealt = dealing.deal(loader, batch_size=batch_size, micro=micro, world_size=world_size)
+        if world_size > 1:
+            dealing.follow_epochs(loader)
         return loader
 
     def get_batch_samples(self, *given: Any, **named: Any) -> Any:
@@ -125,20 +138,25 @@ class Resumable:
         trainer: Any = self
         if self._fetches and self._dealt:
             step = trainer.state.global_step % -(-len(trainer.train_dataset) // self._dealt.full)
-            if self._dealt.is_filler(step, trainer.args.process_index):
+            if not self.counts_tokens:
+                self._shares = iter(self._dealt.shares(step, trainer.args.process_index))
+            elif self._dealt.is_filler(step, trainer.args.process_index):
                 dealing.blank(batch_samples)
         if pulse := self.handover and self.handover.pulse:
             pulse.fetched()
         return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
 
     def compute_loss(self, *given: Any, **named: Any) -> Any:
-        """Computes the loss, and gives a sign of life."""
+        """Computes the loss, as much of it as this process's rows count in the step, and gives a sign of life."""
         if not (pulse := self.handover and self.handover.pulse):
             return super().compute_loss(*given, **named)  # type: ignore[misc]
         pulse.beat("forward pass")
-        found = super().compute_loss(*given, **named)  # type: ignore[misc]
+        share = next(self._shares, 1.0)  # in an evaluation there are none left
+        trainer: Any = self
+        with contextlib.nullcontext() if share == 1.0 else dealing.uneven(trainer.accelerator):
+            found = super().compute_loss(*given, **named)  # type: ignore[misc]
         pulse.beat("backward pass")
-        return found
+        return found if share == 1.0 else found * share
 
     def prediction_step(self, *given: Any, **named: Any) -> Any:
         """Evaluates a batch, and gives a sign of life."""

@@ -237,7 +237,11 @@ class Handover(TrainerCallback):
 
     def _digests(self) -> dict[str, str]:
         """Returns the digests of the state, those of all processes together."""
-        return state.joined(self.ranks.gather(state.digests(self.trainer)), replicated=self.replicated)
+        return self._joined(state.digests(self.trainer))
+
+    def _joined(self, ours: dict[str, str]) -> dict[str, str]:
+        rows = self.ranks.gather(ours)
+        return state.joined(rows, replicated=self.replicated, of_each=self.trainer.of_each)
 
     def _extra_file(self, folder: str) -> str:
         """Returns the file of this process, or the first one's where other processes made the checkpoint."""
@@ -249,8 +253,8 @@ class Handover(TrainerCallback):
         ours["rng"] = self._rng_digest or "not restored"
         if self.takeover:
             ours |= self.takeover.restored(self.trainer)
-        found = state.joined(self.ranks.gather(ours), replicated=self.replicated)
-        of_each = state.OF_EACH if self.replicated else (*state.OF_EACH, *state.IN_SHARDS)
+        found = self._joined(ours)
+        of_each = self.trainer.of_each if self.replicated else (*self.trainer.of_each, *state.IN_SHARDS)
         for part in state.PARTS:
             if part in self.leave_out:
                 self.checked[part] = "left out"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from components.shared.recipe import Recipe
+from components.shared import trainable
+from components.shared.recipe import Recipe, Training
 
 
 class Sharded:
@@ -32,16 +34,37 @@ class Sharded:
         if not (trainer.is_fsdp_enabled and _internal_call):
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         elif trainer.args.should_save:
-            trainer.model.config.save_pretrained(output_dir)
-            if trainer.model.generation_config is not None:
-                trainer.model.generation_config.save_pretrained(output_dir)
+            if trainer.recipe.adapter:
+                adapter = copy.copy(trainer.model.active_peft_config)
+                adapter.inference_mode = True  # as PEFT saves it
+                adapter.save_pretrained(output_dir)
+            else:
+                trainer.model.config.save_pretrained(output_dir)
+                if trainer.model.can_generate():
+                    trainer.model.generation_config.save_pretrained(output_dir)
             trainer.processing_class.save_pretrained(output_dir)
 
 
 def arguments(recipe: Recipe) -> dict[str, Any]:
     """Returns the arguments of `TrainingArguments` for several processes."""
+    uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
     if not recipe.parallel.is_sharded:
-        # Compiled by us, before DDP wraps it.
-        return {"torch_compile": False} if recipe.training.compile else {}
+        return uncompiled
     config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
-    return {"fsdp": True, "fsdp_config": config}
+    return {"fsdp": True, "fsdp_config": config, **uncompiled}
+
+
+def compile_first(model: Any, recipe: Recipe) -> None:
+    """Compiles a model, if the recipe asks for it, in place and before it is wrapped.
+
+    One that will be in shards block by block: a block is what is brought together at once.
+    """
+    mode = compile_mode(recipe.training)
+    if mode:
+        for part in trainable.blocks(model) if recipe.parallel.is_sharded else [model]:
+            part.compile(mode=mode)
+
+
+def compile_mode(training: Training) -> str | None:
+    """Returns how `torch.compile` is to work, None where it is not to."""
+    return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile

@@ -18,7 +18,7 @@ PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "call
 """What a checkpoint restores, item by item."""
 
 OF_EACH = ("rng", "log")
-"""Parts that each of several processes has its own of."""
+"""Parts that each of several processes has its own of, whatever the method."""
 IN_SHARDS = ("weights", "optimizer")
 """Parts that are split over them, where they are in shards."""
 
@@ -48,12 +48,13 @@ def digests(trainer: Trainer) -> dict[str, str]:
     return {**found, "state": combined(found)}
 
 
-def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool) -> dict[str, str]:
+def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool, of_each: Sequence[str] = OF_EACH) -> dict[str, str]:
     """Returns the digests of a state that several processes hold; what is the same in all of them counts once.
 
     Args:
         rows: The digests of each process, by rank.
         replicated: Whether each has the whole state.
+        of_each: Parts that each has its own of.
 
     Raises:
         ExactnessError: it has, and they differ in what is the same in all.
@@ -62,7 +63,7 @@ def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool) -> dict[str, 
     for name in PARTS:
         values = [row[name] for row in rows]
         same = len(set(values)) == 1
-        if not same and replicated and name not in OF_EACH:
+        if not same and replicated and name not in of_each:
             other = next(rank for rank, value in enumerate(values) if value != values[0])
             raise ExactnessError(
                 f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",

@@ -25,6 +25,12 @@ def legs() -> Any:
 
 
 @pytest.fixture(scope="session")
+def inside(legs: Any) -> Any:
+    """What is changed in the processes, beside `legs`."""
+    return importlib.import_module("parallel_legs")
+
+
+@pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory, legs: Any) -> str:
     """A tiny base model with its tokenizer."""
     folder = str(tmp_path_factory.mktemp("base") / "model")

@@ -80,6 +80,11 @@ class Cell:
     steps: int = 19
 
     @property
+    def has_control(self) -> bool:
+        """Whether it is shown that without what it needs the comparison fails."""
+        return self.quick or " x2" in self.feature
+
+    @property
     def name(self) -> str:
         """Name of its runs."""
         return f"{self.method}-{self.weights}-{self.feature}".replace("_", "-").replace(",", "").replace(" ", "-")
@@ -89,122 +94,107 @@ def cells() -> Iterator[Cell]:
     """Yields the whole matrix."""
     for method in METHODS:
         yield Cell(method, "full", "plain", quick=True)
-        yield Cell(method, "lora", "dropout", _adapter(dropout=0.3), needs=("rng",), quick=method in ("sft", "grpo"))
-        yield Cell(method, "full", "accumulation", _training(micro_batch_size=2))
-        yield Cell(method, "full", "gradient checkpointing", _training(gradient_checkpointing=True))
-        yield Cell(method, "full", "workers", _training(workers=2))
+        yield Cell(method, "lora", "dropout", adapter(dropout=0.3), needs=("rng",), quick=method in ("sft", "grpo"))
+        yield Cell(method, "full", "accumulation", training(micro_batch_size=2))
+        yield Cell(method, "full", "gradient checkpointing", training(gradient_checkpointing=True))
+        yield Cell(method, "full", "workers", training(workers=2))
     for method in ("sft", "dpo"):
         yield Cell(method, "full", "early stopping", _early(), quick=method == "sft")
-        yield Cell(method, "full", "group by length", _training(group_by_length=True), quick=method == "sft")
+        yield Cell(method, "full", "group by length", training(group_by_length=True), quick=method == "sft")
         yield Cell(method, "full", "plateau", _plateau(), quick=method == "sft")
-        yield Cell(method, "freeze", "last layer", _training(trainable={"last_layers": 1, "patterns": ["norm"]}))
+        yield Cell(method, "freeze", "last layer", training(trainable={"last_layers": 1, "patterns": ["norm"]}))
         yield Cell(method, "full", "groups", _groups())
-        yield Cell(method, "full", "compile", _training(compile=True, compile_optimizer=True))
-        yield Cell(method, "lora", "bf16", {**_adapter(dropout=0.1), **_training(precision="bf16")})
+        yield Cell(method, "full", "compile", training(compile=True, compile_optimizer=True))
+        yield Cell(method, "lora", "bf16", {**adapter(dropout=0.1), **training(precision="bf16")})
     yield from _of_text()
     yield from _of_references()
     yield from _of_generation()
     yield from _of_hooks()
-    yield from _of_processes()
+    from tests.resume import matrix_parallel  # which is made of what is here
 
-
-def _of_processes() -> Iterator[Cell]:
-    """Two processes on CPUs: each its own random state, and with `fsdp` its own shards."""
-    for method in ("sft", "pretrain", "dpo"):
-        for strategy in ("ddp", "fsdp"):
-            both = {"strategy": strategy, "processes": 2}
-            yield Cell(method, "full", f"{strategy} x2", _training(parallel=both), steps=12)
-            small = _training(parallel=both, micro_batch_size=1)
-            yield Cell(method, "full", f"{strategy} x2, accumulation", small, steps=12)
-    noisy = {**_adapter(dropout=0.3), **_training(parallel={"processes": 2})}
-    for method in ("sft", "dpo"):
-        yield Cell(method, "lora", "ddp x2", noisy, steps=12)
-    dropout = {"model": SCRATCH, **_training(parallel={"strategy": "fsdp", "processes": 2})}
-    yield Cell("pretrain", "full", "fsdp x2, attention dropout", dropout, steps=12)
+    yield from matrix_parallel.cells()
 
 
 def _of_text() -> Iterator[Cell]:
     for ramp in ("linear", "exponential", "step"):
         curriculum = {"ramp": ramp, "start": 0.3, "until": 0.8}
-        yield Cell("sft", "full", f"curriculum {ramp}", _training(curriculum=curriculum), quick=ramp == "linear")
-    by = {"data": {"extra_columns": ["level"]}, **_training(curriculum={"by": "level"})}
+        yield Cell("sft", "full", f"curriculum {ramp}", training(curriculum=curriculum), quick=ramp == "linear")
+    by = {"data": {"extra_columns": ["level"]}, **training(curriculum={"by": "level"})}
     yield Cell("sft", "full", "curriculum by column", by)
     yield Cell("sft", "full", "best-fit packing", {"data": {"packing": "best-fit", "max_length": 96}}, quick=True)
-    yield Cell("sft", "full", "neftune", _training(neftune_alpha=5.0), needs=("rng",), quick=True)
-    yield Cell("sft", "full", "log windows", _training(log_every=4))
+    yield Cell("sft", "full", "neftune", training(neftune_alpha=5.0), needs=("rng",), quick=True)
+    yield Cell("sft", "full", "log windows", training(log_every=4))
     for optimizer in ("adafactor", "rmsprop", "adagrad", "sgd", "adamw_torch_fused"):
-        yield Cell("sft", "full", optimizer.replace("_", " "), _training(optimizer=optimizer))
+        yield Cell("sft", "full", optimizer.replace("_", " "), training(optimizer=optimizer))
     for scheduler in ("cosine", "cosine_with_restarts", "inverse_sqrt", "warmup_stable_decay"):
         options = {"num_decay_steps": 3} if scheduler == "warmup_stable_decay" else {}
         settings = {"lr_scheduler": scheduler, "lr_scheduler_options": options, "warmup_steps": 2}
-        yield Cell("sft", "full", scheduler.replace("_", " "), _training(**settings))
-    greedy = {**_training(lr_scheduler="greedy"), "evaluation": {"every": 2}}
+        yield Cell("sft", "full", scheduler.replace("_", " "), training(**settings))
+    greedy = {**training(lr_scheduler="greedy"), "evaluation": {"every": 2}}
     yield Cell("sft", "full", "greedy", greedy)
     dropout = {"model": SCRATCH}
     router = {"balance": 0.02, "unevenness": 0.1, "z": 0.001}
-    experts = {"model": EXPERTS, **_training(router=router, micro_batch_size=2)}
+    experts = {"model": EXPERTS, **training(router=router, micro_batch_size=2)}
     yield Cell("pretrain", "full", "mixture of experts", experts, quick=True)
     yield Cell("pretrain", "full", "attention dropout", dropout, needs=("rng",))
     yield Cell(
-        "pretrain", "full", "dropout, accumulation, workers", {**dropout, **_training(micro_batch_size=2, workers=2)}
+        "pretrain", "full", "dropout, accumulation, workers", {**dropout, **training(micro_batch_size=2, workers=2)}
     )
 
 
 def _of_references() -> Iterator[Cell]:
     sync = {"every": 2, "mix": 0.5}
-    yield Cell(
-        "dpo", "full", "moving reference", _training(dpo={"sync_reference": sync}), needs=("method",), quick=True
-    )
-    yield Cell("kto", "full", "moving reference", _training(kto={"sync_reference": sync}), needs=("method",))
+    yield Cell("dpo", "full", "moving reference", training(dpo={"sync_reference": sync}), needs=("method",), quick=True)
+    yield Cell("kto", "full", "moving reference", training(kto={"sync_reference": sync}), needs=("method",))
     for loss in ("hinge", "ipo", "robust", "apo_zero", "discopop", "sigmoid_norm"):
         settings = {"loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
-        yield Cell("dpo", "full", f"loss {loss}", _training(dpo=settings))
+        yield Cell("dpo", "full", f"loss {loss}", training(dpo=settings))
     yield Cell(
         "dpo",
         "full",
         "three losses",
-        _training(dpo={"loss": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}),
+        training(dpo={"loss": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}),
     )
-    yield Cell("cpo", "full", "simpo", _training(cpo={"loss": "simpo", "likelihood": 0.0}))
-    yield Cell("reward", "full", "centred", _training(reward={"center_coefficient": 0.01}))
+    yield Cell("cpo", "full", "simpo", training(cpo={"loss": "simpo", "likelihood": 0.0}))
+    yield Cell("reward", "full", "centred", training(reward={"center_coefficient": 0.01}))
 
 
 def _of_generation() -> Iterator[Cell]:
     for method in ("grpo", "rloo"):
-        twice = _training(**{method: {**WRITES, "num_iterations": 3}})
+        twice = training(**{method: {**WRITES, "num_iterations": 3}})
         yield Cell(method, "full", "three iterations", twice, needs=("method",), quick=method == "grpo")
-        longer = _training(micro_batch_size=2, **{method: {**WRITES, "steps_per_generation": 4}})
+        longer = training(micro_batch_size=2, **{method: {**WRITES, "steps_per_generation": 4}})
         yield Cell(method, "full", "long rounds", longer, needs=("method",))
-        held = _training(**{method: {**WRITES, "beta": 0.1}})
+        held = training(**{method: {**WRITES, "beta": 0.1}})
         yield Cell(method, "full", "reference", held)
         follows = {**WRITES, "beta": 0.1, "sync_reference": {"every": 2, "mix": 0.5}}
-        yield Cell(method, "full", "moving reference", _training(**{method: follows}), needs=("method",))
-        yield Cell(method, "lora", "three iterations", {**_adapter(dropout=0.2), **twice}, needs=("method",))
+        yield Cell(method, "full", "moving reference", training(**{method: follows}), needs=("method",))
+        yield Cell(method, "lora", "three iterations", {**adapter(dropout=0.2), **twice}, needs=("method",))
     gain = {"rewards": [{"use": "information_gain", "weight": 1.0}, "length"]}
-    yield Cell("grpo", "full", "information gain", _training(grpo={**WRITES, **gain}))
+    yield Cell("grpo", "full", "information gain", training(grpo={**WRITES, **gain}))
 
 
 def _of_hooks() -> Iterator[Cell]:
     hooks = {"collator": {"use": "tests.resume.own:NoisyCollator"}}
     yield Cell("sft", "full", "random collator", {"hooks": hooks}, quick=True)
-    yield Cell("sft", "full", "random collator in workers", {"hooks": hooks, **_training(workers=2)})
+    yield Cell("sft", "full", "random collator in workers", {"hooks": hooks, **training(workers=2)})
     stateful = {"callbacks": [{"use": "tests.resume.own:Cooling", "options": {"factor": 0.9}}]}
     yield Cell("sft", "full", "stateful callback", {"hooks": stateful}, needs=("callbacks",), quick=True)
     yield Cell("sft", "full", "own loss", {"hooks": {"loss": "tests.resume.own:doubled_loss"}})
     yield Cell("sft", "full", "own trainer", {"hooks": {"trainer": "tests.resume.own:Clumsy"}})
 
 
-def _training(**settings: Any) -> Changes:
+def training(**settings: Any) -> Changes:
     return {"training": settings}
 
 
-def _adapter(**settings: Any) -> Changes:
+def adapter(**settings: Any) -> Changes:
     return {"adapter": {**LORA, **settings}}
 
 
 def _early() -> Changes:
     stopping = {"early_stopping": {"patience": 2, "threshold": 10.0}}
-    return {**_training(**stopping), "evaluation": {"every": 1}}
+    return {**training(**stopping), "evaluation": {"every": 1}}
 
 
 def _plateau() -> Changes:
@@ -212,7 +202,7 @@ def _plateau() -> Changes:
         "lr_scheduler": "reduce_lr_on_plateau",
         "lr_scheduler_options": {"patience": 0, "factor": 0.5, "threshold": 1.0},
     }
-    return {**_training(**settings), "evaluation": {"every": 2}}
+    return {**training(**settings), "evaluation": {"every": 2}}
 
 
 def _groups() -> Changes:
@@ -220,7 +210,7 @@ def _groups() -> Changes:
         {"pattern": "embed", "learning_rate": 1e-3, "name": "embeddings"},
         {"pattern": "mlp", "weight_decay": 0.1, "max_grad_norm": 0.1},
     ]
-    return _training(groups=groups, weight_decay=0.01)
+    return training(groups=groups, weight_decay=0.01)
 
 
 def recipe(cell: Cell, store: str, base: str, source: str) -> Recipe:

@@ -18,6 +18,8 @@ part of the state (weights, optimizer, scheduler, random state, position, callba
 the same, byte for byte.
 ● is part of `make test`, with a negative control: a part of the state is left out, and the comparison must fail.
 ○ is part of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says otherwise.
+DDP ×2 and FSDP ×2 are two processes that train together, for 12 steps: the chunk that is never stopped has two, and so
+has each of the four. These cells have negative controls too.
 
 """
 
@@ -32,7 +34,7 @@ NOT_HERE = """
 | streaming data | rows are tokenized once and read by position: there is no stream whose state could be lost |
 | persistent workers | not offered: workers begin anew with each epoch |
 | more processes, more machines | put together in the same way for any number; `test_parallel.py` has four processes |
-| several GPUs | `ddp x2` and `fsdp x2` are processes on CPUs, joined by gloo; NCCL on GPUs has not been tried |
+| several GPUs | DDP ×2 and FSDP ×2 are processes on CPUs, joined by gloo; NCCL on GPUs has not been tried |
 """
 
 
@@ -44,11 +46,18 @@ def markdown() -> str:
         features.setdefault(cell.feature + weights, {})[cell.method] = cell
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"
     rows = [
-        f"| {feature} | {' | '.join(_mark(found.get(method)) for method in METHODS)} |"
+        f"| {_shown(feature)} | {' | '.join(_mark(found.get(method)) for method in METHODS)} |"
         for feature, found in features.items()
     ]
     count = sum(len(found) for found in features.values())
     return f"{INTRODUCTION}{head}" + "\n".join(rows) + f"\n\n{count} cells.\n{NOT_HERE}"
+
+
+def _shown(feature: str) -> str:
+    """Returns a feature's name as people write it."""
+    for name in ("ddp", "fsdp"):
+        feature = feature.replace(f"{name} x2", f"{name.upper()} ×2")
+    return feature
 
 
 def _mark(cell: Cell | None) -> str:

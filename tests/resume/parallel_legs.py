@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -109,6 +110,55 @@ def recorded(run_uri: str, index: int, folder: str) -> None:
             with open(os.path.join(folder, f"{os.environ.get('RANK', '0')}.jsonl"), "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         return compute(self, model, inputs, *rest, **named)
+
+    Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
+    Chunk(run_uri, index).bring()
+
+
+def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
+    """Runs a chunk whose completions depend on their prompt and their number in its group alone, so that they are the
+    same in any number of processes; writes down prompts and advantages of each round."""
+    from trl import GRPOTrainer, RLOOTrainer
+
+    from components.train_chunk.chunk import Chunk
+
+    def completions(self: Any, prompts: list[list[int]]) -> list[list[int]]:
+        first = self.accelerator.process_index * len(prompts)
+        drawn = (random.Random(f"{ids} {(first + at) % self.num_generations}") for at, ids in enumerate(prompts))
+        return [drawing.choices(range(5, 300), k=drawing.randint(1, 6)) for drawing in drawn]
+
+    GRPOTrainer._generate_single_turn = lambda self, prompts, *_: (completions(self, prompts), None)
+    RLOOTrainer._generate_single_turn = lambda self, prompts, *_: completions(self, prompts)
+    for kind in (GRPOTrainer, RLOOTrainer):
+        kind._generate_and_score_completions = _noted(kind._generate_and_score_completions, folder)
+    Chunk(run_uri, index).bring()
+
+
+def _noted(score: Callable[..., Any], folder: str) -> Callable[..., Any]:
+    def noted(self: Any, inputs: list[dict[str, Any]]) -> Any:
+        found = score(self, inputs)
+        line = {"prompts": [row["prompt"] for row in inputs], "advantages": found["advantages"].tolist()}
+        with open(os.path.join(folder, f"{os.environ.get('RANK', '0')}.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return found
+
+    return noted
+
+
+def compiled(run_uri: str, index: int, folder: str) -> None:
+    """Runs a chunk that writes down how many frames each process has compiled."""
+    from torch._dynamo.utils import counters
+
+    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.resumable import Resumable
+
+    compute = Resumable.compute_loss
+
+    def compute_loss(*given: Any, **named: Any) -> Any:
+        found = compute(*given, **named)
+        with open(os.path.join(folder, os.environ["RANK"]), "w", encoding="utf-8") as file:
+            file.write(str(counters["frames"]["ok"]))
+        return found
 
     Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
     Chunk(run_uri, index).bring()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -21,12 +20,6 @@ from components.shared.sweeps import TRIAL, score_name
 pytestmark = pytest.mark.timeout(900)
 
 STRATEGIES = ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="session")
-def inside(legs: Any) -> Any:
-    """What is changed in the processes, beside `legs`."""
-    return importlib.import_module("parallel_legs")
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,7 @@ class Generation(Section):
     num_iterations: Positive = 1
     """Times each batch of completions is trained on (μ)."""
     steps_per_generation: Positive | None = None
-    """Micro-batches that one round of generation fills; those of one optimizer step when left out."""
+    """Micro-batches, of all processes, that one round of generation fills; those of an optimizer step when left out."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     """Clipping range of the probability ratio."""
     epsilon_high: Annotated[float, Field(gt=0)] | None = None

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 MAX_PROCESSES = 64
 """A machine has 16 accelerators at most; on CPUs nobody gains by more than this."""
-METHODS = ("sft", "pretrain", "dpo")
-"""Methods that were compared, process by process, with one process."""
 
 
 def _known(value: Any) -> Any:
@@ -58,8 +56,6 @@ def check_parallel(recipe: Recipe) -> None:
         ValueError: they cannot; the message names the setting.
     """
     training, world, accelerators = recipe.training, recipe.world_size, recipe.resources.gpus
-    if training.method not in METHODS:
-        raise ValueError(f"training.parallel: {training.method} is for one process; several train {', '.join(METHODS)}")
     if training.micro_batch_size == "auto":
         raise ValueError("training.micro_batch_size: auto looks for it in one process; give a number for several")
     rows = world * (training.micro_batch_size or 1)
@@ -72,6 +68,11 @@ def check_parallel(recipe: Recipe) -> None:
         raise ValueError(
             f"training.parallel.processes: {recipe.processes} for {accelerators} accelerator(s); each needs its own"
         )
+    if training.round_size % (world * recipe.micro):
+        raise ValueError(
+            f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is no "
+            f"multiple of {world * recipe.micro}, a micro-batch in each of {world} processes; change one of them"
+        )
     if recipe.data.order == "blocks":
         raise ValueError("data.order: blocks is for one process; set it to uniform")
     if recipe.parallel.is_sharded:
@@ -82,16 +83,25 @@ def check_parallel(recipe: Recipe) -> None:
 
 def _check_sharded(recipe: Recipe) -> None:
     training = recipe.training
+    learns = training.dpo or training.kto or training.generation
+    rewards = training.generation.rewards if training.generation else []
     refused = {
-        "adapter": (recipe.adapter, "an adapter is small, and its base is not trained; use ddp"),
+        "model.quantization": (recipe.model.quantization, "weights in few bits were not tried in shards; use ddp"),
+        "adapter.target_parameters": (
+            recipe.adapter and recipe.adapter.target_parameters,
+            "PEFT replaces such weights while it computes, and shards are no whole weights; use ddp",
+        ),
         "training.trainable": (training.trainable, "shards do not tell what is frozen; use ddp"),
         "training.groups": (training.groups, "a group is clipped by its whole gradient, and shards have none; use ddp"),
         "training.router": (training.router, "the router's losses were not tried in shards; use ddp"),
-        "training.compile": (training.compile, "the two together were not tried; leave one out"),
         "training.compile_optimizer": (training.compile_optimizer, "the two together were not tried; leave one out"),
-        "training.dpo.sync_reference": (
-            training.dpo and training.dpo.sync_reference,
+        f"training.{training.method}.sync_reference": (
+            learns and learns.sync_reference,
             "no process has the whole model; use ddp",
+        ),
+        f"training.{training.method}.rewards": (
+            any(reward.use == "information_gain" for reward in rewards),
+            "information_gain asks the model, which all processes would have to do as often; use ddp",
         ),
         "evaluation.write_every": (
             recipe.evaluation.write_every,

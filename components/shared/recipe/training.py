@@ -166,10 +166,9 @@ class Training(Section):
             raise ValueError(f"lr_find: the loss of {self.method} says nothing about the learning rate; leave it out")
         if generation is None:
             raise ValueError(f"{self.method} needs a reward; give {self.method}: {{rewards: [numeric]}}")
-        per_round = self.micro * (generation.steps_per_generation or self.accumulation)
-        if per_round % generation.num_generations:
+        if self.round_size % generation.num_generations:
             raise ValueError(
-                f"{self.method}.num_generations {generation.num_generations} does not divide the {per_round} "
+                f"{self.method}.num_generations {generation.num_generations} does not divide the {self.round_size} "
                 "completions of a round (micro-batch size × steps_per_generation); change one of them"
             )
         if self.curriculum or self.group_by_length:
@@ -180,6 +179,13 @@ class Training(Section):
     def generation(self) -> Generation | None:
         """Settings of the methods that let the model write."""
         return self.grpo or self.rloo
+
+    @property
+    def round_size(self) -> int:
+        """Completions of one round of generation, of all processes together; 0 where the model does not write."""
+        if self.generation is None:
+            return 0
+        return self.micro * (self.generation.steps_per_generation or self.accumulation)
 
     @property
     def micro(self) -> int:

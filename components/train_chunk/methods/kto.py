@@ -20,7 +20,8 @@ def build(setup: Setup) -> Trainer:
     """Builds the trainer on rows that have `prompt_ids`, `completion_ids` and `label`.
 
     KTO takes rows in their order, and pairs each prompt with its neighbour's completion within a micro-batch to
-    estimate the divergence; so the rows are shuffled once by the seed, and neighbours are joined here.
+    estimate the divergence; so the rows are shuffled once by the seed, and neighbours are joined here. Of several
+    processes the micro-batches of all make one estimate, and neighbours may be dealt to different ones.
     """
     recipe, settings = setup.recipe, setup.recipe.training.kto
     assert settings
@@ -36,10 +37,11 @@ def build(setup: Setup) -> Trainer:
         activation_offloading=recipe.training.activation_offloading,
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
+    rows, held_out = config.per_device_train_batch_size, config.per_device_eval_batch_size
     setup = dataclasses.replace(
         setup,
-        train=_with_neighbours(setup.train.shuffle(seed=recipe.seed), config.per_device_train_batch_size),
-        held_out=setup.held_out and _with_neighbours(setup.held_out, config.per_device_eval_batch_size),
+        train=_with_neighbours(setup.train.shuffle(seed=recipe.seed), rows * config.world_size),
+        held_out=setup.held_out and _with_neighbours(setup.held_out, held_out * config.world_size),
     )
     extra: dict[str, Any] = {"ref_model": setup.reference()} if setup.has_reference() else {}
     return setup.trainer(ChunkedKTOTrainer, config, **extra)

@@ -14,6 +14,8 @@ from components.train_chunk.chunked import Chunked, Setup
 class ChunkedSFTTrainer(Chunked, SFTTrainer):
     """`SFTTrainer` in chunks."""
 
+    counts_tokens = True
+
 
 def build(setup: Setup) -> Trainer:
     """Builds the trainer on rows that have `input_ids` and `labels`."""

@@ -45,10 +45,25 @@ def test_the_batch_is_the_recipes_whatever_the_processes(overrides: list[str], e
     assert found.world_size * found.micro * found.accumulation == 8
 
 
+@pytest.mark.parametrize(
+    ("overrides", "passes"),
+    [
+        pytest.param([], 1, id="one-step"),
+        pytest.param(["training.micro_batch_size=1"], 4, id="passes"),
+        pytest.param(["training.grpo.steps_per_generation=2"], 2, id="two-steps"),
+    ],
+)
+def test_a_round_has_as_many_completions_whatever_the_processes(overrides: list[str], passes: int) -> None:
+    grpo = ["training.method=grpo", "training.grpo={rewards: [length], num_generations: 2}"]
+    alone, both = recipe(*grpo, *overrides), recipe(*grpo, *overrides, "training.parallel.processes=2")
+    assert alone.training.round_size == both.training.round_size == passes * both.micro * 2
+
+
 def test_the_identity_does_not_depend_on_them() -> None:
     assert identity(recipe("training.parallel.processes=2")) == identity(recipe())
 
 
+TWO = ["training.parallel.processes=2"]
 FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
 
 
@@ -61,11 +76,34 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
         ),
         pytest.param(["training.parallel.processes=2", "training.micro_batch_size=auto"], "auto looks", id="auto"),
         pytest.param(["training.parallel.processes=4", "resources.gpus=2"], "4 for 2 accelerator", id="gpus"),
-        pytest.param(["training.parallel.processes=2", "training.method=kto"], "kto is for one process", id="method"),
+        pytest.param(
+            [*FSDP, "training.method=kto", "training.kto={sync_reference: {every: 2}}"],
+            "training.kto.sync_reference: does not go with .* fsdp",
+            id="moving",
+        ),
+        pytest.param(
+            [*FSDP, "training.method=grpo", "training.grpo={rewards: [information_gain]}"],
+            "training.grpo.rewards: does not go with .* fsdp: information_gain asks the model",
+            id="gain",
+        ),
+        pytest.param(
+            [
+                *TWO,
+                "training.micro_batch_size=2",
+                "training.method=grpo",
+                "training.grpo={rewards: [length], num_generations: 2, steps_per_generation: 3}",
+            ],
+            "grpo.steps_per_generation: a round of 6 completions is no multiple of 4",
+            id="round",
+        ),
         pytest.param(["training.parallel.processes=2", "data.order=blocks"], "blocks is for one process", id="order"),
         pytest.param(["training.parallel=deepspeed-3"], "DeepSpeed reads its checkpoints as pickles", id="deepspeed"),
-        pytest.param([*FSDP, "adapter={type: lora}"], "adapter: does not go with .* fsdp", id="adapter"),
-        pytest.param([*FSDP, "training.compile=true"], "training.compile: does not go with", id="compile"),
+        pytest.param(
+            [*FSDP, "adapter={type: lora}", "model.quantization={bits: 4}", "resources.gpus=2"],
+            "model.quantization: does not go with .* fsdp",
+            id="quantization",
+        ),
+        pytest.param([*FSDP, "training.compile_optimizer=true"], "compile_optimizer: does not go with", id="compile"),
         pytest.param([*FSDP, "training.parallel.offload=cpu"], "already", id="offload"),
         pytest.param(
             ["training.parallel={processes: 2, offload: cpu}"], "offload: only shards are held", id="offload-ddp"

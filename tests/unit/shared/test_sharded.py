@@ -65,6 +65,14 @@ def test_the_whole_is_what_the_processes_had(saved: Path, tmp_path: Path, shard_
     assert torch.equal(logits, load_file(saved / "logits.safetensors")["logits"])
 
 
+def test_an_adapter_is_one_file_whatever_its_size(saved: Path, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "config.json").rename(checkpoint / "adapter_config.json")
+    files = sharded.merge(str(checkpoint), str(tmp_path / "m"), shard_size="20KB")
+    assert files == ["adapter_model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["adapter_config.json", *files]
+    assert _weights(tmp_path / "m").keys() == load_file(saved / "gathered.safetensors").keys()
+
+
 def test_each_file_is_loaded_by_itself(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded by a file of the result: no more is asked of torch at once."""
     asked: list[int] = []

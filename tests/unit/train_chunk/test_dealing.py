@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from components.shared.errors import UserError
-from components.train_chunk.dealing import Dealt, blank
+from components.train_chunk.dealing import Dealt, blank, deal, follow_epochs
 
 
 def pieces(num_rows: int, micro: int, world_size: int, batch_size: int = 8) -> list[list[int]]:
@@ -47,30 +48,70 @@ def test_fillers_are_known() -> None:
     assert not any(even.is_filler(1, rank) for rank in range(4))
 
 
-def test_a_filler_counts_for_nothing_and_pairs_cannot_be_one() -> None:
+def test_a_filler_counts_for_nothing() -> None:
     import torch
 
     batch = {"input_ids": torch.ones(1, 3), "labels": torch.ones(1, 3)}
     blank([batch])
     assert batch["labels"].tolist() == [[-100, -100, -100]]
-    with pytest.raises(UserError, match="pairs cannot be left out"):
-        blank([{"chosen_ids": torch.ones(1, 3)}])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("rest", range(1, 8))
+def test_of_means_over_rows_each_row_of_a_step_counts_as_much(rest: int, micro: int, world_size: int) -> None:
+    dealt = Dealt(range(8 + rest), batch_size=8, micro=micro, world_size=world_size)
+    found = list(dealt)
+    full = 8 // micro
+    counted = dict.fromkeys(range(8 + rest), 0.0)
+    for step, pieces in enumerate((found[:full], found[full:])):
+        passes = len(pieces) // world_size
+        for rank in range(world_size):
+            for piece, share in zip(pieces[rank::world_size], dealt.shares(step, rank), strict=True):
+                for row in piece:  # a mean over its rows, and over passes and processes
+                    counted[row] += share / len(piece) / passes / world_size
+    assert counted == pytest.approx({row: 1 / 8 if row < 8 else 1 / rest for row in counted})
+    assert dealt.shares(0, 1) == [1.0] * (full // world_size), "exactly"
+    shares = [share for rank in range(world_size) for share in dealt.shares(1, rank)]
+    assert all(share == 1.0 for share in shares) or 1.0 not in shares, "all processes see whether they are uneven"
+
+
+class Backwards:
+    """Rows in their order, and in later epochs the other way round."""
+
+    epoch = 0
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.num_rows)[:: -1 if self.epoch else 1])
 
 
 def test_the_order_is_the_samplers_own() -> None:
-    class Backwards:
-        epoch = 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            return iter([3, 2, 1, 0] if self.epoch else [0, 1, 2, 3])
-
-    dealt = Dealt(Backwards(), batch_size=4, micro=1, world_size=2)
+    dealt = Dealt(Backwards(4), batch_size=4, micro=1, world_size=2)
     assert list(dealt) == [[0], [1], [2], [3]]
     dealt.set_epoch(1)
     assert list(dealt) == [[3], [2], [1], [0]]
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+def test_the_epoch_reaches_the_sampler_where_batches_are_skipped(dealt: bool) -> None:
+    from accelerate import skip_first_batches
+    from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+    from torch.utils.data import BatchSampler
+
+    shard = BatchSamplerShard(BatchSampler(Backwards(8), 2, False), num_processes=2, process_index=0)
+    loader = DataLoaderShard(list(range(8)), batch_sampler=shard)
+    if dealt:
+        deal(loader, batch_size=4, micro=2, world_size=2)
+    follow_epochs(loader)
+    skipped = skip_first_batches(loader, 1)
+    skipped.batch_sampler.batch_sampler.set_epoch(1)  # as Trainer does, which knows of one layer
+    assert [batch.tolist() for batch in skipped] == [[3, 2]]

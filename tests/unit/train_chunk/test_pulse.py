@@ -47,6 +47,30 @@ def test_a_slow_one_is_named(
     assert [record.args[0] for record in caplog.records if record.args] == named, "once"
 
 
+def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(pulse: Pulse) -> None:
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.module(rows)  # type: ignore[no-any-return]
+
+    model = torch.nn.Linear(2, 2)
+    wrapped = Wrapped(model)
+    pulse.time_forward(model, wrapped)
+    for _ in range(3):
+        model(torch.ones(1, 2))
+    assert (pulse._count, pulse.busy) == (0, 0.0)
+    wrapped(torch.ones(1, 2))
+    assert pulse._count == 2
+    assert pulse.busy > 0
+    model(torch.ones(1, 2))
+    assert pulse._count == 2
+
+
 def digests(**changed: str) -> dict[str, str]:
     return {name: changed.get(name, "0") for name in state.PARTS}
 
@@ -63,6 +87,14 @@ def test_copies_that_differ_are_refused_and_shards_are_not() -> None:
     with pytest.raises(ExactnessError, match="rank 2 has other weights than rank 0"):
         state.joined(rows, replicated=True)
     assert state.joined(rows, replicated=False)["weights"] not in ("0", "1")
+
+
+def test_what_a_method_has_in_each_process_may_differ() -> None:
+    rows = [digests(method="1"), digests(method="2")]
+    with pytest.raises(ExactnessError, match="rank 1 has other method"):
+        state.joined(rows, replicated=True)
+    both = state.joined(rows, replicated=True, of_each=(*state.OF_EACH, "method"))
+    assert both["method"] not in ("1", "2")
 
 
 def failure(rank: int, code: int, at: int, message: str = "") -> Any:

@@ -1,0 +1,45 @@
+"""The matrix's cells of several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.resume.matrix import METHODS, SCRATCH, WRITES, Cell, Changes, adapter, training
+
+
+def cells() -> Iterator[Cell]:
+    """Two processes on CPUs: each its own random state and completions, and with `fsdp` its own shards."""
+    for method in METHODS:
+        yield _both(method, "ddp x2")
+        yield _both(method, "fsdp x2")
+    for method in ("sft", "pretrain", "dpo", "kto", "grpo"):
+        sizes = {"batch_size": 8, "micro_batch_size": 2} if method == "kto" else {"micro_batch_size": 1}
+        yield _both(method, "ddp x2, accumulation", **sizes)
+    for method in ("sft", "pretrain", "dpo"):
+        yield _both(method, "fsdp x2, accumulation", micro_batch_size=1)
+    for method in ("sft", "dpo", "grpo"):
+        yield _both(method, "ddp x2", weights="lora")
+        yield _both(method, "fsdp x2", weights="lora")
+    yield _both("pretrain", "fsdp x2, attention dropout", {"model": SCRATCH})
+    for strategy in ("ddp", "fsdp"):
+        yield _both("sft", f"{strategy} x2, compile", compile=True)
+    yield _both("grpo", "ddp x2, groups over both", grpo={**WRITES, "num_generations": 4})
+    for method in ("grpo", "rloo"):
+        thrice = {method: {**WRITES, "num_iterations": 3}}
+        yield _both(method, "ddp x2, three iterations", needs=("method",), **thrice)
+
+
+def _both(
+    method: str,
+    feature: str,
+    changes: Changes | None = None,
+    *,
+    weights: str = "full",
+    needs: tuple[str, ...] = ("optimizer", "scheduler"),
+    **settings: Any,
+) -> Cell:
+    """Returns a cell of two processes by the strategy that its feature begins with."""
+    both = training(parallel={"strategy": feature.partition(" ")[0], "processes": 2}, **settings)
+    noisy = adapter(dropout=0.3) if weights == "lora" else {}
+    return Cell(method, weights, feature, {**(changes or {}), **noisy, **both}, needs, steps=12)

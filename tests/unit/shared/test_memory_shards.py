@@ -1,0 +1,82 @@
+"""The estimate of memory for several processes, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.shared import memory, skeleton
+from tests.unit.shared.test_memory import LORA, base, items, recipe
+
+EMBEDDING = 400 * 32
+BLOCK = 4 * 32 * 32 + 3 * 32 * 96 + 2 * 32
+"""Weights of a block: queries, keys, values and what joins the heads; the feed-forward layer; two norms."""
+ALL = 2 * EMBEDDING + 3 * BLOCK + 32
+"""Embeddings, three blocks, the last norm, and the head."""
+
+
+def several(strategy: str, processes: int = 4, **parallel: Any) -> dict[str, Any]:
+    settings = {"strategy": strategy, "processes": processes, **parallel}
+    return {"training": {"micro_batch_size": 2, "parallel": settings}}
+
+
+def test_shards_of_weights_gradients_and_optimizer() -> None:
+    alone, found = items(recipe(training={"micro_batch_size": 2})), items(recipe(**several("fsdp")))
+    assert alone["trained weights"] == alone["gradients"] == 4 * ALL
+    assert found["trained weights"] == found["gradients"] == 4 * ALL // 4
+    tensors = 3 + 3 * 9
+    assert found["optimizer"] == (8 * ALL + 4 * tensors) // 4, "two moments, and each tensor's step"
+    assert found["activations"] == alone["activations"], "each process has its own rows"
+    assert found["logits"] == alone["logits"]
+    assert found["gathered weights"] == 4 * (2 * BLOCK + EMBEDDING + BLOCK)
+    assert "gathered weights" not in alone
+
+
+def test_in_sixteen_bits_shards_are_brought_together_so_and_need_no_copies() -> None:
+    given = several("fsdp")
+    for dtype in ("float32", "bfloat16"):  # of which Accelerate makes float32
+        found = items(recipe(training={**given["training"], "precision": "bf16"}, model={"dtype": dtype}))
+        assert found["gathered weights"] == 2 * (2 * BLOCK + EMBEDDING + BLOCK)
+        assert "16-bit weights" not in found
+        assert found["trained weights"] == found["gradients"] == 4 * ALL // 4
+        assert found["optimizer"] == (8 * ALL + 4 * 30) // 4
+
+
+def test_an_adapter_s_base_is_in_shards_too(tmp_path: Path) -> None:
+    model = {"base": base(tmp_path, num_key_value_heads=4)}
+    found = items(recipe(**several("fsdp", 2), model=model, adapter=LORA))
+    adapter = 2 * (4 * 32 + 32 * 4)
+    assert found["weights"] == 4 * ALL // 2
+    assert found["trained weights"] == found["gradients"] == 4 * 3 * adapter // 2
+    assert found["gathered weights"] == 4 * (2 * (BLOCK + adapter) + EMBEDDING + adapter)
+
+
+def test_a_reference_is_in_shards_too(tmp_path: Path) -> None:
+    model = {"base": base(tmp_path, num_key_value_heads=4)}
+    given = several("fsdp", 2)
+    found = items(recipe(training={**given["training"], "method": "dpo"}, model=model))
+    assert found["reference"] == 4 * ALL // 2
+
+
+def test_ddp_has_all_of_it_and_its_buckets() -> None:
+    alone, found = items(recipe(training={"micro_batch_size": 2})), items(recipe(**several("ddp")))
+    assert found == {**alone, "gradients on their way": alone["gradients"]}
+
+
+def test_offloaded_shards_are_not_on_the_gpu() -> None:
+    given = several("fsdp", 2, offload="cpu")
+    found = items(recipe(**given, resources={"gpus": 2}))
+    assert found.keys() == {"activations", "gathered weights", "logits", "fixed"}
+
+
+@pytest.mark.parametrize(("processes", "rows"), [(1, 1024), (2, 512)])
+def test_each_process_writes_its_share_of_a_round(processes: int, rows: int) -> None:
+    grpo = {"rewards": ["length"], "num_generations": 2, "max_completion_length": 4096}
+    sizes = {"batch_size": 1024, "micro_batch_size": 1, "parallel": {"processes": processes}}
+    training = {"method": "grpo", "grpo": grpo, **sizes}
+    given = recipe(training=training)
+    estimate = memory.estimate(given, skeleton.build(given))
+    found = next(item.how for item in estimate.items if item.name == "completions")
+    assert found == f"keys and values of {rows} being written, beyond what activations leave"
