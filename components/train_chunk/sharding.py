@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from components.shared.recipe import Recipe
+from components.train_chunk import zero
 
 
 class Sharded:
@@ -43,5 +44,7 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     if not recipe.parallel.is_sharded:
         # Compiled by us, before DDP wraps it.
         return {"torch_compile": False} if recipe.training.compile else {}
+    if recipe.parallel.is_zero:
+        return zero.arguments(recipe)
     config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
     return {"fsdp": True, "fsdp_config": config}

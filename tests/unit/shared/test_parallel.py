@@ -63,7 +63,6 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
         pytest.param(["training.parallel.processes=4", "resources.gpus=2"], "4 for 2 accelerator", id="gpus"),
         pytest.param(["training.parallel.processes=2", "training.method=kto"], "kto is for one process", id="method"),
         pytest.param(["training.parallel.processes=2", "data.order=blocks"], "blocks is for one process", id="order"),
-        pytest.param(["training.parallel=deepspeed-3"], "DeepSpeed reads its checkpoints as pickles", id="deepspeed"),
         pytest.param([*FSDP, "adapter={type: lora}"], "adapter: does not go with .* fsdp", id="adapter"),
         pytest.param([*FSDP, "training.compile=true"], "training.compile: does not go with", id="compile"),
         pytest.param([*FSDP, "training.parallel.offload=cpu"], "already", id="offload"),
