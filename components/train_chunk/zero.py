@@ -121,14 +121,14 @@ class Zero:
         saved = zero.read(os.path.join(checkpoint, zero.file_name(rank)))
         parts: list[Any] = [None] * size
         parts[rank] = {**saved, "loss_scaler": optimizer.loss_scaler}
+        _load_buffers(trainer.model, checkpoint)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_prologue()
-            _load_buffers(trainer.model, checkpoint)
-        else:
-            trainer._load_from_checkpoint(checkpoint)
         optimizer.load_state_dict(parts, load_optimizer_states=not weights_alone, load_from_fp32_weights=True)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_epilogue()
+        else:  # the weights are what a step would make of their masters
+            optimizer.update_lp_params()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         trainer: Any = self

@@ -87,12 +87,15 @@ def test_without_the_optimizer_of_one_process_the_bits_differ(
 
 
 @needs_deepspeed
-def test_three_processes_among_which_no_weight_comes_out_even(recipes: dict[str, Recipe], legs: Any) -> None:
+@pytest.mark.parametrize("strategy", STAGES)
+def test_three_processes_among_which_no_weight_comes_out_even(
+    strategy: str, recipes: dict[str, Recipe], legs: Any
+) -> None:
     uneven = {"training__batch_size": 6, "training__micro_batch_size": 1, "training__epochs": 1.0}
     runs = []
     for count in (1, 2):
-        recipe = parallel(legs, recipes["scratch"], "zero3", 3, chunks__count=count, **uneven)
-        runs.append(legs.prepare(recipe, f"zero3-uneven-{count}"))
+        recipe = parallel(legs, recipes["scratch"], strategy, 3, chunks__count=count, **uneven)
+        runs.append(legs.prepare(recipe, f"{strategy}-uneven-{count}"))
         legs.train(runs[-1])
     assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
 

@@ -23,8 +23,10 @@ def offloaded(run_uri: str, index: int) -> None:
 
 
 def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
-    """Runs a chunk of which one process goes on with an optimizer that has not begun."""
+    """Runs a chunk of which one process goes on with an optimizer that has not begun; all else is restored."""
     import os
+
+    from transformers import Trainer
 
     from components.train_chunk.chunk import Chunk
     from components.train_chunk.zero import Zero
@@ -33,6 +35,7 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
 
     def load_part(self: Any, checkpoint: str, **_: Any) -> None:
         load(self, checkpoint, weights_alone=os.environ["RANK"] == str(rank))
+        Trainer._load_optimizer_and_scheduler(self, checkpoint)
 
     Zero._load_part = load_part  # type: ignore[method-assign]
     Chunk(run_uri, index, ("optimizer",)).bring()
