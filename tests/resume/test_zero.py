@@ -139,14 +139,31 @@ def test_an_adapter_in_bf16(strategy: str, recipes: dict[str, Recipe], legs: Any
 
 @needs_deepspeed
 @pytest.mark.parametrize("strategy", STAGES)
-def test_on_the_host_the_bits_are_the_same(
+def test_what_is_held_on_the_host(
     strategy: str, recipes: dict[str, Recipe], whole: Any, legs: Any, inside: Any
 ) -> None:
-    run = legs.prepare(parallel(legs, recipes["scratch"], strategy, chunks__count=2), f"{strategy}-offloaded")
-    for index in (1, 2):
-        code, printed = legs.leg(inside.offloaded, run.uri, index)
-        assert code == 0, printed
-    assert legs.losses(run) == pytest.approx(legs.losses(whole(strategy)), rel=1e-5)
+    runs = []
+    for count in (1, 2):
+        recipe = parallel(legs, recipes["scratch"], strategy, chunks__count=count)
+        runs.append(legs.prepare(recipe, f"{strategy}-offloaded-{count}"))
+        for index in range(1, count + 1):
+            code, printed = legs.leg(inside.offloaded, runs[-1].uri, index)
+            assert code == 0, printed
+    assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
+    losses = [[loss for _, loss in legs.losses(run)] for run in (runs[0], whole(strategy))]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-4)
+
+
+@needs_deepspeed
+def test_a_process_killed_in_saving_is_made_good(recipes: dict[str, Recipe], whole: Any, legs: Any) -> None:
+    run = legs.prepare(parallel(legs, recipes["scratch"], "zero3", chunks__count=2), "zero3-killed")
+    assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
+    code, printed = legs.leg(importlib.import_module("parallel_legs").killed, run.uri, 2, 1, "writing:1")
+    assert code == 1, printed
+    assert "rank 1 was ended by SIGKILL" in printed
+    assert legs.steps(run) == [8], "without all parts there is no checkpoint"
+    legs.train(run)
+    assert legs.final(run).meta["state"] == legs.final(whole("zero3")).meta["state"]
 
 
 @needs_deepspeed
