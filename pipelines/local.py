@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from components.shared import events, models
+from components.shared import events, models, zero
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from pipelines import prepare, warm
@@ -59,6 +59,8 @@ def run_recipe(
     """
     require_one_machine(recipe)
     if not containers:
+        for part in recipe.phase_recipes() or [recipe]:
+            zero.require_package(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
     log_path = os.path.join(models.cache_dir(), "logs", f"{name}.log")

@@ -6,20 +6,11 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from components.shared.merging import TRAINING
 from components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-NOT_MODEL = (
-    "optimizer.pt",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state.pth",
-    "trainer_state.json",
-    "baton_state.pt",
-)
-"""Files of a checkpoint that only training needs."""
 
 UNITS = {"MB": 10**6, "GB": 10**9}
 
@@ -48,7 +39,7 @@ def write_whole(
 def copy_model(checkpoint: str, target: str) -> None:
     """Copies the files of a checkpoint that are of the model or the adapter."""
     for name in sorted(os.listdir(checkpoint)):
-        if name not in (*NOT_MODEL, "README.md") and os.path.isfile(f"{checkpoint}/{name}"):
+        if not TRAINING.match(name) and name != "README.md" and os.path.isfile(f"{checkpoint}/{name}"):
             shutil.copyfile(f"{checkpoint}/{name}", f"{target}/{name}")
 
 

@@ -75,6 +75,8 @@ def _key(key: Any) -> str:
 def _tensor_digest(tensor: torch.Tensor) -> bytes:
     if hasattr(tensor, "to_local"):  # of a tensor in shards, what this process has
         tensor = tensor.to_local()
+    elif hasattr(tensor, "ds_tensor"):  # as DeepSpeed's stage 3 has it
+        tensor = tensor.ds_tensor
     flat = tensor.detach().cpu().contiguous()
     digest = xxhash.xxh3_128(f"{flat.dtype}{tuple(flat.shape)}".encode())
     digest.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")

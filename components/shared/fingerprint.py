@@ -34,6 +34,7 @@ def fingerprint(world_size: int = 1, strategy: str = "ddp") -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32": bool(cuda and torch.backends.cuda.matmul.allow_tf32),
         **library_versions(),
+        **({"deepspeed": version("deepspeed")} if world_size > 1 and strategy.startswith("zero") else {}),
     }
 
 

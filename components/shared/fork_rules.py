@@ -171,7 +171,10 @@ def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -
 
 
 def _form(recipe: Recipe) -> str:
-    return "in shards" if recipe.world_size > 1 and recipe.parallel.is_sharded else "whole"
+    if recipe.world_size == 1 or not recipe.parallel.is_sharded:
+        return "whole"
+    of = f" of {recipe.world_size} processes" if recipe.parallel.is_zero else ""  # which can be read by as many alone
+    return f"in {recipe.parallel.strategy}'s shards{of}"
 
 
 def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:

@@ -89,6 +89,7 @@ class _Shape:
         self.recipe, self.training, self.model, self.text = recipe, training, model, text
         self.on_gpu = recipe.resources.gpus > 0
         self.shards = recipe.world_size if recipe.parallel.is_sharded else 1
+        self.weight_shards = self.shards if recipe.parallel.splits_weights else 1
         self.offloaded = self.shards > 1 and recipe.parallel.offload == "cpu"
         self.of_shards = f", 1 of {self.shards} shards" if self.shards > 1 else ""
         self.values = list(model.named_parameters())
@@ -133,24 +134,37 @@ def _held(shape: _Shape) -> list[Item]:
     """Returns what is there throughout, of which shards may lie in the host's memory."""
     recipe, training, shards, of = shape.recipe, shape.training, shape.shards, shape.of_shards
     if shape.offloaded:
-        return []
+        return [_computed_with(shape)] if recipe.parallel.strategy == "zero2" else []
     spec = recipe.model.quantization
     frozen = sum(x.numel() * shape.value_bytes(name, x) for name, x in shape.values if not x.requires_grad)
     learned = sum(x.numel() * shape.value_bytes(name, x) for name, x in shape.values if x.requires_grad)
     kind = f"{spec.bits} bits, the rest in {recipe.model.dtype}" if spec else recipe.model.dtype
+    kind += of if shape.weight_shards > 1 else ""
     whose = "the adapter's" if recipe.adapter else f"in {recipe.model.dtype}"
     found = [
-        Item("weights", int(frozen) // shards, f"{_count(shape.parameters - shape.trainable)}, frozen, in {kind}{of}"),
+        Item(
+            "weights",
+            int(frozen) // shape.weight_shards,
+            f"{_count(shape.parameters - shape.trainable)}, frozen, in {kind}",
+        ),
         Item("trained weights", int(learned) // shards, f"{_count(shape.trainable)}, {whose}{of}"),
         Item("gradients", int(learned) // shards, f"as the weights trained{of}"),
         Item("optimizer", optimizer_state.num_bytes(training, shape.model) // shards, f"{training.optimizer}{of}"),
     ]
+    if shards > 1 and recipe.parallel.is_zero:
+        found.append(_computed_with(shape))
     if recipe.world_size > shards:
         found.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
     if _has_reference(recipe):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
         found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
     return found
+
+
+def _computed_with(shape: _Shape) -> Item:
+    """Returns what DeepSpeed computes with beside its masters; with stage 2 that is whole."""
+    held = shape.parameters if shape.offloaded else shape.trainable
+    return Item("weights computed with", held * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 
 
 def _has_reference(recipe: Recipe) -> bool:
@@ -236,7 +250,7 @@ def _adapter_inputs(shape: _Shape) -> int:
 
 def _gathered(shape: _Shape) -> tuple[int, str]:
     """Returns the bytes of weights that are brought together from shards to compute with, and which those are."""
-    if shape.shards == 1:
+    if shape.weight_shards == 1:
         return 0, ""
     blocks = trainable.blocks(shape.model)
     block = max((sum(value.numel() for value in block.parameters()) for block in blocks), default=shape.parameters)

@@ -159,13 +159,7 @@ class Attempt:
         changed = fingerprint.differences(self.chunk.fingerprint(), theirs)
         if not changed:
             return
-        sharded = theirs.get("strategy") == "fsdp"
-        if sharded != (self.ranks.size > 1 and self.recipe.parallel.is_sharded):
-            raise UserError(
-                f"the checkpoint of step {restored.step} is {'' if sharded else 'not '}in shards, and this chunk's are "
-                f"{'not' if sharded else 'to be'}.",
-                remedy="Set training.parallel back, or fork the run's exported model.",
-            )
+        self._require_readable(restored.step, theirs)
         if self.recipe.chunks.exactness == "bitwise":
             raise ExactnessError(
                 f"chunks.exactness is bitwise, but this machine differs from the checkpoint's: {'; '.join(changed)}.",
@@ -174,3 +168,24 @@ class Attempt:
         self.chunk.level = "consistent"
         logger.warning("this machine differs from the checkpoint's, so bits may differ: %s", "; ".join(changed))
         events.emit("consistent", changed=changed)
+
+    def _require_readable(self, step: int, theirs: dict[str, Any]) -> None:
+        """Checks that a checkpoint is split over processes as this chunk's are.
+
+        Raises:
+            UserError: it is not.
+        """
+        before, now = theirs.get("strategy", "ddp"), self.recipe.parallel.strategy if self.ranks.size > 1 else "ddp"
+        remedy = "Set training.parallel back, or fork the run's exported model."
+        if before != now:
+            raise UserError(
+                f"the checkpoint of step {step} was written with training.parallel.strategy {before}, and this chunk "
+                f"has {now}.",
+                remedy=remedy,
+            )
+        if self.recipe.parallel.is_zero and theirs["world_size"] != self.ranks.size:
+            raise UserError(
+                f"the checkpoint of step {step} was written by {theirs['world_size']} processes, and this chunk has "
+                f"{self.ranks.size}: DeepSpeed's optimizer cannot be split over another number.",
+                remedy=remedy,
+            )

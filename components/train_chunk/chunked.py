@@ -16,13 +16,14 @@ from components.train_chunk.parameters import Grouped
 from components.train_chunk.resumable import Resumable
 from components.train_chunk.router import Routed
 from components.train_chunk.sharding import Sharded
+from components.train_chunk.zero import Zero
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Chunked(Resumable, Sharded, Grouped, Routed):
+class Chunked(Resumable, Zero, Sharded, Grouped, Routed):
     """Mixin for a method's trainer."""
 
     recipe: Recipe | None = None

@@ -105,7 +105,8 @@ class Resumable:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the weights: in a checkpoint, in a thread beside the optimizer's state."""
         save = super().save_model  # type: ignore[misc]
-        if not _internal_call:
+        trainer: Any = self
+        if not _internal_call or trainer.is_deepspeed_enabled:  # all its processes gather, and in one order
             save(output_dir, _internal_call)
         elif self._send:
             save(output_dir, _internal_call)

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.shared import trainable
 from components.shared.recipe import Recipe, Training
+from components.train_chunk import zero
 
 
 class Sharded:
@@ -50,6 +51,8 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
     if not recipe.parallel.is_sharded:
         return uncompiled
+    if recipe.parallel.is_zero:
+        return {**zero.arguments(recipe), **uncompiled}
     config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
     return {"fsdp": True, "fsdp_config": config, **uncompiled}
 

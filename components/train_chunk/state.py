@@ -35,7 +35,7 @@ def digests(trainer: Trainer) -> dict[str, str]:
     """Returns the SHA-256 of each part of the state in memory, and of all of them as `state`."""
     parts = {
         "weights": trained_weights(trainer.model),
-        "optimizer": trainer.optimizer.state_dict(),
+        "optimizer": trainer.optimizer_state(),
         "scheduler": trainer.lr_scheduler.state_dict(),
         "scaler": _scaler(trainer),
         "rng": rng.capture(),
@@ -93,8 +93,13 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def num_bytes(trainer: Trainer) -> int:
     """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
-    kept = [trained_weights(trainer.model), list(trainer.optimizer.state.values()), trainer.method_state()]
-    return sum(x.numel() * x.element_size() for x in _tensors(kept)) + 2**20
+    whole = _size([trained_weights(trainer.model), trainer.method_state()])
+    return whole + trainer.num_parts() * _size(trainer.optimizer_state()) + 2**20
+
+
+def _size(value: Any) -> int:
+    """Returns the bytes of all tensors in nested containers; of one in ZeRO's partitions, those of the whole."""
+    return sum(getattr(x, "ds_numel", x.numel()) * x.element_size() for x in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

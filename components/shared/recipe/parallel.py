@@ -15,13 +15,16 @@ MAX_PROCESSES = 64
 """A machine has 16 accelerators at most; on CPUs nobody gains by more than this."""
 
 
+ZERO_METHODS = ("sft", "pretrain")
+"""Methods that were compared with DeepSpeed."""
+ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""Optimizers that treat each number by itself, as DeepSpeed hands them all weights as one long row."""
+
+
 def _known(value: Any) -> Any:
-    """Says of DeepSpeed why it is not there."""
+    """Says by which names DeepSpeed's stages go."""
     if isinstance(value, str) and value.startswith("deepspeed"):
-        raise ValueError(
-            f"is {value!r}; DeepSpeed reads its checkpoints as pickles, which can hold code, so Baton does not read "
-            "them from a store. `fsdp` shards weights, gradients and optimizer as ZeRO-3 does, with offload: cpu too"
-        )
+        raise ValueError(f"is {value!r}; DeepSpeed's stages are zero2 and zero3")
     return value
 
 
@@ -29,10 +32,11 @@ class Parallel(Section):
     """One run in several processes of each pod, each with an accelerator of its own; `parallel: fsdp` is short for its
     strategy. Rows of a step, schedule and logged losses are those of one process."""
 
-    strategy: Annotated[Literal["ddp", "fsdp"], BeforeValidator(_known)] = "ddp"
-    """`ddp` gives each process the whole model; `fsdp` (FSDP2) shards weights, gradients and optimizer over them."""
+    strategy: Annotated[Literal["ddp", "fsdp", "zero2", "zero3"], BeforeValidator(_known)] = "ddp"
+    """`ddp` gives each process the whole model; `fsdp` (FSDP2) shards weights, gradients and optimizer over them, as
+    does DeepSpeed's `zero3`; its `zero2` leaves the weights whole. The two need the package deepspeed."""
     offload: Literal["none", "cpu"] = "none"
-    """With `fsdp`: hold the shards in the host's memory while they are not computed with."""
+    """With all but `ddp`: hold what is split in the host's memory while it is not computed with."""
     processes: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = "auto"
     """Processes of a pod; with `auto` one for each of `resources.gpus`, or one."""
     hang_after: Annotated[str, BeforeValidator(duration)] = "10m"
@@ -45,8 +49,23 @@ class Parallel(Section):
 
     @property
     def is_sharded(self) -> bool:
+        """Whether no process has the whole state."""
+        return self.strategy != "ddp"
+
+    @property
+    def splits_weights(self) -> bool:
         """Whether no process has the whole model."""
-        return self.strategy == "fsdp"
+        return self.strategy in ("fsdp", "zero3")
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether DeepSpeed splits the state."""
+        return self.strategy in ("zero2", "zero3")
+
+    @property
+    def zero_stage(self) -> int:
+        """DeepSpeed's number of what is split: 2 optimizer and gradients, 3 weights too, 0 where it is not there."""
+        return int(self.strategy[-1]) if self.is_zero else 0
 
 
 def check_parallel(recipe: Recipe) -> None:
@@ -75,14 +94,35 @@ def check_parallel(recipe: Recipe) -> None:
         )
     if recipe.data.order == "blocks":
         raise ValueError("data.order: blocks is for one process; set it to uniform")
+    if recipe.parallel.is_zero:
+        _check_zero(recipe)
     if recipe.parallel.is_sharded:
         _check_sharded(recipe)
     elif recipe.parallel.offload == "cpu":
-        raise ValueError("training.parallel.offload: only shards are held in memory; set strategy: fsdp")
+        raise ValueError("training.parallel.offload: only shards are held in memory; set strategy: fsdp or zero3")
+
+
+def _check_zero(recipe: Recipe) -> None:
+    training, strategy = recipe.training, recipe.parallel.strategy
+    if training.method not in ZERO_METHODS:
+        raise ValueError(
+            f"training.parallel.strategy: {training.method} was not tried with {strategy}; use ddp or fsdp"
+        )
+    if training.precision == "fp16":
+        raise ValueError(f"training.precision: {strategy} scales losses of fp16 by itself; use bf16")
+    if recipe.model.dtype != "float32" and training.precision != "bf16":
+        raise ValueError(f"model.dtype: {strategy} trains float32, or with precision: bf16 any")
+    if training.compile:
+        raise ValueError(f"training.compile: was not tried with {strategy}; use fsdp")
+    if training.optimizer not in ZERO_OPTIMIZERS:
+        raise ValueError(
+            f"training.optimizer: {training.optimizer} looks at a weight's form, and {strategy} hands it all weights "
+            f"as one row; use one of {', '.join(ZERO_OPTIMIZERS)}"
+        )
 
 
 def _check_sharded(recipe: Recipe) -> None:
-    training = recipe.training
+    training, strategy = recipe.training, recipe.parallel.strategy
     learns = training.dpo or training.kto or training.generation
     rewards = training.generation.rewards if training.generation else []
     refused = {
@@ -110,6 +150,6 @@ def _check_sharded(recipe: Recipe) -> None:
     }
     for what, (given, why) in refused.items():
         if given:
-            raise ValueError(f"{what}: does not go with training.parallel.strategy fsdp: {why}")
+            raise ValueError(f"{what}: does not go with training.parallel.strategy {strategy}: {why}")
     if recipe.parallel.offload == "cpu" and not recipe.resources.gpus:
         raise ValueError("training.parallel.offload: without a GPU the shards are in the host's memory already")

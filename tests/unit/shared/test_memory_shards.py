@@ -60,6 +60,23 @@ def test_a_reference_is_in_shards_too(tmp_path: Path) -> None:
     assert found["reference"] == 4 * ALL // 2
 
 
+def test_deepspeed_computes_with_copies_of_its_masters_which_stage_2_has_whole() -> None:
+    in_bf16 = {strategy: several(strategy)["training"] | {"precision": "bf16"} for strategy in ("zero2", "zero3")}
+    found = {strategy: items(recipe(training=given)) for strategy, given in in_bf16.items()}
+    for kept in found.values():
+        assert kept["trained weights"] == kept["gradients"] == 4 * ALL // 4
+    assert found["zero2"]["weights computed with"] == 2 * ALL
+    assert found["zero3"]["weights computed with"] == 2 * ALL // 4
+    assert "gathered weights" not in found["zero2"]
+    assert found["zero3"]["gathered weights"] == 2 * (2 * BLOCK + EMBEDDING + BLOCK)
+
+
+def test_on_the_host_stage_2_leaves_its_weights_on_the_gpu() -> None:
+    found = items(recipe(**several("zero2", 2, offload="cpu"), resources={"gpus": 2}))
+    assert found["weights computed with"] == 4 * ALL
+    assert "optimizer" not in found
+
+
 def test_ddp_has_all_of_it_and_its_buckets() -> None:
     alone, found = items(recipe(training={"micro_batch_size": 2})), items(recipe(**several("ddp")))
     assert found == {**alone, "gradients on their way": alone["gradients"]}

@@ -97,7 +97,6 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
             id="round",
         ),
         pytest.param(["training.parallel.processes=2", "data.order=blocks"], "blocks is for one process", id="order"),
-        pytest.param(["training.parallel=deepspeed-3"], "DeepSpeed reads its checkpoints as pickles", id="deepspeed"),
         pytest.param(
             [*FSDP, "adapter={type: lora}", "model.quantization={bits: 4}", "resources.gpus=2"],
             "model.quantization: does not go with .* fsdp",

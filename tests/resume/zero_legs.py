@@ -1,0 +1,52 @@
+"""What the tests of DeepSpeed change in a chunk's processes, which are forked from the one that changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def offloaded(run_uri: str, index: int) -> None:
+    """Runs a chunk that holds on the host what is split, as it would with GPUs; a recipe without any is refused."""
+    from components.shared.recipe import Recipe
+    from components.train_chunk import zero
+    from components.train_chunk.chunk import Chunk
+
+    plain = zero.arguments
+
+    def arguments(recipe: Recipe) -> dict[str, Any]:
+        parallel = recipe.parallel.model_copy(update={"offload": "cpu"})
+        training = recipe.training.model_copy(update={"parallel": parallel})
+        return plain(recipe.model_copy(update={"training": training}))
+
+    zero.arguments = arguments
+    Chunk(run_uri, index).bring()
+
+
+def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
+    """Runs a chunk of which one process goes on with an optimizer that has not begun; all else is restored."""
+    import os
+
+    from transformers import Trainer
+
+    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.zero import Zero
+
+    load = Zero._load_part
+
+    def load_part(self: Any, checkpoint: str, **_: Any) -> None:
+        load(self, checkpoint, weights_alone=os.environ["RANK"] == str(rank))
+        Trainer._load_optimizer_and_scheduler(self, checkpoint)
+
+    Zero._load_part = load_part  # type: ignore[method-assign]
+    Chunk(run_uri, index, ("optimizer",)).bring()
+
+
+def without_package(run_uri: str, index: int) -> None:
+    """Runs a chunk where DeepSpeed is not installed."""
+    import importlib.util
+
+    from components.train_chunk.chunk import Chunk
+
+    find = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *given: None if name == "deepspeed" else find(name, *given)
+    Chunk(run_uri, index).bring()
