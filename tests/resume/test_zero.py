@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.shared import bundles
+from components.shared import bundles, forking
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -198,3 +198,35 @@ def test_a_chunk_without_the_package_says_so(recipes: dict[str, Recipe], legs: A
     code, printed = legs.leg(inside.without_package, run.uri, 1)
     assert code == 2, printed
     assert "needs the package deepspeed, which is not installed" in printed
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("strategy", STAGES)
+def test_a_fork_takes_over_its_rate(strategy: str, recipes: dict[str, Recipe], legs: Any) -> None:
+    recipe = parallel(legs, recipes["scratch"], strategy, chunks__count=3, chunks__keep__last=9)
+    parent = legs.prepare(recipe, f"{strategy}-parent")
+    legs.train(parent)
+    states = {}
+    for name, overrides in {"same": [], "slower": ["training.learning_rate=5.0e-3"]}.items():
+        run = forking.fork(parent, 5, f"{strategy}-{name}", overrides).run
+        legs.train(run)
+        states[name] = legs.final(run).meta["state"]
+        rates = {line["step"]: line["learning_rate"] for line in legs.history(run) if "learning_rate" in line}
+        assert rates[6] == pytest.approx((1e-2 if name == "same" else 5e-3) * 0.75)
+    assert states["same"] == legs.final(parent).meta["state"]
+    assert states["slower"]["weights"] != states["same"]["weights"]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("strategy", STAGES)
+def test_pretraining_with_momentum(strategy: str, recipes: dict[str, Recipe], legs: Any) -> None:
+    values = {"training__method": "pretrain", "training__optimizer": "sgd", "training__epochs": 1.0}
+    values |= {"training__optimizer_options": {"momentum": 0.9}, "model__from_scratch__config": {}}
+    runs = []
+    for kind, count in ((strategy, 1), (strategy, 2), ("ddp", 1)):
+        recipe = parallel(legs, recipes["scratch"], kind, chunks__count=count, **values)
+        runs.append(legs.prepare(recipe, f"{strategy}-pretrain-{kind}-{count}"))
+        legs.train(runs[-1])
+    assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
+    losses = [[loss for _, loss in legs.losses(run)] for run in runs[1:]]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-4)

@@ -109,9 +109,11 @@ def _check_zero(recipe: Recipe) -> None:
             f"training.parallel.strategy: {training.method} was not tried with {strategy}; use ddp or fsdp"
         )
     if training.precision == "fp16":
-        raise ValueError(f"training.precision: {strategy} scales losses of fp16 by itself; use bf16")
+        raise ValueError(f"training.precision: fp16 was not tried with {strategy}; use bf16")
     if recipe.model.dtype != "float32" and training.precision != "bf16":
-        raise ValueError(f"model.dtype: {strategy} trains float32, or with precision: bf16 any")
+        raise ValueError(
+            f"model.dtype: {recipe.model.dtype} goes with {strategy} where training.precision is bf16; else use float32"
+        )
     if training.compile:
         raise ValueError(f"training.compile: was not tried with {strategy}; use fsdp")
     if training.optimizer not in ZERO_OPTIMIZERS:

@@ -89,9 +89,9 @@ def test_what_is_in_shards_stays_so_and_what_is_whole_too() -> None:
         )
 
     shards, whole = trained("{strategy: fsdp, processes: 2}"), trained("{strategy: ddp, processes: 2}")
-    with pytest.raises(UserError, match="state at that step is in fsdp.s shards, and the fork's whole"):
+    with pytest.raises(UserError, match="state at that step is in fsdp's shards, and the fork's whole"):
         fork_rules.require_warm(shards, whole)
-    with pytest.raises(UserError, match="state at that step is whole, and the fork.s in fsdp.s shards"):
+    with pytest.raises(UserError, match="state at that step is whole, and the fork's in fsdp's shards"):
         fork_rules.require_warm(whole, shards)
     assert fork_rules.require_warm(shards, trained("{strategy: fsdp, processes: 4}"))
     assert fork_rules.require_warm(whole, trained("null"))
