@@ -183,7 +183,7 @@ class Attempt:
                 f"has {now}.",
                 remedy=remedy,
             )
-        if self.recipe.parallel.is_zero and theirs["world_size"] != self.ranks.size:
+        if now.startswith("zero") and theirs["world_size"] != self.ranks.size:
             raise UserError(
                 f"the checkpoint of step {step} was written by {theirs['world_size']} processes, and this chunk has "
                 f"{self.ranks.size}: DeepSpeed's optimizer cannot be split over another number.",

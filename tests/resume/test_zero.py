@@ -222,6 +222,7 @@ def test_a_fork_takes_over_its_rate(strategy: str, recipes: dict[str, Recipe], l
 def test_pretraining_with_momentum(strategy: str, recipes: dict[str, Recipe], legs: Any) -> None:
     values = {"training__method": "pretrain", "training__optimizer": "sgd", "training__epochs": 1.0}
     values |= {"training__optimizer_options": {"momentum": 0.9}, "model__from_scratch__config": {}}
+    values["data__columns"] = {"text": "completion"}
     runs = []
     for kind, count in ((strategy, 1), (strategy, 2), ("ddp", 1)):
         recipe = parallel(legs, recipes["scratch"], kind, chunks__count=count, **values)
