@@ -48,7 +48,7 @@ def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tu
         told(kind, **fields)
         if kind == "phase" and (fields.get("phase"), fields.get("step")) == (phase, step):
             told("paused", phase=phase)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # another thread would stop this one too late
 
     events.emit = emit
     Chunk(run_uri, index, leave_out).bring()

@@ -115,7 +115,9 @@ def _check_zero(recipe: Recipe) -> None:
             f"model.dtype: {recipe.model.dtype} goes with {strategy} where training.precision is bf16; else use float32"
         )
     if training.compile:
-        raise ValueError(f"training.compile: was not tried with {strategy}; use fsdp")
+        raise ValueError(
+            f"training.compile: does not go with training.parallel.strategy {strategy}: not tried; use fsdp"
+        )
     if training.optimizer not in ZERO_OPTIMIZERS:
         raise ValueError(
             f"training.optimizer: {training.optimizer} looks at a weight's form, and {strategy} hands it all weights "
