@@ -22,8 +22,6 @@ def cells() -> Iterator[Cell]:
         yield _both(method, "ddp x2", weights="lora")
         yield _both(method, "fsdp x2", weights="lora")
     yield _both("pretrain", "fsdp x2, attention dropout", {"model": SCRATCH})
-    for strategy in ("ddp", "fsdp"):
-        yield _both("sft", f"{strategy} x2, compile", compile=True)
     yield _both("grpo", "ddp x2, groups over both", grpo={**WRITES, "num_generations": 4})
     for method in ("grpo", "rloo"):
         thrice = {method: {**WRITES, "num_iterations": 3}}
