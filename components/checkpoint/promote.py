@@ -40,8 +40,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return before
     behind = plan.target(index) < forking.began(run)
-    is_trial = run.get(TRIAL) is not None
-    found = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None, is_trial)
+    found = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
     if found is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
@@ -78,15 +77,13 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
     return before if later or not is_last else None
 
 
-def _left_by(
-    store: CheckpointStore, target: int, attempt: dict[str, Any] | None, is_trial: bool
-) -> tuple[int, Manifest] | None:
+def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> tuple[int, Manifest] | None:
     """Returns the checkpoint a chunk left, None for one that was taken away before its first."""
     partial = attempt is not None and attempt["outcome"] == "partial"
     step = attempt["to_step"] if attempt and partial else target
     manifest = store.manifest(step)
-    if manifest is None and is_trial and attempt and attempt["outcome"] == "already_done":
-        step = attempt["to_step"]  # one that caught up with others has a checkpoint beyond the target alone
+    if manifest is None and attempt and attempt["outcome"] == "already_done" and store.run.get(TRIAL):
+        step = attempt["to_step"]  # a trial that caught up with others has a checkpoint beyond the target alone
         manifest = store.manifest(step)
     if manifest is not None:
         return step, manifest
