@@ -199,14 +199,15 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
 def _from_store(uri: str) -> str:
     """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
     storage = Storage(uri)
-    if not {"config.json", "adapter_config.json"} & set(storage.list("")):
+    found = {} if storage.is_local else storage.find("")
+    if not {"config.json", "adapter_config.json"} & set(found or storage.list("")):
         raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
     if storage.is_local:
         return str(storage.root)
     target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
     there = {
         name: [size, written.isoformat()]
-        for name, (size, written) in storage.find("").items()
+        for name, (size, written) in found.items()
         if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")) and "/" not in name
     }
     if _taken(target) != there:
