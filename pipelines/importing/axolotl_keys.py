@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipelines.importing.draft import Draft
 from pipelines.importing.rules import (
     OPTIMIZER,
+    OTHER_SPLITS,
     SCHEDULER,
     SEVERAL_GPUS,
     Rule,
@@ -252,9 +253,9 @@ FAMILIES: dict[str, Rule] = {
     "unsloth_": drop(SPEED),
     "fsdp_": leave(SEVERAL_GPUS),
     "ddp": drop("the processes of a chunk are started and joined by Baton"),
-    "sequence_parallel_degree": leave(SEVERAL_GPUS),
-    "tensor_parallel_size": leave(SEVERAL_GPUS),
-    "context_parallel_size": leave(SEVERAL_GPUS),
+    "sequence_parallel_degree": leave(OTHER_SPLITS),
+    "tensor_parallel_size": leave(OTHER_SPLITS),
+    "context_parallel_size": leave(OTHER_SPLITS),
     "dp_": leave(SEVERAL_GPUS),
     "ray_": leave("Kubeflow runs the pods; resources says what they ask for"),
     "use_ray": leave("Kubeflow runs the pods; resources says what they ask for"),

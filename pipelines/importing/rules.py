@@ -17,6 +17,7 @@ SEVERAL_GPUS = (
     "training.batch_size then counts the rows of all of them together"
 )
 """Why settings of several GPUs are left to the reader."""
+OTHER_SPLITS = "Baton has no tensor, sequence or context parallelism; training.parallel splits weights by fsdp or zero3"
 
 
 class UnsupportedError(Exception):
