@@ -141,7 +141,7 @@ def _here_or_there(recipe: Recipe) -> Device | None:
 def _compared(total: int, where: Device | None, recipe: Recipe) -> str:
     if where is None:
         return "of an unknown GPU; name its memory in resources.gpu_memory to see whether that fits"
-    whole = "" if recipe.parallel.is_sharded else ", each with the whole model"
+    whole = "" if recipe.parallel.splits_weights else ", each with the whole model"
     several = f" each{whole}" if recipe.resources.gpus > 1 else ""
     return f"of {where.bytes / GIB:.1f} GiB ({where.source}){several}: {total / where.bytes:.0%}"
 
