@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -128,12 +129,13 @@ class Drill:
 
     def _disturbed(self, name: str, deck: Deck, undisturbed: dict[str, Any]) -> dict[str, Any]:
         """Brings a run to its end, however often its processes are killed, and compares it."""
-        began = len(self.kills)
+        began, chunks = len(self.kills), self.recipe.chunks.count
         self._problems = []
         run = processes.prepare(self.recipe, name, self._on_event, self.launch)
-        for index in range(1, self.recipe.chunks.count + 1):
+        for index in range(1, chunks + 1):
+            until = began + math.ceil((self.wanted - began) * index / chunks)
             for module in (TRAIN_CHUNK, CHECKPOINT):
-                while not self._attempt(run, module, index, deck):
+                while not self._attempt(run, module, index, deck, until):
                     pass
         self._waiting = []
         rows = results.verify_checkpoints(run)
@@ -147,14 +149,21 @@ class Drill:
             "problems": list(dict.fromkeys([*self._problems, *damaged])),
         }
 
-    def _attempt(self, run: Run, module: str, index: int, deck: Deck) -> bool:
+    def _attempt(self, run: Run, module: str, index: int, deck: Deck, until: int) -> bool:
         """Runs a stage of a chunk once.
+
+        Args:
+            run: The run.
+            module: The stage.
+            index: The chunk, from 1.
+            deck: Says in which phase to kill it.
+            until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
 
         Returns:
             Whether it ended by itself.
         """
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
-        strikes = bool(deck.phases) and len(self.kills) < self.wanted
+        strikes = bool(deck.phases) and len(self.kills) < until
         if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
             processes.run(module, arguments, self._follow, self.launch)
             return True

@@ -13,8 +13,10 @@ PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload",
 """In the order in which a chunk comes to them; the last three go on beside training."""
 AT_ONCE = 0.001
 """Seconds below which a kill does not wait for a timer."""
+ONCE = ("start-up", "restore", "first-step")
+"""Phases that a process comes to once."""
 PASSED_BY = 0.3
-"""Chance that a kill lets a phase go by that a process comes to again and again."""
+"""Chance that a kill lets a phase go by once that a process comes to again and again."""
 UNKNOWN = 0.005
 """Seconds that a phase is taken to last when none was measured."""
 
@@ -123,7 +125,7 @@ class Deck:
         self.phases = list(phases)
         self._random = random
         self._longest = {phase: statistics.median(usual.get(phase) or [UNKNOWN]) for phase in phases}
-        self._often = {phase for phase in phases if len(usual.get(phase, ())) >= 2 * processes}
+        self._often = {phase for phase in phases if len(usual.get(phase, ())) >= 3 * processes}
         self._cards: list[str] = []
 
     def top(self) -> str:
@@ -150,15 +152,17 @@ class Deck:
         self._cards = [card for card in self._cards if card != phase]
         return phase
 
-    def delay(self, phase: str) -> float | None:
-        """Returns after how many seconds of a phase that begins now to kill, None to wait for the next time."""
-        if phase in self._often and self._random.random() < PASSED_BY:
-            return None
+    def passes(self, phase: str) -> bool:
+        """Decides whether a kill lets a phase go by that begins now."""
+        return phase in self._often and self._random.random() < PASSED_BY
+
+    def delay(self, phase: str) -> float:
+        """Returns after how many seconds of a phase that begins now to kill."""
         return self._random.uniform(0, self._longest[phase])
 
 
 class Strike:
-    """One kill, waiting for its phase in one process.
+    """One kill, waiting for its phase in one process; a process that comes to it does not get away.
 
     Args:
         deck: Says for which, and how long after it begins.
@@ -176,6 +180,7 @@ class Strike:
         self._deck, self._tracker, self._kill = deck, tracker, kill
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._passed = self._late = False
         if tracker.since(self.phase) is not None:
             self._aim()
 
@@ -192,9 +197,10 @@ class Strike:
                 self._timer.cancel()
 
     def _aim(self) -> None:
-        delay, began = self._deck.delay(self.phase), self._tracker.since(self.phase)
-        if delay is None:
+        if not self._passed and self._deck.passes(self.phase):
+            self._passed = True
             return
+        delay, began = 0.0 if self._late else self._deck.delay(self.phase), self._tracker.since(self.phase)
         if delay < AT_ONCE:
             self._strike()
             return
@@ -205,9 +211,10 @@ class Strike:
     def _fire(self, began: float) -> None:
         with self._lock:
             self._timer = None
-            if self._tracker.since(self.phase) == began:
+            if self._tracker.since(self.phase) == began or self.phase in ONCE:
                 self._strike()
             else:  # over before the kill came: it waits for the next time
+                self._late = True
                 self._deck.late(self.phase)
 
     def _strike(self) -> None:
