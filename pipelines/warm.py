@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import multiprocessing
 import os
 import random
@@ -39,6 +38,7 @@ _PRELOADED = (
     "components.evaluate.evaluation",
     "components.export.export",
     "datasets",
+    "pipelines.warm_server_ready",  # last: it works on what has been imported
 )
 _EXECUTOR = "kfp.dsl.executor_main"
 _READ_LATE = (
@@ -207,7 +207,6 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
-    gc.freeze()  # no collection goes through what the server imported, nor copies its pages
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()

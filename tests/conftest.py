@@ -1,6 +1,7 @@
 """What tests of several folders share: stores of both kinds, and a real S3 server."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import re
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((at for at, name in enumerate(LONG_FIRST) if name in item.path.parts), len(LONG_FIRST))
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_is_not_garbage() -> None:
+    """Spares each collection a look at all that torch has imported: half a second, and one for every training."""
+    gc.freeze()
 
 
 class S3Server:

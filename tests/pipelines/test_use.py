@@ -141,6 +141,7 @@ def _served(model: str) -> Iterator[tuple[str, str]]:
         server.wait(30)
 
 
+@pytest.mark.slow
 def test_openais_own_client_gets_the_same_answer_from_an_adapter(adapted: str) -> None:
     import openai
 

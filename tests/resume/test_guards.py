@@ -17,13 +17,22 @@ from components.shared.runs import Run
 from pipelines import results
 
 
-@pytest.fixture
-def halfway(recipes: dict[str, Recipe], legs: Any, request: pytest.FixtureRequest) -> Run:
-    """A run of three chunks of which two are done: checkpoints at 4, 5, 8 and 10."""
-    name = "halfway-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
-    run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), name)
+@pytest.fixture(scope="module")
+def trained(recipes: dict[str, Recipe], legs: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """A run of three chunks of which two are done, and a copy of its folder."""
+    run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), "halfway")
     for index in (1, 2):
         assert legs.leg(legs.chunk, run.uri, index)[0] == 0
+    copy = tmp_path_factory.mktemp("halfway") / "run"
+    return run, Path(shutil.copytree(run.uri, copy))
+
+
+@pytest.fixture
+def halfway(trained: tuple[Run, Path]) -> Run:
+    """A run of three chunks of which two are done, as they left it: checkpoints at 4, 5, 8 and 10."""
+    run, copy = trained
+    shutil.rmtree(run.uri)
+    shutil.copytree(copy, run.uri)
     assert CheckpointStore(run).steps() == [4, 5, 8, 10]
     return run
 
