@@ -8,12 +8,15 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 BLOCK = 4 * 1024 * 1024
 """Bytes read at a time while a file is hashed on its way."""
 OWN = ".baton-"
 """How the names of files begin that are none of the user's: written, but not yet in their place."""
+
+TRIES = 100
+"""Times that a file's folder is made while others remove it as empty."""
 
 
 class Files:
@@ -115,8 +118,7 @@ class Folder(Files):
             os.rmdir(key)
 
     def _target(self, key: str) -> Any:
-        _make_folder(os.path.dirname(key))
-        return open(key, "wb")
+        return _opened(key)
 
 
 def _copy(source: Any, target: Any, seen: Callable[[Any], None]) -> None:
@@ -133,9 +135,7 @@ def _time(entry: dict[str, Any]) -> datetime:
 @contextlib.contextmanager
 def _sibling(key: str) -> Iterator[str]:
     """Yields a temporary name beside a file, so that a rename or link is atomic."""
-    folder = os.path.dirname(key)
-    _make_folder(folder)
-    temporary = f"{folder}/{OWN}{uuid.uuid4().hex}"
+    temporary = f"{os.path.dirname(key)}/{OWN}{uuid.uuid4().hex}"
     try:
         yield temporary
     finally:
@@ -143,20 +143,23 @@ def _sibling(key: str) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def _make_folder(folder: str) -> None:
-    for last in (False, True):
+def _opened(path: str) -> BinaryIO:
+    """Opens a file to be written, in a folder that others tidy away whenever it is empty."""
+    folder, tries = os.path.dirname(path), 0
+    while True:
+        tries += 1
         try:
             os.makedirs(folder, exist_ok=True)
-            return
-        except FileNotFoundError:  # its parent was empty and has just been tidied away
-            if last:
+            return open(path, "wb")
+        except (FileNotFoundError, FileExistsError):  # tidied away meanwhile, or a file is in its place
+            if os.path.isfile(folder):
+                raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
+            if tries == TRIES:
                 raise
-        except FileExistsError:
-            raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
 
 
 def _write_synced(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
+    with _opened(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

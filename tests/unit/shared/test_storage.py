@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,29 @@ def test_sixteen_create_and_one_wins(repeat: int, store: str):
     assert len(won) == 1
     assert storage.read("a/contested") == b"%d" % won[0] * 1000
     assert storage.list("a") == ["contested"]
+
+
+def test_a_folder_that_others_tidy_away_is_made_again(tmp_path: Path):
+    storage, done = Storage(str(tmp_path / "store")), threading.Event()
+
+    def tidy() -> None:
+        while not done.is_set():
+            storage.tidy("a/b")
+            storage.tidy("a")
+            time.sleep(0)
+
+    tidying = threading.Thread(target=tidy)
+    tidying.start()
+    try:
+        for number in range(500):
+            storage.write("a/b/written", b"%d" % number)
+            assert storage.read("a/b/written") == b"%d" % number
+            storage.remove("a/b/written")
+            assert storage.create("a/b/created", b"")
+            storage.remove("a/b/created")
+    finally:
+        done.set()
+        tidying.join()
 
 
 def test_check_leaves_nothing_behind(store: str):
