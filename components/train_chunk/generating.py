@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,10 +65,14 @@ class Generating(MovingReference, Chunked):
             trainer._buffered_inputs = None
 
     def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
-        """Writes; some processes are done with it long before the others, who hang no more than they do."""
+        """Writes, and says so: some processes are done with it long before the others."""
         pulse = self.handover and self.handover.pulse
-        with pulse.excused() if pulse else contextlib.nullcontext():
-            return super()._generate_single_turn(*given, **named)  # type: ignore[misc]
+        if pulse:
+            pulse.beat("writing")
+        written = super()._generate_single_turn(*given, **named)  # type: ignore[misc]
+        if pulse:
+            pulse.beat("rewards")
+        return written
 
 
 def settings(setup: Setup, generation: Generation) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import math
 import os
 import statistics
 import sys
@@ -30,6 +31,8 @@ SLOW = 1.5
 """A process is slow whose own work takes so many times the median's."""
 NOISE = 0.02
 """Seconds a step below which nobody is called slow."""
+PAUSE = 1.0
+"""Seconds at most between two looks at the others."""
 TOLD_LATER = 0.3
 """Seconds from one process's stacks to the next one's, so that they do not mix in a log."""
 
@@ -39,7 +42,7 @@ class Pulse:
 
     Args:
         ranks: This process among the others.
-        hang_after: Seconds without one after which the processes hang.
+        hang_after: Seconds without one from any process after which they hang.
         fail: Called with a message, in a thread, by the first process to see that they do; ends the process.
     """
 
@@ -48,12 +51,14 @@ class Pulse:
         self.hang_after = hang_after
         self.busy = 0.0
         self._fail = fail
-        self._count = 0
+        self._count = self._signs = 0
         self._doing = "start"
         self._step = 0
         self._at = time.monotonic()
         self._working_since: float | None = None
         self._excused = False
+        self._heard: list[list[str]] = []
+        self._heard_at = self._at
         self._slow: set[int] = set()
         self._ended = threading.Event()
         self._parent = os.getppid()
@@ -82,8 +87,12 @@ class Pulse:
             doing: What this process goes on to do.
             step: The step that it goes on with, where that has changed.
         """
-        self._count, self._at, self._doing = self._count + 1, time.monotonic(), doing
+        self._count, self._signs, self._at, self._doing = self._count + 1, 0, time.monotonic(), doing
         self._step = self._step if step is None else step
+
+    def alive(self) -> None:
+        """Gives a sign of life that the others may not give, such as a token where some write longer than others."""
+        self._signs, self._at = self._signs + 1, time.monotonic()
 
     def fetched(self) -> None:
         """Gives a sign of life: the rows of a step are here. What that took was this process's own work."""
@@ -92,8 +101,8 @@ class Pulse:
 
     def time_forward(self, model: Any, wrapped: Any) -> None:
         """Counts the forward passes of a model as this process's own work: around them, also where a loss is computed,
-        it waits for others. What a process does with the model beside that, such as writing, does not count: others
-        do not do it, or not as often.
+        it waits for others. What a process does with the model beside that, such as writing, is not counted, as others
+        do not do it, or not as often; but each pass is a sign of life.
 
         Args:
             model: The model.
@@ -108,6 +117,7 @@ class Pulse:
 
         def before(module: Any, *_: Any) -> None:
             began[0] = time.monotonic()
+            self.alive()
 
         def after(module: Any, *_: Any) -> None:
             if inside[0]:
@@ -148,40 +158,55 @@ class Pulse:
             (self._slow.add if slow else self._slow.discard)(rank)
 
     def _tell(self) -> None:
-        self._store.set(str(self.ranks.rank), f"{self._count}|{self._step}|{self._doing}|{int(self._excused)}")
+        told = (self._count, self._step, self._doing, int(self._excused), self._signs)
+        self._store.set(str(self.ranks.rank), "|".join(map(str, told)))
 
     def _work(self) -> None:
-        told = -1
-        pause = min(1.0, self.hang_after / 4)
+        told = (-1, 0)
+        pause = min(PAUSE, self.hang_after / 4)
         while not self._ended.wait(pause):
             if os.getppid() != self._parent:  # whoever would have to tell and to tidy up is gone
                 os._exit(1)
-            if told != self._count:
-                told = self._count
+            if told != (self._count, self._signs):
+                told = (self._count, self._signs)
                 self._tell()
+            silence = self._silence()
+            if not silence:
                 # From a thread of C: it comes also where Python's own cannot run.
                 faulthandler.dump_traceback_later(self.hang_after + 10 * TOLD_LATER * self.ranks.size, file=2)
-            if time.monotonic() - self._at > self.hang_after and not self._someone_is_excused():
+            if silence > self.hang_after:
                 self._end()
                 return
 
+    def _silence(self) -> float:
+        """Returns for how many seconds nobody has given a sign of life; others are asked where this process waits."""
+        now = time.monotonic()
+        if now - self._at < self.hang_after / 20:
+            return 0.0
+        if self._store.check(["hang"]):
+            return math.inf
+        rows = self._others()
+        if rows != self._heard or any(row[3] == "1" for row in rows):
+            self._heard, self._heard_at = rows, now
+        return now - self._heard_at
+
     def _others(self) -> list[list[str]]:
-        """Returns what each process has told: how often it beat, its step, what it does, whether it is excused."""
+        """Returns what each process has told: how often it beat, its step, what it does, whether it is excused, and how
+        many signs it has given since.
+        """
         keys = [str(rank) for rank in range(self.ranks.size)]
         return [
-            self._store.get(key).decode().split("|") if self._store.check([key]) else ["0", "0", "start", "0"]
+            self._store.get(key).decode().split("|") if self._store.check([key]) else ["0", "0", "start", "0", "0"]
             for key in keys
         ]
 
-    def _someone_is_excused(self) -> bool:
-        return any(row[3] == "1" for row in self._others())
-
     def _end(self) -> None:
         """Shows the stacks, and has one process say what has happened."""
+        self._store.set("hang", "")  # the others show theirs too, when they look next
         time.sleep(TOLD_LATER * self.ranks.local_rank)
         print(f"rank {self.ranks.rank}, process {os.getpid()}, has these stacks:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=2, all_threads=True)
-        time.sleep(TOLD_LATER * (self.ranks.size + 1 - self.ranks.local_rank))
+        time.sleep(PAUSE + TOLD_LATER * (self.ranks.size + 1 - self.ranks.local_rank))
         message = self.verdict(self._others())
         if self._store.compare_set("verdict", "", str(self.ranks.rank)).decode() == str(self.ranks.rank):
             self._fail(message)
@@ -190,7 +215,7 @@ class Pulse:
 
     def verdict(self, rows: list[list[str]]) -> str:
         """Returns who hangs, and where: whoever has got least done, as the others wait for it."""
-        counts = [int(row[0]) for row in rows]
+        counts = [(int(row[0]), int(row[4])) for row in rows]
         behind = [rank for rank, count in enumerate(counts) if count == min(counts)]
         at = rows[behind[0]]
         who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -52,6 +53,24 @@ def hanging(run_uri: str, index: int, rank: int, step: int) -> None:
     from components.train_chunk.chunk import Chunk
 
     _at_step(step, lambda: time.sleep(600) if in_rank(rank) else None)
+    Chunk(run_uri, index).bring()
+
+
+def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) -> None:
+    """Runs a chunk of which one process stands still for some seconds before each of the first tokens it writes."""
+    import torch
+    from transformers import LlamaModel
+
+    from components.train_chunk.chunk import Chunk
+
+    forward, written = LlamaModel.forward, itertools.count(1)
+
+    def standing(self: Any, *given: Any, **named: Any) -> Any:
+        if in_rank(rank) and not torch.is_grad_enabled() and next(written) <= tokens:
+            time.sleep(seconds)
+        return forward(self, *given, **named)
+
+    LlamaModel.forward = standing
     Chunk(run_uri, index).bring()
 
 

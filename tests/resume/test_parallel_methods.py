@@ -183,3 +183,17 @@ def test_compiled_two_processes_learn_what_one_does(
     assert all(int((tmp_path / "frames" / rank).read_text()) > 0 for rank in ("0", "1"))
     ours, theirs = ([loss for _, loss in legs.losses(run)] for run in (two, one))
     assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "says"), [(600.0, 1, "rank 1 hangs in step 1, before or in its writing"), (2.5, 5, "")]
+)
+def test_a_process_that_stops_writing_hangs_and_one_that_writes_slowly_does_not(
+    seconds: float, tokens: int, says: str, prepared: Any, legs: Any, inside: Any
+) -> None:
+    settings = training(grpo=WRITES, parallel={"processes": 2, "hang_after": "6s"})
+    run = legs.prepare(prepared("grpo", settings, 2), "writing")
+    code, printed = legs.leg(inside.writing, run.uri, 1, 1, seconds, tokens)
+    assert code == bool(says), printed
+    assert says in printed
+    assert ("rank 0, process" in printed and "in standing" in printed) == bool(says), "the stack shows where it stands"

@@ -20,13 +20,26 @@ def pulse() -> Pulse:
 
 
 def test_whoever_has_got_least_done_hangs(pulse: Pulse) -> None:
-    rows = [["41", "7", "backward pass", "0"], ["40", "7", "forward pass", "0"], ["41", "7", "backward pass", "0"]]
+    rows = [
+        ["41", "7", "backward pass", "0", "0"],
+        ["40", "7", "forward pass", "0", "9"],
+        ["41", "7", "rows", "0", "0"],
+    ]
     assert pulse.verdict(rows).startswith("rank 1 hangs in step 7, before or in its forward pass: no sign")
 
 
 def test_several_that_have_got_as_little_done_are_all_named(pulse: Pulse) -> None:
-    rows = [["41", "7", "end", "0"], ["40", "7", "backward pass", "0"], ["40", "7", "backward pass", "0"]]
+    rows = [
+        ["41", "7", "end", "0", "0"],
+        ["40", "7", "backward pass", "0", "1"],
+        ["40", "7", "backward pass", "0", "1"],
+    ]
     assert pulse.verdict(rows).startswith("ranks 1, 2 hang in step 7")
+
+
+def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(pulse: Pulse) -> None:
+    rows = [["40", "7", "writing", "0", "5"], ["41", "7", "rewards", "0", "0"], ["40", "7", "writing", "0", "4"]]
+    assert pulse.verdict(rows).startswith("rank 2 hangs in step 7, before or in its writing: no sign")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +60,7 @@ def test_a_slow_one_is_named(
     assert [record.args[0] for record in caplog.records if record.args] == named, "once"
 
 
-def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(pulse: Pulse) -> None:
+def test_what_a_process_does_with_the_model_beside_training_is_not_counted(pulse: Pulse) -> None:
     import torch
 
     class Wrapped(torch.nn.Module):
@@ -63,7 +76,7 @@ def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(p
     pulse.time_forward(model, wrapped)
     for _ in range(3):
         model(torch.ones(1, 2))
-    assert (pulse._count, pulse.busy) == (0, 0.0)
+    assert (pulse._count, pulse._signs, pulse.busy) == (0, 3, 0.0)
     wrapped(torch.ones(1, 2))
     assert pulse._count == 2
     assert pulse.busy > 0
