@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 from trl.trainer.utils import RepeatSampler
 
 from components.shared import rewards
 from components.shared.recipe import Generation
 from components.train_chunk import state
 from components.train_chunk.chunked import Chunked, Setup
+from components.train_chunk.pulse import Pulse
 from components.train_chunk.references import MovingReference, moving
 
 
@@ -65,14 +68,31 @@ class Generating(MovingReference, Chunked):
             trainer._buffered_inputs = None
 
     def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
-        """Writes, and says so: some processes are done with it long before the others."""
-        pulse = self.handover and self.handover.pulse
-        if pulse:
-            pulse.beat("writing")
-        written = super()._generate_single_turn(*given, **named)  # type: ignore[misc]
-        if pulse:
+        """Writes, each token a sign of life: some processes are done with it long before the others."""
+        trainer: Any = self
+        if not (pulse := self.handover and self.handover.pulse):
+            return super()._generate_single_turn(*given, **named)  # type: ignore[misc]
+        adapted = getattr(trainer.model, "get_base_model", None)
+        writer = adapted() if adapted else trainer.model
+        pulse.beat("writing")
+        writer.generate = functools.partial(writer.generate, stopping_criteria=StoppingCriteriaList([_Alive(pulse)]))
+        try:
+            return super()._generate_single_turn(*given, **named)  # type: ignore[misc]
+        finally:
+            del writer.generate
             pulse.beat("rewards")
-        return written
+
+
+class _Alive(StoppingCriteria):
+    """Stops nothing; it is asked at each token."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        """Gives a sign of life."""
+        self._pulse.alive()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def settings(setup: Setup, generation: Generation) -> dict[str, Any]:

@@ -101,8 +101,8 @@ class Pulse:
 
     def time_forward(self, model: Any, wrapped: Any) -> None:
         """Counts the forward passes of a model as this process's own work: around them, also where a loss is computed,
-        it waits for others. What a process does with the model beside that, such as writing, is not counted, as others
-        do not do it, or not as often; but each pass is a sign of life.
+        it waits for others. What a process does with the model beside that, such as writing, does not count: others
+        do not do it, or not as often.
 
         Args:
             model: The model.
@@ -117,7 +117,6 @@ class Pulse:
 
         def before(module: Any, *_: Any) -> None:
             began[0] = time.monotonic()
-            self.alive()
 
         def after(module: Any, *_: Any) -> None:
             if inside[0]:

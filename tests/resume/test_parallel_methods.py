@@ -185,13 +185,14 @@ def test_compiled_two_processes_learn_what_one_does(
     assert ours == pytest.approx(theirs, rel=2e-4)
 
 
+@pytest.mark.parametrize("model", [{}, adapter()], ids=["full", "lora"])
 @pytest.mark.parametrize(
     ("seconds", "tokens", "says"), [(600.0, 1, "rank 1 hangs in step 1, before or in its writing"), (2.5, 5, "")]
 )
 def test_a_process_that_stops_writing_hangs_and_one_that_writes_slowly_does_not(
-    seconds: float, tokens: int, says: str, prepared: Any, legs: Any, inside: Any
+    seconds: float, tokens: int, says: str, model: Changes, prepared: Any, legs: Any, inside: Any
 ) -> None:
-    settings = training(grpo=WRITES, parallel={"processes": 2, "hang_after": "6s"})
+    settings = {**training(grpo=WRITES, parallel={"processes": 2, "hang_after": "6s"}), **model}
     run = legs.prepare(prepared("grpo", settings, 2), "writing")
     code, printed = legs.leg(inside.writing, run.uri, 1, 1, seconds, tokens)
     assert code == bool(says), printed
