@@ -85,7 +85,7 @@ golden: setup ## Write the golden pipeline files anew; read the diff before you 
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix from the code
-	$(PY) -m pipelines.reference docs/recipe.md docs/recipe.schema.json
+	$(PY) -m pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 
 IMAGES ?= cpu

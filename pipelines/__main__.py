@@ -1,5 +1,5 @@
 """`python -m pipelines` is `baton`."""
 
-from pipelines.cli import main
+from pipelines.cli.app import main
 
 main()

@@ -6,14 +6,33 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
 
 from components.shared.errors import UserError
+from pipelines.importing.draft import Draft
 
 SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 """Keys whose values are not repeated."""
+
+
+def draft_of(trainer: ModuleType, file: str, target: str) -> Draft:
+    """Returns what becomes of a trainer's file.
+
+    Args:
+        trainer: Module of the trainer: `TOOL`, `NESTED` and `convert`.
+        file: Path of the file.
+        target: Folder in which the recipe will be.
+
+    Raises:
+        UserError: the file cannot be read, or asks for what cannot be meant.
+    """
+    given = flatten(load(file, trainer.TOOL), trainer.NESTED)
+    draft = Draft(given, tool=trainer.TOOL, origin=file, target=target)
+    trainer.convert(draft)
+    return draft
 
 
 def load(path: str, tool: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def swept(trials: int, chunks: int, eta: int | None) -> Recipe:
 
 def print_sizes() -> None:
     """Compiles sweeps and prints how large the files are."""
-    from pipelines.package import Pipeline, write_package
+    from pipelines.compiling.package import Pipeline, write_package
 
     print("| trials | chunks | rungs | compiled, kB | seconds |\n|---|---|---|---|---|")
     for trials, chunks, eta in ((8, 4, 2), (64, 20, 2), (1000, 20, 2), (1000, 50, 2)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from components.shared import recipe_file
-from pipelines.package import write_package
+from pipelines.compiling.package import write_package
 
 if TYPE_CHECKING:
     from tests.cluster.graph import Task

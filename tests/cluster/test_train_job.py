@@ -30,7 +30,7 @@ from components.train_chunk.trainjob import stage
 from components.train_chunk.trainjob.cluster import Cluster
 from components.train_chunk.trainjob.job import Job
 from components.train_chunk.trainjob.manifest import Owner, labels, train_job
-from pipelines import processes
+from pipelines.local import processes
 from tests.cluster.conftest import MANIFESTS, RECIPE
 from tests.cluster.train_jobs import GROUP, Controller
 from tests.manifests.trainer_schema import definition

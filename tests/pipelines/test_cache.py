@@ -18,8 +18,9 @@ import pytest
 
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from pipelines import local, prepare, results
-from pipelines.package import write_package
+from pipelines.compiling import prepare
+from pipelines.compiling.package import write_package
+from pipelines.local import engine, results
 
 RECIPE = str(Path(__file__).parents[1] / "recipes/scratch.yaml")
 ALWAYS = {"data split", "train chunk 2", "checkpoint 1", "checkpoint 2", "evaluate", "export", "report"}
@@ -50,7 +51,7 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
             if event["event"] == "stage" and event["state"] == "started":
                 ran.append(event["stage"])
 
-        local.run(package, {"run_name": "mine"}, on_event=heard, log_path=str(tmp_path / "log"))
+        engine.run(package, {"run_name": "mine"}, on_event=heard, log_path=str(tmp_path / "log"))
         found = results.result(Run(Storage(str(store)), "mine"))
         assert found["state"] == "succeeded"
         return set(ran), str(found["checkpoints"][-1]["digest"])

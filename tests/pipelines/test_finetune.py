@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import conformance
+from pipelines.compiling import conformance
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -11,8 +11,8 @@ from kfp import compiler
 
 from components.shared import recipe_file
 from components.shared.errors import UserError
-from pipelines import local
 from pipelines.finetune import finetune
+from pipelines.local import engine
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
 GPUS = [
@@ -59,4 +59,4 @@ def test_other_stages_keep_what_they_ask_for(tmp_path: Path) -> None:
 def test_one_machine_refuses_several_at_once() -> None:
     recipe = recipe_file.load(SCRATCH, ["resources.nodes=2"])
     with pytest.raises(UserError, match=r"resources\.nodes is 2, and this is one machine"):
-        local.run_recipe(recipe, "r", arguments={}, on_event=lambda event: None, containers=False)
+        engine.run_recipe(recipe, "r", arguments={}, on_event=lambda event: None, containers=False)

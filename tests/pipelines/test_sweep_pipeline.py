@@ -17,8 +17,8 @@ from components.shared.errors import UserError
 from components.shared.rungs import check_trials
 from components.shared.storage import Storage
 from components.shared.sweeps import Sweep
-from pipelines import conformance
-from pipelines.cli import app
+from pipelines.cli.app import app
+from pipelines.compiling import conformance
 from pipelines.sweep import sweep
 
 HERE = Path(__file__).parent

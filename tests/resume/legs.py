@@ -1,4 +1,4 @@
-"""Stages as processes: forked from the server of `pipelines.warm`."""
+"""Stages as processes: forked from the server of `pipelines.local.warm`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from pipelines import processes, warm
+from pipelines.local import processes, warm
 
 _context = multiprocessing.get_context("forkserver")
 

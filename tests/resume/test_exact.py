@@ -8,7 +8,7 @@ import pytest
 
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from pipelines import processes, warm
+from pipelines.local import processes, warm
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])

@@ -14,7 +14,7 @@ import pytest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from pipelines import results
+from pipelines.local import results
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from components.shared import recipe_file
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.sweeps import Sweep
-from pipelines.sweep_local import LocalSweep
+from pipelines.local.sweep import LocalSweep
 from tests.bench.bench import Bench
 from tests.bench.ours import ENVIRONMENT, RECIPE, Ours
 from tests.bench.sizes import SIZES

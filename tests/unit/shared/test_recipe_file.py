@@ -9,7 +9,7 @@ import yaml
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from pipelines import prepare
+from pipelines.compiling import prepare
 
 EXAMPLE = """
 name: gsm8k-lora

@@ -24,7 +24,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from pipelines.cli import app
+from pipelines.cli.app import app
 from tests.unit.shared.shards import TOKENS
 
 SHARDS = Path(__file__).with_name("shards.py")

@@ -1,0 +1,129 @@
+"""`baton checkpoints`: look at the checkpoints of a run, and check every byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from components.shared import merging, retention
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.errors import UserError
+from components.shared.runs import Run
+from pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
+from pipelines.local import results
+
+app = typer.Typer(help="Look at the checkpoints of a run, and check every byte.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
+    """List the committed checkpoints of a run."""
+    with reported(output):
+        rows = results.list_checkpoints(_existing(run_uri))
+        _answer(output, rows, lambda row: f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}")
+
+
+@app.command("show")
+def show_checkpoint(
+    run_uri: RunUri,
+    step: Annotated[int | None, typer.Option(help="Step; the newest when left out.")] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show all that a checkpoint's manifest says."""
+    with reported(output):
+        store = CheckpointStore(_existing(run_uri))
+        wanted = step if step is not None else max(store.steps(), default=0)
+        manifest = store.manifest(wanted)
+        if manifest is None:
+            raise UserError(f"run {run_uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
+        document = {"step": wanted, "uri": store.uri(wanted, manifest), **asdict(manifest)}
+        print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
+
+
+@app.command("verify")
+def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
+    """Read every checkpoint back, compare all hashes, and check that they continue each other."""
+    with reported(output):
+        rows = results.verify_checkpoints(_existing(run_uri))
+        _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
+        if not all(row["ok"] for row in rows):
+            raise typer.Exit(1)
+
+
+@app.command("prune")
+def prune_checkpoints(
+    run_uri: RunUri,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and take nothing.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Take away the checkpoints that the recipe's chunks.keep does not hold."""
+    with reported(output):
+        run = _existing(run_uri)
+        store, keep, targets = CheckpointStore(run), run.recipe().chunks.keep, run.plan().targets
+        take = retention.removals if dry_run else retention.prune
+        rows = retention.summary(take(store, keep, targets=targets))
+        if output is Output.json:
+            print_json({"dry_run": dry_run, "removed": rows})
+            return
+        for row in rows:
+            typer.echo(f"step {row['step']:>8}  {row['bytes'] / 1e6:8.1f} MB  {row['reason']}")
+        freed = sum(row["bytes"] for row in rows) / 1e6
+        typer.echo(f"{'would free' if dry_run else 'freed'} {freed:.1f} MB in {len(rows)} removal(s)")
+
+
+@app.command("merge")
+def merge_checkpoint(
+    run_uri: Annotated[
+        str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
+    ],
+    folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
+    shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object on standard output.")] = False,
+) -> None:
+    """Write the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
+    with reported(Output.json if as_json else Output.text):
+        made = merging.merge(*_chosen(run_uri), folder, shard_size)
+        if as_json:
+            print_json(made)
+        elif made["was_sharded"]:
+            typer.echo(f"step {made['step']}: {made['bytes'] / 1e6:.1f} MB of weights in {made['folder']}")
+        else:
+            typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
+
+
+def _chosen(given: str) -> tuple[CheckpointStore, int, Manifest]:
+    """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
+
+    Raises:
+        UserError: there is none.
+    """
+    uri, separator, step = given.rpartition("@")
+    is_step = bool(separator) and step.isdigit()
+    store = CheckpointStore(_existing(uri if is_step else given))
+    committed = ((at, found) for at, found in store.committed() if isinstance(found, Manifest))
+    for at, manifest in committed:
+        if not is_step or at == int(step):
+            return store, at, manifest
+    raise UserError(
+        f"run {store.run.uri!r} has no whole checkpoint{f' of step {step}' if is_step else ''}.",
+        remedy="`baton checkpoints list` shows those that it has.",
+    )
+
+
+def _existing(run_uri: str) -> Run:
+    found = Run.open(run_uri)
+    found.require("recipe.json")
+    return found
+
+
+def _answer(output: Output, rows: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
+    if output is Output.json:
+        print_json({"checkpoints": rows})
+        return
+    for row in rows:
+        typer.echo(f"step {row['step']:>8}  {row['problem'] if 'problem' in row else line(row)}")

@@ -1,0 +1,242 @@
+"""`baton data check`: what is wrong with rows, on a page, before a GPU is paid for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from components.shared import quality_checks, quality_page, recipe_file
+from components.shared.errors import BatonError, UserError
+from components.shared.quality_checks import FINDINGS, QUALITY
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from pipelines.cli.display import Display
+from pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
+from pipelines.compiling import prepare
+from pipelines.local import processes
+
+app = typer.Typer(help="Look at rows before a GPU is paid for.", no_args_is_help=True)
+
+RUN = "data-check"
+MARKS = {
+    "failed": ("red", "✗ not allowed"),
+    "warn": ("yellow", "! look at it"),
+    "fixed": ("green", "✓ dealt with"),
+    "ok": ("green", "✓ fine"),
+    "off": ("dim", "– off"),
+}
+REWARDED = ("grpo", "rloo")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `check` a command of a group while it is alone."""
+
+
+@app.command()
+def check(
+    source: Annotated[
+        list[str], typer.Argument(metavar="SOURCE… | RECIPE.yaml", help="Files, folders or URIs; or one recipe.")
+    ],
+    method: Annotated[str, typer.Option(help="Training method that the rows are for.")] = "sft",
+    row_format: Annotated[str, typer.Option("--format", help="Shape of a row, as data.format.")] = "auto",
+    base: Annotated[str | None, typer.Option(help="Model whose tokens are counted: hub id, folder or URI.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to count by, where there is no model yet.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=8, help="Longest sequence in tokens.")] = None,
+    overrides: Overrides = None,
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
+    output: OutputOption = Output.text,
+) -> None:
+    """Check rows, and write a page of what was found; the rows themselves are only read.
+
+    Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
+    something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
+    """
+    with reported(output):
+        from pipelines.proving import prove_page
+
+        stem, _, ending = prove_page.check_path(report).rpartition(".")
+        is_recipe = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
+        if is_recipe:
+            _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
+            changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
+            parts = list(_parts(prepare.localise(prepare.load(source[0], changes), source[0])))
+        else:
+            data: dict[str, Any] = {"source": source, "format": row_format}
+            if max_length:
+                data["max_length"] = max_length
+            parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
+        with Display(0) as display:
+            found = [
+                examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
+            ]
+        if output is Output.json:
+            print_json(found[0] if len(found) == 1 else {"phases": found})
+        for each in found if output is Output.text else []:
+            _print(each)
+        if any(each["state"] == "failed" for each in found):
+            raise typer.Exit(1)
+
+
+def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> dict[str, Any]:
+    """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
+
+    Every row is looked at: what is to end a run is judged here, at the end.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        page: HTML file to write; the findings row by row, and the unusable rows, go beside it.
+        counts: Whether there is a tokenizer by which to count lengths.
+        display: Shows the stages.
+
+    Returns:
+        What `quality_checks.collect` returns, the `report`, and the `error` of a stage that failed afterwards.
+
+    Raises:
+        BatonError: the rows could not be looked at.
+    """
+
+    def heard(event: dict[str, Any]) -> None:
+        if event["event"] not in ("rejected", "quality"):  # they name files that are gone in a moment
+            display.heard(event)
+
+    with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
+        run, error = Run(Storage(f"{folder}/store"), RUN), None
+        file = Path(folder, "recipe.json")
+        file.write_text(recipe_file.dumps(_lenient(recipe, run.storage.uri())), encoding="utf-8")
+        try:
+            processes.run(processes.DATA_SPLIT, [str(file), RUN], heard)
+            if counts:
+                processes.run(processes.TOKENIZE, [run.uri], heard)
+        except BatonError as raised:
+            if run.get(QUALITY) is None:
+                raise
+            error = str(raised)  # of a stage that ended after the rows were looked at
+        found = {**quality_checks.collect(run, recipe.data), "run": recipe.name}
+        for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
+            found[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
+    Path(page).write_text(quality_page.render(found), encoding="utf-8")
+    return {**found, "report": page, "error": error, "state": "failed" if error else found["state"]}
+
+
+def _parts(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
+    """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
+
+    Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase
+    learns is not known to them here.
+    """
+    if not recipe.phases:
+        yield recipe, "", True
+    model = recipe.model
+    base = model.base or (model.tokenizer and model.tokenizer.base)
+    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
+        is_first = phase is recipe.phases[0]
+        document = part.model_dump(mode="json")
+        if not is_first and base:
+            document["model"]["base"] = base
+        yield recipe_file.validate(document, origin=part.name), f"-{phase.name}", is_first or bool(base)
+
+
+def _lenient(recipe: Recipe, store: str) -> Recipe:
+    """Returns a recipe by which every row is looked at, in a store of its own: no check ends the run."""
+    document = recipe.model_dump(mode="json")
+    document["store"]["uri"] = store
+    document["tracking"]["mlflow"] = None
+    document["data"]["max_rejected"] = 1.0
+    quality = document["data"]["quality"]
+    document["data"]["quality"] = {name: "warn" if value == "fail" else value for name, value in quality.items()}
+    return recipe_file.validate(document, origin=recipe.name)
+
+
+def _keep(path: str, target: str) -> str | None:
+    """Copies a file of the run beside the page, if there is one, and returns where it is."""
+    if not os.path.exists(path):
+        return None
+    shutil.copyfile(path, target)
+    return target
+
+
+def _recipe_for(
+    data: dict[str, Any], method: str, base: str | None, tokenizer: str | None, overrides: list[str]
+) -> Recipe:
+    """Returns the recipe that sources are checked by."""
+    model: dict[str, Any] = {"base": base}
+    if base is None:
+        model = {
+            "from_scratch": {},
+            "tokenizer": {"base": tokenizer} if tokenizer else {"train": {"vocab_size": 300}},
+        }
+    document = {
+        "name": _name(data["source"][0]),
+        "model": model,
+        "data": data,
+        "training": {"method": method, **({method: {"rewards": ["length"]}} if method in REWARDED else {})},
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        changed = recipe_file.read(file.name, overrides)
+    here = os.path.join(os.getcwd(), "options")
+    return prepare.localise(recipe_file.validate(changed, origin="the options"), here)
+
+
+def _name(source: str) -> str:
+    """Returns a recipe's name made of a source's."""
+    stem = os.path.basename(source.partition("?")[0].rstrip("/")).partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN
+
+
+def _refuse(**given: Any) -> None:
+    """Refuses options that a recipe has an own place for.
+
+    Raises:
+        UserError: one is given.
+    """
+    for option, value in given.items():
+        if value:
+            raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
+
+
+def _print(found: dict[str, Any]) -> None:
+    """Prints the checks for people."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    for title in ("Check", "", "Found", "First"):
+        table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
+    for each in found["checks"]:
+        style, mark = MARKS[each["verdict"]]
+        table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
+    out = Console(highlight=False)
+    out.print(Text(found["run"], "bold"))
+    out.print(table)
+    shares = [f"{code} {quality_checks.percent(share)}" for code, share in found["languages"].get("shares", [])[:4]]
+    if shares:
+        out.print(f"languages: {', '.join(shares)}")
+    if lengths := found["lengths"]:
+        out.print(f"lengths:   {lengths['mean']:,.0f} tokens on average, {lengths['longest']:,} at most")
+    elif not found["error"]:
+        out.print("lengths:   not counted; give --base or --tokenizer")
+    out.print(Text(found["sentence"], {"failed": "bold red", "warn": "yellow", "ok": "green"}[found["state"]]))
+    if found["error"]:
+        out.print(Text(found["error"], "bold red"))
+    for key in ("rejected_uri", "findings_uri", "report"):
+        if found[key]:
+            typer.echo(f"{key.removesuffix('_uri')}: {found[key]}")
+
+
+def _first(entry: dict[str, Any]) -> str:
+    if not entry["examples"]:
+        return ""
+    first = entry["examples"][0]
+    return f"{first['reason']} ({os.path.basename(first['file'])} line {first['line']})"

@@ -1,0 +1,116 @@
+"""`baton drill`: kill a recipe's processes again and again, on the user's own store, and show that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.cli.display import Display, console
+from pipelines.cli.options import (
+    ChunkCount,
+    Control,
+    Output,
+    OutputOption,
+    Overrides,
+    RecipePath,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+
+
+def drill(
+    recipe: RecipePath,
+    kills: Annotated[int, typer.Option(min=1, help="How many processes to kill.")] = 20,
+    seed: Annotated[int, typer.Option(help="Decides where in which phase each is killed.")] = 0,
+    leave_out: Annotated[
+        list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
+    ] = None,
+    overrides: Overrides = None,
+    store: Store = None,
+    chunks: ChunkCount = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Kill a recipe's chunks at random moments of every phase, and compare with a run that nobody disturbs.
+
+    The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
+    checkpoint that was committed reads back whole.
+    """
+    with reported(output):
+        from pipelines.proving.drill import Drill
+
+        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        prepare.require_single(loaded, "drill")
+        prepare.check_store(loaded)
+        prepare.check_model(loaded)
+        display = _Display(loaded.chunks.count)
+        with display:
+            found = Drill(
+                loaded,
+                kills=kills,
+                seed=seed,
+                name=f"drill-{prepare.new_run_name(loaded)}",
+                leave_out=leave_out or (),
+                on_event=display.heard,
+                on_kill=lambda kill: display.killed(kill, kills),
+            ).run()
+        print_json(found) if output is Output.json else print_table(found)
+        if not found["exact"]:
+            raise typer.Exit(1)
+
+
+class _Display(Display):
+    def killed(self, kill: dict[str, Any], of: int) -> None:
+        """Shows a kill in the place of the stage that it ended."""
+        for task in self._progress.tasks:
+            if not task.finished:
+                self._progress.remove_task(task.id)
+        self._stage = None
+        stage, phases = kill["stage"].replace("_", " "), " and ".join(kill["found"]) or "between phases"
+        console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Prints a drill for people.
+
+    Args:
+        found: What `Drill.run` returned.
+    """
+    table = Table("kill", "asked for", "died in", "chunk", "step", "committed then", "trains again after")
+    for kill in found["kills"]:
+        seconds, place = kill["seconds_to_training"], str(kill["chunk"])
+        table.add_row(
+            str(kill["number"]),
+            kill["asked"],
+            ", ".join(kill["found"]) or "between phases",
+            place if kill["stage"] == "train_chunk" else f"{place}, its check",
+            str(kill["step"]),
+            ", ".join(map(str, kill["committed"])) or "nothing",
+            "–" if seconds is None else f"{seconds:.1f} s",
+        )
+    screen = Console(highlight=False)
+    screen = screen if screen.is_terminal else Console(highlight=False, width=120)
+    screen.print(table)
+    for name in found["unreachable"]:
+        screen.print(f"no process was found in phase {name}")
+    for run in found["runs"]:
+        if run["difference"]:
+            screen.print(f"{run['run']} differs: {json.dumps(run['difference'])}", markup=False, soft_wrap=True)
+        for problem in run["problems"]:
+            screen.print(f"{run['run']}: {problem}", markup=False, soft_wrap=True)
+    screen.print(verdict(found), soft_wrap=True)
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Returns the sentence that a drill comes down to."""
+    count, digest = len(found["kills"]), found["undisturbed"]["state_digest"][:16]
+    short = f" ({found['wanted']} were asked for)" if count < found["wanted"] else ""
+    told = f"{count} kill(s){short} in {len(found['runs'])} run(s)"
+    if found["exact"]:
+        return f"exact: after {told} the state is {digest}, as undisturbed, and every checkpoint is whole"
+    return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"

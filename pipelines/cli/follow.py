@@ -1,0 +1,98 @@
+"""What a person sees of a run on Kubeflow: a line per stage as it ends, one live line below. On standard error."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipelines.cli.display import console
+from pipelines.kubeflow import run_view
+from pipelines.kubeflow.run_view import Stage
+
+EXPLAIN_EVERY_S = 30.0
+"""Seconds between two looks at the pods of a run that goes on."""
+
+MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
+GOING_ON = ("PENDING", "RUNNING")
+
+
+class Follow:
+    """Follows a run; a terminal gets a live line, a log file gets the lines of the stages alone."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("stages"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._line = self._progress.add_task("waiting for the first stage", total=None)
+        self._told: set[tuple[str, str]] = set()
+        self._explained_at = -EXPLAIN_EVERY_S
+        self.stages: list[Stage] = []
+        """As last seen."""
+
+    def __enter__(self) -> Follow:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def seen(self, client: Any, run: Any) -> None:
+        """Shows what has changed since the run was last looked at."""
+        stages = run_view.stages(run)
+        now = time.monotonic()
+        if now - self._explained_at >= EXPLAIN_EVERY_S or any(self._is_new(stage, run_view.BROKEN) for stage in stages):
+            self._explained_at = now
+            stages = run_view.explained(client, run, stages)
+        for stage in stages:
+            if self._is_new(stage, MARKS):
+                self._told.add((stage.key, stage.state))
+                console.print(line(stage), soft_wrap=True)
+            elif stage.state in GOING_ON and stage.hint and (stage.key, stage.hint) not in self._told:
+                self._told.add((stage.key, stage.hint))
+                console.print(f"[yellow]{escape(f'{stage.name}: {stage.message}. {stage.hint}')}[/]", soft_wrap=True)
+        self.stages = stages
+        running = ", ".join(stage.name for stage in stages if stage.state in GOING_ON)
+        ended = sum(stage.state in MARKS for stage in stages)
+        self._progress.update(self._line, description=running or "waiting", completed=ended, total=len(stages) or None)
+
+    def _is_new(self, stage: Stage, states: Any) -> bool:
+        return stage.state in states and (stage.key, stage.state) not in self._told
+
+
+def line(stage: Stage) -> str:
+    """Returns a stage that has ended on one line, in rich's markup."""
+    took = f" ({stage.seconds:.0f} s)" if stage.seconds is not None and stage.state != "SKIPPED" else ""
+    said = f": {stage.message}" if stage.message and stage.state in run_view.BROKEN else ""
+    skipped = " (skipped)" if stage.state == "SKIPPED" else ""
+    return f"{MARKS[stage.state]} {escape(f'{stage.name}{took}{skipped}{said}')}"
+
+
+def table(stages: list[Stage], *, is_over: bool) -> Table:
+    """Returns the stages of a run as a table.
+
+    Args:
+        stages: As `run_view.stages` returns them.
+        is_over: Whether the run has ended, so that what waits will not run.
+    """
+    shown = Table("stage", "state", "time", "message", box=None, pad_edge=False)
+    for stage in stages:
+        state = ("not run" if is_over else "waiting") if stage.state == "WAITING" else stage.state.lower()
+        took = f"{stage.seconds:.0f} s" if stage.seconds is not None and stage.state != "SKIPPED" else ""
+        colour = "red" if stage.state in run_view.BROKEN else "green" if stage.state == "SUCCEEDED" else ""
+        shown.add_row(
+            escape(stage.name), f"[{colour}]{state}[/]" if colour else state, took, escape(stage.message or "")
+        )
+    return shown

@@ -1,0 +1,267 @@
+"""`baton submit`, `status`, `cancel` and `retry`: runs on Kubeflow Pipelines."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Annotated, Any
+
+import typer
+
+from components.shared.errors import BatonError, UserError
+from components.shared.links import KUBEFLOW_PAGE
+from components.shared.recipe import Recipe
+from components.shared.runs import check_name
+from pipelines.cli.display import console
+from pipelines.cli.options import (
+    REJECTED,
+    ChunkCount,
+    Endpoint,
+    Image,
+    Namespace,
+    Output,
+    OutputOption,
+    Overrides,
+    PipelineOption,
+    RecipePath,
+    RunName,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+from pipelines.compiling.package import Pipeline, write_package
+from pipelines.kubeflow import capacity
+
+GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
+Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
+WEEK_H = 168.0
+NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
+"""Pipeline → its parameter for the name."""
+EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
+"""By the state of a run; 0 where it has succeeded or goes on."""
+
+
+def submit(
+    recipe: RecipePath,
+    endpoint: Endpoint,
+    experiment: Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")] = None,
+    wait: Wait = False,
+    timeout: Timeout = WEEK_H,
+    namespace: Namespace = None,
+    service_account: Annotated[str | None, typer.Option(help="Service account of the pods.")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
+    ] = True,
+    overrides: Overrides = None,
+    store: Store = None,
+    run_name: RunName = None,
+    chunks: ChunkCount = None,
+    image: Image = None,
+    pipeline: PipelineOption = Pipeline.finetune,
+    output: OutputOption = Output.text,
+) -> None:
+    """Upload a recipe's pipeline to Kubeflow, start a run and print its page.
+
+    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1
+    where the run fails, and 3 where the recipe's gate rejects the model.
+    """
+    with reported(output):
+        from pipelines.kubeflow import endpoint as connection
+        from pipelines.kubeflow import submit as kubeflow
+
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+        warn_about_cluster(loaded)
+        name = check_name(run_name or prepare.new_run_name(loaded))
+        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+            package = os.path.join(folder, f"{loaded.name}.yaml")
+            write_package(_for_pods(loaded, endpoint, namespace, pipeline), package, pipeline)
+            submission = kubeflow.submit(
+                package,
+                endpoint,
+                experiment=experiment or loaded.name,
+                run_name=name,
+                arguments={parameter: name} if (parameter := NAMED_BY.get(pipeline)) else {},
+                token=connection.token(),
+                namespace=namespace,
+                service_account=service_account,
+                cache=cache,
+            )
+        console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
+        found = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": "submitted"}
+        found |= _trials(loaded, name) if pipeline is Pipeline.sweep else {}
+        if wait:
+            found |= _followed(endpoint, submission.run_id, name, namespace, timeout)
+        _end(found, output)
+
+
+def status(
+    run: GivenRun,
+    endpoint: Endpoint,
+    wait: Wait = False,
+    timeout: Timeout = WEEK_H,
+    namespace: Namespace = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show a run on Kubeflow: each stage, and why one failed or does not start.
+
+    The exit code is 0 where the run has succeeded or goes on, 1 where it has failed or was
+    cancelled, and 3 where its gate rejected the model.
+    """
+    with reported(output):
+        from pipelines.cli import follow
+        from pipelines.kubeflow import run_view
+        from pipelines.kubeflow.submit import FINAL_STATES
+
+        client, found = _found(endpoint, run, namespace)
+        if wait:
+            shown = _shown(endpoint, found, {})
+            _end(shown | _followed(endpoint, found.run_id, run, namespace, timeout), output)
+            return
+        stages = run_view.explained(client, found, run_view.stages(found))
+        shown = _shown(endpoint, found, {"state": run_view.outcome(found.state, stages)})
+        if output is Output.text:
+            console.print(f"[bold]{found.display_name}[/]: {shown['state']}")
+            console.print(follow.table(stages, is_over=found.state in FINAL_STATES))
+        shown["stages"] = [
+            {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in stages
+        ]
+        _advise(stages, found.run_id)
+        _end(shown, output)
+
+
+def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
+    """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` goes on from there."""
+    with reported(output):
+        from pipelines.kubeflow.submit import FINAL_STATES
+
+        client, found = _found(endpoint, run, namespace)
+        if found.state in FINAL_STATES:
+            raise UserError(
+                f"run '{found.display_name}' is {found.state.lower()} already; expected one that goes on.",
+            )
+        client.terminate_run(found.run_id)
+        _end(_shown(endpoint, found, {"state": "canceling"}), output)
+
+
+def retry(
+    run: GivenRun,
+    endpoint: Endpoint,
+    wait: Wait = False,
+    timeout: Timeout = WEEK_H,
+    namespace: Namespace = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start the failed stages of a run on Kubeflow again. Training goes on from the newest checkpoint."""
+    with reported(output):
+        client, found = _found(endpoint, run, namespace)
+        name = found.display_name
+        if found.state not in ("FAILED", "CANCELED"):
+            raise UserError(
+                f"run '{name}' is {(found.state or 'pending').lower()}; expected one that has failed or was cancelled.",
+            )
+        try:
+            client.retry_run(found.run_id)
+        except BatonError as error:
+            raise BatonError(
+                f"Kubeflow cannot retry run '{name}': {error}",
+                remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
+            ) from None
+        console.print(f"[bold]{name}[/] goes on")
+        shown = _shown(endpoint, found, {"state": "retried"})
+        if wait:
+            shown |= _followed(endpoint, found.run_id, name, namespace, timeout)
+        _end(shown, output)
+
+
+def warn_about_cluster(recipe: Recipe) -> None:
+    """Tells what will not work in pods."""
+    for warning in prepare.cluster_warnings(recipe):
+        console.print(f"[yellow]note:[/] {warning}")
+
+
+def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:
+    """Returns the recipe as its pods get it."""
+    recipe = prepare.for_cluster(_with_page(recipe, endpoint))
+    return capacity.fitted(recipe, namespace, console.print) if pipeline is Pipeline.sweep else recipe
+
+
+def _trials(recipe: Recipe, name: str) -> dict[str, str]:
+    """Tells where the trials of a sweep are shown, and returns its address."""
+    uri = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
+    console.print(f"its trials: baton sweep status {uri}", soft_wrap=True)
+    return {"sweep_uri": uri}
+
+
+def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
+    """Returns the recipe with the address of the Kubeflow page in the pods' environment, for links from MLflow."""
+    page = os.environ.get(KUBEFLOW_PAGE) or endpoint
+    is_private = "://localhost" in page or "://127." in page
+    if is_private or KUBEFLOW_PAGE in recipe.resources.env:
+        return recipe
+    env = {**recipe.resources.env, KUBEFLOW_PAGE: page}
+    return recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"env": env})})
+
+
+def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Any, Any]:
+    """Returns kfp's client and the run, and says so where several have its name."""
+    from pipelines.kubeflow import endpoint as connection
+    from pipelines.kubeflow.find_run import find
+
+    client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+    found, count = find(client, endpoint, run, namespace)
+    if count > 1:
+        console.print(f"{count} runs are named {run}; this is the newest, {found.run_id}", soft_wrap=True)
+    return client, found
+
+
+def _shown(endpoint: str, run: Any, more: dict[str, Any]) -> dict[str, Any]:
+    from pipelines.kubeflow.submit import run_url
+
+    return {"run": run.display_name, "run_id": run.run_id, "url": run_url(endpoint, run.run_id), **more}
+
+
+def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> dict[str, Any]:
+    """Waits for a run and returns its state, and what failed."""
+    from pipelines.cli.follow import Follow
+    from pipelines.kubeflow import endpoint as connection
+    from pipelines.kubeflow import run_view
+    from pipelines.kubeflow import submit as kubeflow
+
+    try:
+        with Follow() as follow:
+            state = kubeflow.wait(
+                endpoint,
+                run_id,
+                timeout_s=hours * 3600,
+                on_state=lambda run, now: console.print(f"{run}: {now.lower()}"),
+                on_run=follow.seen,
+                token=connection.token(),
+                namespace=namespace,
+                poll_s=kubeflow.POLL_S,
+            )
+    except KeyboardInterrupt:
+        typer.secho(f"baton: the run goes on; `baton status {name} --wait` follows it again", err=True)
+        raise typer.Exit(130) from None
+    failed = [stage for stage in follow.stages if stage.state == "FAILED"]
+    _advise(follow.stages, run_id)
+    found: dict[str, Any] = {"state": run_view.outcome(state, follow.stages)}
+    return found | ({"failed": [{"stage": s.name, "message": s.message} for s in failed]} if failed else {})
+
+
+def _advise(stages: list[Any], run_id: str) -> None:
+    """Says of each stage that failed, or cannot start, what helps and where its log is."""
+    for stage in stages:
+        if stage.hint:
+            console.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
+        if stage.state == "FAILED":
+            log = stage.pod or f"-l pipeline/runid={run_id},app.kubernetes.io/component={stage.component_name}"
+            console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+
+
+def _end(found: dict[str, Any], output: Output) -> None:
+    """Prints what is asked for, and ends with the exit code of the run's state."""
+    print_json(found) if output is Output.json else typer.echo(found["url"])
+    if code := EXIT_CODES.get(found["state"]):
+        raise typer.Exit(code)

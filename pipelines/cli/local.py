@@ -1,0 +1,106 @@
+"""`baton run`: the whole pipeline on this machine."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import typer
+
+from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run, check_name
+from pipelines.cli.display import Display, console
+from pipelines.cli.options import (
+    REJECTED,
+    ChunkCount,
+    Image,
+    Output,
+    OutputOption,
+    Overrides,
+    RecipePath,
+    RunName,
+    Runner,
+    RunnerOption,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+from pipelines.local import results
+
+
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    store: Store = None,
+    run_name: RunName = None,
+    chunks: ChunkCount = None,
+    runner: RunnerOption = Runner.process,
+    image: Image = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
+
+    Each stage is a process or a container of its own, as each is a pod on a cluster. A run that was interrupted
+    goes on where it stopped when it is given its name again with --run. The exit code is 3 where the
+    recipe's gate rejects the model.
+    """
+    with reported(output):
+        given = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = prepare.localise(given, recipe)
+        name = check_name(run_name or prepare.new_run_name(loaded))
+        training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
+        if not loaded.phases:
+            training_run.require_same(loaded)
+        try:
+            _run_pipeline(loaded, Run(training_run.storage, name), runner)
+        except BatonError as error:
+            if isinstance(error, UserError) or output is Output.text:
+                raise
+            print_json({**results.result(training_run), "state": "failed", "error": str(error)})
+            typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
+            raise typer.Exit(error.exit_code) from None
+        found = results.result(training_run)
+        if output is Output.json:
+            print_json(found)
+        else:
+            _print_end(found, (training_run.get("evaluation.json") or {}).get("samples", []))
+        if found["state"] == "rejected":
+            raise typer.Exit(REJECTED)
+
+
+def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
+    from pipelines.local import engine
+
+    console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
+    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+        engine.run_recipe(
+            recipe,
+            training_run.name,
+            arguments={"run_name": training_run.name},
+            on_event=display.heard,
+            containers=runner is Runner.docker,
+        )
+
+
+def _print_end(found: dict[str, Any], samples: list[dict[str, str]]) -> None:
+    prompt = samples[0]["prompt"] if samples else "The"
+    typer.echo(f"report: {found['report_uri']}")
+    if found["state"] == "rejected":
+        for line in found["gate"]:
+            typer.secho(f"gate:   {line['words']}", fg=None if line["held"] else typer.colors.RED)
+        typer.secho("The run is rejected and nothing is exported.", fg=typer.colors.RED)
+        return
+    typer.echo(f"model:  {found['model_uri']}")
+    for entry in found["exports"][1:]:
+        typer.echo(f"{entry['format'] + ':':7} {entry['uri']}")
+    typer.echo(f"next:   baton generate {found['model_uri']} --prompt {_quoted(prompt[-80:])}")
+
+
+def _quoted(text: str) -> str:
+    """Quotes text for bash and zsh, on one line."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    return f"$'{''.join(escapes.get(character, character) for character in text)}'"

@@ -1,0 +1,95 @@
+"""What the commands of `baton` share: options, the one message of a known error, and JSON on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from components.shared.errors import BatonError
+from pipelines.compiling.package import Pipeline
+
+REJECTED = 3
+"""Exit code of a run that the recipe's gate rejects."""
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    text = "text"
+    json = "json"
+
+
+class Runner(StrEnum):
+    """What a stage is on this machine."""
+
+    process = "process"
+    docker = "docker"
+
+
+class Control(StrEnum):
+    """What a negative control may leave out."""
+
+    rng = "rng"
+
+
+RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)]
+RunUri = Annotated[str, typer.Argument(metavar="RUN_URI", help="STORE/runs/NAME, as `baton run` prints it.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value, e.g. training.learning_rate=1e-4. Repeatable."),
+]
+Store = Annotated[str | None, typer.Option(help="Folder or s3://bucket[/prefix] instead of the recipe's store.")]
+RunName = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; one that exists goes on where it stopped.")
+]
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        envvar=["BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"],
+        help="Kubeflow Pipelines API, e.g. http://localhost:8888.",
+        show_default=False,
+    ),
+]
+Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
+RunnerOption = Annotated[
+    Runner, typer.Option(help="docker runs each stage in a container of its own, from the image of its pods.")
+]
+Image = Annotated[
+    str | None,
+    typer.Option(envvar="BATON_IMAGE", metavar="NAME:TAG", help="Container image instead of the recipe's."),
+]
+ChunkCount = Annotated[int | None, typer.Option(help="Number of chunks instead of the recipe's.")]
+PipelineOption = Annotated[
+    Pipeline,
+    typer.Option(
+        help="retrain looks first whether data or recipe have changed since a model was accepted; sweep compares the "
+        "configurations of the recipe's sweep."
+    ),
+]
+OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
+
+
+@contextlib.contextmanager
+def reported(output: Output = Output.text) -> Iterator[None]:
+    """Turns a known error into one message and its exit code."""
+    try:
+        yield
+    except BatonError as error:
+        if output is Output.json:
+            print_json({"state": "failed", "error": str(error), "exit_code": error.exit_code})
+        typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        typer.secho("baton: interrupted; the same command with --run NAME goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Prints the one JSON object of a command."""
+    sys.stdout.write(json.dumps(document) + "\n")

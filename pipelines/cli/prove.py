@@ -1,0 +1,59 @@
+"""`baton prove`: a recipe in several numbers of chunks, compared bit for bit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.display import Display
+from pipelines.cli.options import (
+    Control,
+    Output,
+    OutputOption,
+    Overrides,
+    RecipePath,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+
+
+def prove(
+    recipe: RecipePath,
+    chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
+    leave_out: Annotated[
+        list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
+    ] = None,
+    overrides: Overrides = None,
+    store: Store = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Run a recipe once per number of chunks, in fresh processes, and compare losses and state byte for byte.
+
+    The page that it writes shows the curves over each other and what differs, if anything does.
+    """
+    with reported(output):
+        from pipelines.local import warm
+        from pipelines.proving import prove as proving
+        from pipelines.proving import prove_page
+
+        counts = proving.parse_counts(chunks)
+        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
+        page = prove_page.check_path(report or f"prove-{loaded.name}.html")
+        prepare.require_single(loaded, "prove")
+        prepare.check_store(loaded)
+        warm.start()
+        prepare.check_model(loaded)
+        with Display(max(counts)) as display:
+            name = f"prove-{prepare.new_run_name(loaded)}"
+            found = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
+        found["report"] = page
+        prove_page.write(found, page)
+        print_json(found) if output is Output.json else proving.print_table(found)
+        if not found["exact"]:
+            raise typer.Exit(1)

@@ -1,0 +1,92 @@
+"""`baton validate`, `schema`, `doctor` and `compile`: a recipe looked at before it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from components.shared.recipe import Recipe
+from components.shared.rungs import brackets, check_trials
+from pipelines.cli.kubeflow import warn_about_cluster
+from pipelines.cli.options import (
+    ChunkCount,
+    Image,
+    Output,
+    OutputOption,
+    Overrides,
+    PipelineOption,
+    RecipePath,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import memory, prepare, profiles
+from pipelines.compiling.package import Pipeline, write_package
+
+
+def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
+    """Check a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
+    with reported():
+        loaded, chosen = prepare.load_explained(recipe, overrides or ())
+        localised = prepare.localise(loaded, recipe)
+        trials = check_trials(localised) if localised.sweep else 0
+        prepare.check_model(localised)
+        training = loaded.training
+        length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
+        typer.echo(
+            f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
+            f"({training.split}), in {loaded.chunks.count} chunk(s)."
+        )
+        if trials:
+            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
+            typer.echo(f"its sweep compares {trials} trials at {rungs} rung(s)")
+        for line in (*profiles.explained(loaded, chosen), *memory.report(localised)):
+            typer.echo(line)
+        for warning in prepare.cluster_warnings(loaded):
+            typer.echo(f"on a cluster: {warning}")
+
+
+def schema() -> None:
+    """Print the recipe's JSON Schema, for editors that complete and check YAML."""
+    typer.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+
+
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    store: Store = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Look for what would be in a run's way: on this machine, in the store, and in what the recipe names.
+
+    What it writes it removes. The exit code is 1 where there is a problem.
+    """
+    with reported(output):
+        from pipelines.local import doctor as examining
+
+        found = examining.examine(recipe, overrides or (), store=store)
+        print_json(found) if output is Output.json else examining.print_table(found)
+        if not found["ok"]:
+            raise typer.Exit(1)
+
+
+def compile_recipe(
+    recipe: RecipePath,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE.yaml", help="Where to write it.")],
+    overrides: Overrides = None,
+    store: Store = None,
+    chunks: ChunkCount = None,
+    image: Image = None,
+    pipeline: PipelineOption = Pipeline.finetune,
+) -> None:
+    """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
+    with reported():
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+        warn_about_cluster(loaded)
+        write_package(prepare.for_cluster(loaded), output, pipeline)
+        typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")

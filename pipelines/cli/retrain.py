@@ -1,0 +1,151 @@
+"""`baton retrain` and `baton outcome`: retraining on this machine, and what a retraining came to."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.storage import Storage
+from pipelines.cli.display import Display, console
+from pipelines.cli.options import (
+    REJECTED,
+    ChunkCount,
+    Image,
+    Output,
+    OutputOption,
+    Overrides,
+    RecipePath,
+    Runner,
+    RunnerOption,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+from pipelines.compiling.package import Pipeline
+
+SAID = {
+    "unchanged": "nothing to do",
+    "busy": "dropped",
+    "promoted": "promoted",
+    "rejected": "rejected, the model in use stays",
+    "failed": "failed, the model in use stays",
+}
+"""State of a retraining → in words."""
+
+LINKS = {"run": "run_uri", "model": "model_uri", "report": "report_uri"}
+"""What is told of → its key."""
+
+
+def retrain(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    store: Store = None,
+    chunks: ChunkCount = None,
+    runner: RunnerOption = Runner.process,
+    image: Image = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Train a model again if its data or its recipe have changed since one was accepted, and promote what passes.
+
+    The new model is judged by the recipe's gate, as a rule against the one in use (evaluation.production: accepted).
+    One retraining of a model runs at a time; one that was interrupted goes on where it stopped. The exit code is 3
+    where the gate rejects the model.
+    """
+    with reported(output):
+        given = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = prepare.localise(given, recipe)
+        prepare.check_store(loaded)
+        found = _run(loaded, runner)
+        print_json(found) if output is Output.json else typer.echo(_in_words(loaded.name, found))
+        if found["state"] == "rejected":
+            raise typer.Exit(REJECTED)
+
+
+def outcome(
+    recipe: RecipePath,
+    run_id: Annotated[str, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")],
+    overrides: Overrides = None,
+    store: Store = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Tell what a retraining on a cluster came to, as Markdown for a comment.
+
+    The exit code is 0 where it was promoted or had nothing to do, and 3 where the gate rejected the model.
+    """
+    with reported(output):
+        loaded = recipe_file.load(recipe, [*(overrides or ()), *([f"store.uri={json.dumps(store)}"] if store else [])])
+        storage = Storage(loaded.store.uri)
+        path = f"models/{loaded.name}/outcomes/{run_id}.json"
+        try:
+            found = json.loads(storage.read(path))
+        except FileNotFoundError:
+            raise UserError(
+                f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
+                remedy="Check the id and the store, and that the run has ended.",
+            ) from None
+        print_json(found) if output is Output.json else typer.echo(markdown(loaded.name, found))
+        if found["state"] in ("rejected", "failed"):
+            raise typer.Exit(REJECTED if found["state"] == "rejected" else 1)
+
+
+def markdown(name: str, found: dict[str, Any]) -> str:
+    """Returns what a retraining came to, for a comment.
+
+    Args:
+        name: The recipe's.
+        found: As `components.retrain.outcome` keeps it.
+    """
+    lines = [f"### Retraining of {name}: {SAID[found['state']]}", "", found["words"]]
+    if found.get("summary"):
+        lines += ["", found["summary"]]
+    if found.get("gate"):
+        lines += ["", "| gate | held |", "|---|---|"]
+        lines += [f"| {line['words'].replace('|', chr(92) + '|')} | {_yes(line['held'])} |" for line in found["gate"]]
+    lines += ["", *(f"- {what}: `{found[key]}`" for what, key in LINKS.items() if found.get(key))]
+    return "\n".join(lines).rstrip()
+
+
+def _yes(held: bool) -> str:
+    return "yes" if held else "**no**"
+
+
+def _run(recipe: Recipe, runner: Runner) -> dict[str, Any]:
+    """Runs the compiled pipeline on this machine and returns what it came to."""
+    from components.shared import turns
+    from pipelines.local import engine
+
+    kept: dict[str, Any] = {}
+
+    def heard(event: dict[str, Any]) -> None:
+        if event["event"] == "retraining":
+            kept.update(event)
+        if event["event"] == "looked" and event["decision"] == "train":
+            console.print(f"run [bold]{event['run']}[/]: {event['words']}")
+        if event["event"] == "queued":
+            console.print(f"[yellow]waits for the retraining under way since {event['since']}[/]")
+        display.heard(event)
+
+    os.environ[turns.PROCESS] = turns.this_process()
+    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+        engine.run_recipe(
+            recipe,
+            f"{recipe.name}-retrain",
+            pipeline=Pipeline.retrain,
+            arguments={},
+            on_event=heard,
+            containers=runner is Runner.docker,
+        )
+    return {name: value for name, value in kept.items() if name not in ("event", "at")}
+
+
+def _in_words(name: str, found: dict[str, Any]) -> str:
+    lines = [f"{name}: {SAID[found['state']]} ({found['words']})"]
+    lines += [f"{what + ':':8}{found[key]}" for what, key in LINKS.items() if found.get(key)]
+    return "\n".join(lines)

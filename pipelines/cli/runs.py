@@ -1,0 +1,194 @@
+"""`baton runs`: list the runs of a store, draw how they come from each other, and begin new ones at a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from components.shared import lineage, recipe_file
+from components.shared.errors import UserError
+from components.shared.lineage import Family, Member
+from components.shared.recipe import Store as StoreSection
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
+
+app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
+
+StoreOption = Annotated[str, typer.Option(help="Folder or s3://bucket[/prefix] in which a run's name is looked up.")]
+WHERE: str = StoreSection.model_fields["uri"].default
+
+
+@app.command("list")
+def list_runs(store: StoreOption = WHERE, output: OutputOption = Output.text) -> None:
+    """List the runs of a store, newest first: how far they are, and what they come from."""
+    with reported(output):
+        found = lineage.family(Storage(store))
+        members = sorted((x for x in found.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
+        if output is Output.json:
+            print_json({"runs": [asdict(member) for member in members]})
+            return
+        _print_table(members)
+
+
+@app.command("tree")
+def tree(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name or STORE/runs/NAME: its family only.")
+    ] = None,
+    store: StoreOption = WHERE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Draw which run comes from which: forks, phases, retrainings, and trials of sweeps."""
+    with reported(output):
+        given = _run(run, store) if run else None
+        found = lineage.family(given.storage if given else Storage(store))
+        if given:
+            if given.name not in found:
+                raise UserError(f"{given.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
+            found = lineage.relatives(found, given.name)
+        if output is Output.json:
+            print_json({"runs": [asdict(member) for _, member, _ in lineage.walk(found)]})
+            return
+        _print_tree(found, given.name if given else None)
+
+
+@app.command("fork")
+def fork(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="Name or STORE/runs/NAME, and a step; the newest when left out.")
+    ],
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option("--run", help="Name of the new run.")] = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Keep the weights alone, and begin at step 0; nearly all can then change.")
+    ] = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE.yaml", help="Where to write its recipe; NAME.yaml when left out.")
+    ] = None,
+    start: Annotated[bool, typer.Option("--start", help="Run it on this machine right away.")] = False,
+    store: StoreOption = WHERE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Begin a new run at a checkpoint of another, with other settings.
+
+    Warm, it keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
+    parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs
+    nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, goes on with it.
+    """
+    with reported(output):
+        from components.shared import forking
+
+        parent, step = _parent(run, store)
+        parent.require("recipe.json")
+        wanted = name or _new_name(parent)
+        path = recipe or f"{wanted}.yaml"
+        made = forking.fork(parent, step, wanted, overrides or (), warm=not cold)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(recipe_file.to_yaml(made.recipe))
+        found = {
+            "run": wanted,
+            "run_uri": made.run.uri,
+            "parent": parent.uri,
+            "step": made.step,
+            "digest": made.digest,
+            "warm": made.warm,
+            "changed": made.run.require(forking.NAME)["changed"],
+            "recipe": os.path.abspath(path),
+        }
+        if output is Output.text:
+            _tell(made, path)
+        if not start:
+            if output is Output.json:
+                print_json(found)
+            return
+    _start(path, wanted, output)
+
+
+def _start(path: str, name: str, output: Output) -> None:
+    from pipelines.cli import local
+
+    local.run(path, run_name=name, output=output)
+
+
+def _tell(made: Any, path: str) -> None:
+    kept = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
+    typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {kept}")
+    nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []
+    for line in made.lines or nothing:
+        typer.echo(f"  {line}")
+    command = f"{shlex.quote(path)} --run {made.run.name}"
+    typer.echo(f"next:   baton run {command}   (on a cluster: baton submit {command})")
+
+
+def _parent(given: str, store: str) -> tuple[Run, int | None]:
+    name, separator, step = given.rpartition("@")
+    if not separator:
+        return _run(given, store), None
+    if not step.isdigit():
+        raise UserError(f"{given!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
+    return _run(name, store), int(step)
+
+
+def _run(given: str, store: str) -> Run:
+    return Run.open(given) if "/" in given else Run(Storage(store), given)
+
+
+def _new_name(parent: Run) -> str:
+    """Returns a name that no run of the store has: the parent's and a number."""
+    taken = set(parent.storage.list("runs"))
+    number = next(n for n in range(1, 10_000) if f"{parent.name}-fork-{n}" not in taken)
+    return f"{parent.name}-fork-{number}"
+
+
+def _print_table(members: list[Member]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("run", "recipe", "state", "step", "comes from", "began"):
+        table.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
+    for one in members:
+        origin = f"{one.parent}: {one.words}" if one.parent else one.words
+        table.add_row(one.name, one.recipe, one.state, _steps(one), origin, one.created[:16].replace("T", " "))
+    Console().print(table)
+
+
+def _print_tree(found: Family, chosen: str | None) -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    branches: dict[int, Tree] = {}
+    sweeps: dict[str, Tree] = {}
+    tops: list[Tree] = []
+    for depth, member, _ in lineage.walk(found):
+        label = Text.assemble(
+            (member.name, "bold reverse" if member.name == chosen else "bold"),
+            f"  {member.state} {_steps(member)}".rstrip(),
+            (f"  {member.words}" if member.words else "", "dim"),
+        )
+        if depth:
+            branches[depth] = branches[depth - 1].add(label)
+        elif member.sweep:
+            name = member.sweep[0]
+            if name not in sweeps:
+                sweeps[name] = Tree(Text(f"sweep {name}"))
+                tops.append(sweeps[name])
+            branches[0] = sweeps[name].add(label)
+        else:
+            branches[0] = Tree(label)
+            tops.append(branches[0])
+    for top in tops:
+        Console().print(top)
+
+
+def _steps(member: Member) -> str:
+    if member.state == "gone":
+        return ""
+    return f"{member.step}/{member.num_steps}" if member.num_steps else str(member.step)

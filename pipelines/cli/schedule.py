@@ -1,0 +1,106 @@
+"""`baton schedule` and `baton schedules`: retraining by the clock, as a recurring run of Kubeflow Pipelines."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.kubeflow import warn_about_cluster
+from pipelines.cli.options import (
+    ChunkCount,
+    Endpoint,
+    Image,
+    Namespace,
+    Output,
+    OutputOption,
+    Overrides,
+    RecipePath,
+    Store,
+    print_json,
+    reported,
+)
+from pipelines.compiling import prepare
+from pipelines.compiling.package import Pipeline, write_package
+
+app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
+
+
+def schedule(
+    recipe: RecipePath,
+    endpoint: Endpoint,
+    cron: Annotated[
+        str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *'.")
+    ],
+    namespace: Namespace = None,
+    service_account: Annotated[str | None, typer.Option(help="Service account of the pods.")] = None,
+    overrides: Overrides = None,
+    store: Store = None,
+    chunks: ChunkCount = None,
+    image: Image = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Retrain a recipe's model by the clock, where its data or the recipe have changed.
+
+    It takes the place of an earlier schedule of the recipe. The times are those of the endpoint's clock, UTC as a rule.
+    """
+    with reported(output):
+        from pipelines.kubeflow import endpoint as connection
+        from pipelines.kubeflow import schedule as recurring
+
+        line = recurring.cron_line(cron)
+        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+        warn_about_cluster(loaded)
+        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+            package = os.path.join(folder, f"{loaded.name}-retrain.yaml")
+            write_package(prepare.for_cluster(loaded), package, Pipeline.retrain)
+            made = recurring.create(
+                package,
+                endpoint,
+                recipe=loaded.name,
+                cron=line,
+                token=connection.token(),
+                namespace=namespace,
+                service_account=service_account,
+            )
+        if output is Output.json:
+            print_json(asdict(made))
+        else:
+            typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
+
+
+@app.command("list")
+def list_command(endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
+    """List the schedules that there are."""
+    with reported(output):
+        from pipelines.kubeflow import endpoint as connection
+        from pipelines.kubeflow import schedule as recurring
+
+        found = recurring.find(endpoint, token=connection.token(), namespace=namespace)
+        if output is Output.json:
+            print_json({"schedules": [asdict(each) for each in found]})
+            return
+        for each in found:
+            typer.echo(f"{each.recipe}\t{each.cron}\t{'enabled' if each.is_enabled else 'disabled'}\t{each.identifier}")
+
+
+@app.command("delete")
+def delete_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
+    endpoint: Endpoint,
+    namespace: Namespace = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Delete the schedule of a recipe; a run that is under way goes on."""
+    with reported(output):
+        from pipelines.kubeflow import endpoint as connection
+        from pipelines.kubeflow import schedule as recurring
+
+        found = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
+        if output is Output.json:
+            print_json({"deleted": [asdict(each) for each in found]})
+        else:
+            typer.echo(f"{name} is not retrained by the clock any more")

@@ -1,0 +1,98 @@
+"""What a person sees of a sweep: a line per score while it goes on, and a table of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from components.shared import bundles, sweep_view
+from components.shared.configurations import words
+from components.shared.sweeps import Sweep
+from pipelines.cli.display import console
+
+Event = dict[str, Any]
+
+
+def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Returns what hears the events of a sweep: the scores and rungs as lines, all else by `show`."""
+
+    def hear(event: Event) -> None:
+        if event["event"] == "scored":
+            value = "not a number" if event["value"] is None else f"{event['value']:.6g}"
+            console.print(f"{event['trial']} behind chunk {event['chunk']} (step {event['step']}): {value}")
+        elif event["event"] == "rung":
+            names = ", ".join(event["kept"])
+            console.print(f"[bold]rung {event['rung']} of {event['of']}[/]: {names} go on, {event['stopped']} stopped")
+        elif event["event"] == "trial_failed":
+            console.print(f"[yellow]{event['trial']} chunk {event['chunk']} failed: {event['message']}[/]")
+        else:
+            show(event)
+
+    return hear
+
+
+def result(sweep: Sweep) -> dict[str, Any]:
+    """Returns a sweep as plain values: a row for each trial, what it cost, and the winner once there is one."""
+    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
+    trials = {trial["id"]: trial for trial in document["trials"]}
+    wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
+
+    def row(trial: sweep_view.Trial) -> dict[str, Any]:
+        wish = wishes[trial.id]
+        return {
+            **trials[trial.id],
+            "state": trial.state,
+            "asked": wish["state"] if wish else None,
+            "why": None if trial.is_alive else trial.why,
+            "chunks": trial.chunk,
+            "value": trial.score,
+            "seconds": trial.seconds,
+        }
+
+    return {
+        "sweep": view.name,
+        "sweep_uri": view.uri,
+        "page_uri": f"{view.uri}/page.html",
+        "metric": view.metric,
+        "chunks": document["recipe"]["chunks"]["count"],
+        "rungs": len(view.rungs),
+        "of_rungs": view.num_rungs,
+        "trials": [row(trial) for trial in view.trials],
+        "winner": sweep.get("winner.json"),
+    }
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Prints a sweep for people."""
+    table = Table(title=f"{found['sweep']}: rung {found['rungs']} of {found['of_rungs']}", title_justify="left")
+    for name in ("trial", "values", "chunks", found["metric"], "seconds", "state"):
+        table.add_column(name, overflow="fold")
+    for row in found["trials"]:
+        score = "—" if row["value"] is None else f"{row['value']:.6g}"
+        state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
+        state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
+        done = f"{row['chunks']} of {found['chunks']}"
+        values = words({_short(path): value for path, value in row["values"].items()})
+        table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)
+    console.print(table)
+
+
+def _short(path: str) -> str:
+    """Returns the last part of a dotted path."""
+    return path.rpartition(".")[2]
+
+
+def print_winner(found: dict[str, Any]) -> None:
+    """Prints where the best trial is."""
+    best, run = found["winner"], found["winner_run"]
+    values = next(row["values"] for row in found["trials"] if row["id"] == best["id"])
+    typer.echo(f"winner: {best['id']} ({words(values)}), {found['metric']} {best['value']:.6g}")
+    typer.echo(f"page:   {found['page_uri']}")
+    typer.echo(f"report: {run['report_uri']}")
+    if run["state"] == "rejected":
+        typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)
+    else:
+        typer.echo(f"model:  {run['model_uri']}")

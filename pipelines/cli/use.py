@@ -1,0 +1,100 @@
+"""`baton generate` and `baton serve`: a trained model, tried out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from components.shared.errors import UserError
+from pipelines.cli.display import console
+from pipelines.cli.options import Output, OutputOption, print_json, reported
+
+ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
+
+
+def generate(
+    model_uris: ModelUris,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompts: a line of text each, or JSON lines with `prompt` or `messages`; - is standard input."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Use the chat template; without a prompt, a conversation.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability to sample from.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Decides what is sampled.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
+    output: OutputOption = Output.text,
+) -> None:
+    """Write text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
+
+    With a file, `--output json` prints a JSON line for each prompt.
+    """
+    with reported(output):
+        from components.shared import events
+        from pipelines.cli import chat as using
+
+        if prompt is not None and file is not None:
+            raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
+        if prompt is None and file is None and not chat:
+            raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
+        events.setup_logging()
+        out = Console(highlight=False)
+        settings = using.Settings(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        if prompt is None and file is None:
+            using.converse(out, [using.load(uri) for uri in model_uris], system, settings)
+            return
+        prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
+        if chat:
+            prompts = [given.as_chat(system) for given in prompts]
+        said = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
+        for number, given in enumerate(prompts):
+            answers = {uri: texts[number] for uri, texts in said.items()}
+            if output is Output.json:
+                print_json({"prompt": given.shown(), "answers": answers})
+            elif len(prompts) == 1 and len(answers) == 1:
+                typer.echo(answers[model_uris[0]])
+            else:
+                using.show(out, given.shown(), answers)
+
+
+def serve(
+    model_uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="Exported model, checkpoint or hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    arguments: Annotated[
+        list[str] | None, typer.Option("--arg", help="Further argument of `transformers serve`.")
+    ] = None,
+) -> None:
+    """Answer OpenAI's API with a model, by `transformers serve`: for trying out, not for production.
+
+    Needs the package's `serve` extra. Ends with Ctrl-C.
+    """
+    with reported():
+        if missing := [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]:
+            raise UserError(f"serving needs the package {', '.join(missing)}.", remedy="pip install 'baton[serve]'.")
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        from pipelines.cli import chat as using
+
+        folder = using.servable(model_uri)
+        os.makedirs(HF_HUB_CACHE, exist_ok=True)  # `transformers serve` looks into it and fails where it is not there
+        console.print(
+            f"http://{host}:{port}/v1 answers as model [bold]{folder}[/]; Ctrl-C ends it. Try:", soft_wrap=True
+        )
+        example = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
+        call = f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{example}'"
+        console.print(call, soft_wrap=True)
+        command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", folder]
+        os.execv(command[0], [*command, "--host", host, "--port", str(port), *(arguments or ())])

@@ -1,0 +1,1 @@
+"""From a recipe file to the package that Kubeflow and the local engine run."""

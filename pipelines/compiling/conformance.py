@@ -1,0 +1,274 @@
+"""Offline conformance check of a compiled pipeline, without a cluster.
+
+A compiled file holds the pipeline spec and, when a task has Kubernetes settings, a platform spec
+as its second document. A backend parses both with the schemas used here, then Argo runs the
+graph; what either would refuse, or notice hours into a run, is a problem in the list.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from google.protobuf import json_format
+from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
+from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
+
+from pipelines.compiling.credentials import is_credential_name, literal_credential, literal_credentials
+
+MAX_PIPELINE_BYTES = 1_048_576
+"""What Argo accepts for one workflow; the pipeline spec is about as long as its workflow."""
+
+_PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_\w+\}\}")
+"""A run's id, name or times, which the driver puts in place where it is all of a constant, and nowhere else."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
+_BACKEND_SUPPLIED = frozenset({"TASK_FINAL_STATUS", "TASK_CONFIG"})
+
+
+def check(path: str) -> list[str]:
+    """Check a compiled pipeline file.
+
+    Args:
+        path: The YAML file that the compiler wrote.
+
+    Returns:
+        One line per problem, naming the place and what was expected; empty when the file
+        conforms. A file that cannot be read is a problem, not an error.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        documents = list(yaml.load_all(content, _Loader))
+    except OSError as error:
+        return [f"{path}: cannot be read ({error.strerror}); expected a compiled pipeline."]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return [f"{path}: expected YAML; {' '.join(str(error).split())}."]
+    problems = check_documents(documents)
+    if len(content) >= MAX_PIPELINE_BYTES:
+        problems.append(
+            f"{path}: {len(content)} bytes; expected less than {MAX_PIPELINE_BYTES} (Argo's limit for "
+            "one workflow). Use fewer chunks, or move large literals to the store."
+        )
+    return problems
+
+
+def check_documents(documents: Sequence[object]) -> list[str]:
+    """Check the documents of a compiled file: a pipeline spec, then perhaps a platform spec.
+
+    Args:
+        documents: One or two documents as plain dicts.
+
+    Returns:
+        One line per problem; empty when the documents conform.
+    """
+    if not 1 <= len(documents) <= 2 or not all(isinstance(document, Mapping) for document in documents):
+        found = ", ".join(type(document).__name__ for document in documents) or "nothing"
+        return [f"file: expected a pipeline spec and perhaps a platform spec, as mappings; found {found}."]
+    problems: list[str] = []
+    spec = _parse(documents[0], pipeline_pb2.PipelineSpec, "pipeline spec", problems)
+    if spec is None:
+        return problems
+    deployment = _parse(
+        json_format.MessageToDict(spec.deployment_spec),
+        pipeline_pb2.PipelineDeploymentConfig,
+        "deploymentSpec",
+        problems,
+    )
+    executors = {} if deployment is None else deployment.executors
+    problems.extend(_executor_problems(executors))
+    problems.extend(_component_problems(spec.components, executors))
+    problems.extend(_graph_problems(spec))
+    if len(documents) == 2:
+        _check_platforms(documents[1], executors, problems)
+    return problems
+
+
+def _parse(document: object, schema: Any, place: str, problems: list[str]) -> Any | None:
+    """Parse strictly; after a problem, parse leniently so that the rest is checked too."""
+    try:
+        return json_format.ParseDict(document, schema())
+    except json_format.ParseError as error:
+        problems.append(f"{place}: expected a valid {schema.DESCRIPTOR.name}; {error}")
+    try:
+        return json_format.ParseDict(document, schema(), ignore_unknown_fields=True)
+    except json_format.ParseError:
+        return None
+
+
+def _executor_problems(executors: Any) -> Iterator[str]:
+    for label, executor in sorted(executors.items()):
+        place = f"deploymentSpec.executors.{label}"
+        kind = executor.WhichOneof("spec")
+        if kind is None:
+            yield f"{place}: is empty; expected a container or an importer."
+        for field in ("image", "command") if kind == "container" else ():
+            if not getattr(executor.container, field):
+                yield f"{place}.container: expected {field}; it has none."
+        for variable in executor.container.env:
+            if variable.value and is_credential_name(variable.name):
+                yield literal_credential(f"{place}.container.env.{variable.name}")
+
+
+def _component_problems(components: Any, executors: Any) -> Iterator[str]:
+    for name, component in sorted(components.items()):
+        label = component.executor_label
+        if component.WhichOneof("implementation") is None:
+            yield f"components.{name}: expected an executorLabel or a dag; it has neither."
+        elif label and label not in executors:
+            yield _absent(f"components.{name}", f"executorLabel '{label}'", executors)
+
+
+@dataclass(frozen=True)
+class _Dag:
+    """One DAG, with what its tasks may refer to."""
+
+    place: str
+    tasks: Any
+    outputs: Any
+    inputs: Any
+    components: Any
+
+    def component_of(self, task: str) -> Any | None:
+        """Return the component a task runs, or None where the reference is broken."""
+        name = self.tasks[task].component_ref.name
+        return self.components.get(name)
+
+
+def _graph_problems(spec: Any) -> Iterator[str]:
+    if not spec.root.dag.tasks:
+        yield "root: expected at least one task; it has none."
+    nested: dict[str, set[str]] = {}
+    owners = {"root": spec.root, **{f"components.{name}": c for name, c in spec.components.items()}}
+    for place, owner in sorted(owners.items()):
+        tasks = owner.dag.tasks
+        nested[place] = {f"components.{task.component_ref.name}" for task in tasks.values()}
+        dag = _Dag(f"{place}.dag", tasks, owner.dag.outputs, owner.input_definitions, spec.components)
+        for name, task in sorted(tasks.items()):
+            yield from _task_problems(dag, name, task)
+        yield from _dag_output_problems(dag)
+        yield from _cycle_problems(dag.place, {name: _upstream(task) for name, task in tasks.items()})
+    yield from _cycle_problems("components", nested)
+
+
+def _task_problems(dag: _Dag, name: str, task: Any) -> Iterator[str]:
+    place = f"{dag.place}.tasks.{name}"
+    for upstream in task.dependent_tasks:
+        if upstream not in dag.tasks:
+            yield _absent(f"{place}.dependentTasks", f"task '{upstream}'", dag.tasks)
+    for kind in ("parameter", "artifact"):
+        for key, source in sorted(getattr(task.inputs, f"{kind}s").items()):
+            yield from _source_problems(dag, f"{place}.inputs.{key}", kind, source)
+    component = dag.component_of(name)
+    if component is None:
+        yield _absent(f"{place}.componentRef", f"component '{task.component_ref.name}'", dag.components)
+        return
+    for kind in ("parameter", "artifact"):
+        yield from _signature_problems(place, kind, task, component)
+
+
+def _signature_problems(place: str, kind: str, task: Any, component: Any) -> Iterator[str]:
+    """Compare what a task supplies with what its component declares."""
+    declared = getattr(component.input_definitions, f"{kind}s")
+    supplied = set(getattr(task.inputs, f"{kind}s"))
+    iterator = getattr(task, f"{kind}_iterator")
+    looped_over = getattr(iterator.items, f"input_{kind}")
+    if looped_over and looped_over not in supplied:
+        yield _absent(f"{place}.{kind}Iterator", f"input '{looped_over}'", supplied)
+    if iterator.item_input:
+        supplied.add(iterator.item_input)
+    for key in sorted(supplied - set(declared)):
+        yield _absent(f"{place}.inputs", f"{kind} '{key}' of '{task.component_ref.name}'", declared)
+    for key, definition in sorted(declared.items()):
+        if key not in supplied and _is_required(kind, definition):
+            yield f"{place}.inputs: expected {kind} '{key}', which '{task.component_ref.name}' requires."
+
+
+def _is_required(kind: str, definition: Any) -> bool:
+    if kind == "artifact" or definition.is_optional:
+        return not definition.is_optional
+    type_name = pipeline_pb2.ParameterType.ParameterTypeEnum.Name(definition.parameter_type)
+    return not definition.HasField("default_value") and type_name not in _BACKEND_SUPPLIED
+
+
+def _source_problems(dag: _Dag, place: str, kind: str, source: Any) -> Iterator[str]:
+    origin = source.WhichOneof("kind")
+    if origin is None:
+        yield f"{place}: expected a source: a constant, an input of the DAG or the output of a task."
+    elif origin == "runtime_value":
+        constant = source.runtime_value.constant.string_value
+        if (found := _PLACEHOLDER.search(constant)) and found[0] != constant:
+            yield f"{place}: '{found[0]}' stands inside a longer text; expected it alone, or the backend leaves it."
+    elif origin == f"component_input_{kind}":
+        key, inputs = getattr(source, origin), getattr(dag.inputs, f"{kind}s")
+        if key not in inputs:
+            yield _absent(place, f"{kind} '{key}' among the inputs of {dag.place}", inputs)
+    elif origin == f"task_output_{kind}":
+        output = getattr(source, origin)
+        key = getattr(output, f"output_{kind}_key")
+        yield from _producer_problems(dag, place, kind, output.producer_task, key)
+    elif origin == "task_final_status" and source.task_final_status.producer_task not in dag.tasks:
+        yield _absent(place, f"producer task '{source.task_final_status.producer_task}'", dag.tasks)
+
+
+def _producer_problems(dag: _Dag, place: str, kind: str, producer: str, key: str) -> Iterator[str]:
+    if producer not in dag.tasks:
+        yield _absent(place, f"producer task '{producer}'", dag.tasks)
+        return
+    component = dag.component_of(producer)
+    outputs = {} if component is None else getattr(component.output_definitions, f"{kind}s")
+    if component is not None and key not in outputs:
+        yield _absent(place, f"output {kind} '{key}' of '{producer}'", outputs)
+
+
+def _dag_output_problems(dag: _Dag) -> Iterator[str]:
+    for name, output in sorted(dag.outputs.artifacts.items()):
+        place = f"{dag.place}.outputs.{name}"
+        for chosen in output.artifact_selectors:
+            key = chosen.output_artifact_key
+            yield from _producer_problems(dag, place, "artifact", chosen.producer_subtask, key)
+    for name, output in sorted(dag.outputs.parameters.items()):
+        place = f"{dag.place}.outputs.{name}"
+        single = [output.value_from_parameter] if output.HasField("value_from_parameter") else []
+        for chosen in [*single, *output.value_from_oneof.parameter_selectors]:
+            key = chosen.output_parameter_key
+            yield from _producer_problems(dag, place, "parameter", chosen.producer_subtask, key)
+
+
+def _upstream(task: Any) -> set[str]:
+    """Return every task this one waits for, by declaration or by data."""
+    names = set(task.dependent_tasks)
+    names.update(p.task_output_parameter.producer_task for p in task.inputs.parameters.values())
+    names.update(a.task_output_artifact.producer_task for a in task.inputs.artifacts.values())
+    return names - {""}
+
+
+def _cycle_problems(place: str, graph: Mapping[str, set[str]]) -> Iterator[str]:
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"{place}: expected no cycle; found {' -> '.join(error.args[1])}."
+
+
+def _check_platforms(document: object, executors: Any, problems: list[str]) -> None:
+    platforms = _parse(document, pipeline_pb2.PlatformSpec, "platform spec", problems)
+    for name, platform in sorted({} if platforms is None else platforms.platforms.items()):
+        if name != "kubernetes":
+            problems.append(_absent("platforms", f"platform '{name}'", ["kubernetes"]))
+        for label, settings in sorted(platform.deployment_spec.executors.items()):
+            place = f"platforms.{name}.deploymentSpec.executors.{label}"
+            if label not in executors:
+                problems.append(_absent(place, f"executor '{label}' in the pipeline spec", executors))
+            config = json_format.MessageToDict(settings)
+            _parse(config, kubernetes_pb2.KubernetesExecutorConfig, place, problems)
+    problems.extend(literal_credentials(document, ""))
+
+
+def _absent(place: str, what: str, names: Any) -> str:
+    """Say that a name does not exist, and which do: the first six, then how many more."""
+    known = sorted(names)
+    rest = f" and {len(known) - 6} more" if len(known) > 6 else ""
+    return f"{place}: {what} does not exist; expected one of: {', '.join(known[:6]) or 'none'}{rest}."

@@ -1,0 +1,53 @@
+"""Compiling a recipe to the file that Kubeflow and the local engine run."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kfp.dsl.base_component import BaseComponent
+
+
+class Pipeline(StrEnum):
+    """What a recipe is compiled to."""
+
+    finetune = "finetune"
+    retrain = "retrain"
+    sweep = "sweep"
+
+
+def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finetune) -> None:
+    """Compiles a recipe and checks the result as a cluster would.
+
+    Raises:
+        UserError: the path is none that Kubeflow takes, or the recipe cannot be retrained or has no sweep.
+        BatonError: the result does not conform.
+    """
+    from pipelines.finetune import finetune
+    from pipelines.retrain import retrain
+    from pipelines.sweep import sweep
+
+    if not path.endswith((".yaml", ".yml")):
+        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
+
+
+def compile_checked(made: BaseComponent, path: str) -> None:
+    """Compiles a pipeline and checks the result as a cluster would.
+
+    Raises:
+        BatonError: the result does not conform.
+    """
+    from kfp import compiler
+
+    from pipelines.compiling import conformance
+
+    compiler.Compiler().compile(made, path)
+    if problems := conformance.check(path):
+        raise BatonError(f"the compiled file does not conform: {'; '.join(problems)}")

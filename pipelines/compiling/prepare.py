@@ -1,0 +1,230 @@
+"""From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from components.shared import chat_templates, exportable, models, recipe_file, sources
+from components.shared.errors import UserError
+from components.shared.recipe import ACCEPTED, Recipe, Resources
+from components.shared.storage import Storage
+from pipelines.compiling import profiles
+
+
+def load(
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    here: bool = True,
+) -> Recipe:
+    """Reads a recipe with the command line's changes and its profile's choices.
+
+    Args:
+        path: YAML file.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+
+    Raises:
+        UserError: see `recipe_file.load` and `profiles.apply`.
+    """
+    extra = [f"store.uri={json.dumps(store)}"] if store else []
+    extra += [f"chunks.count={chunks}"] if chunks is not None else []
+    extra += [f"resources.image={json.dumps(image)}"] if image else []
+    return load_explained(path, [*overrides, *extra], here=here)[0]
+
+
+def load_explained(
+    path: str, overrides: Sequence[str] = (), *, here: bool = True
+) -> tuple[Recipe, list[profiles.Choice]]:
+    """Reads a recipe, and tells what its profile chose; see `load`."""
+    document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
+    recipe = recipe_file.validate(document, origin=path)
+    if recipe.model.chat_template:
+        template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
+    return recipe, chosen
+
+
+def localise(recipe: Recipe, recipe_path: str) -> Recipe:
+    """Makes local paths absolute and checks that they exist, for a run on this machine.
+
+    Raises:
+        UserError: a source or base model is missing, or a format of export cannot be made of it.
+    """
+    base_dir = os.path.dirname(os.path.abspath(recipe_path))
+    document: dict[str, Any] = recipe.model_dump(mode="json")
+    if not recipe.phases:
+        document["data"]["source"] = _sources(recipe, base_dir)
+    for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
+        phase["data"]["source"] = _sources(part, base_dir)
+        if part.hooks.source:
+            phase["hooks"]["source"] = _local_code(part.hooks.source, base_dir)
+    if "://" not in recipe.store.uri:
+        document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
+    if recipe.model.base and (found := _local_model(recipe.model.base, base_dir)):
+        document["model"]["base"] = found
+    if recipe.hooks.source:
+        document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
+    prefix = "sqlite:///"
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
+        document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
+    for section in (document["evaluation"], *(phase["evaluation"] for phase in document["phases"])):
+        _localise_evaluation(section, base_dir)
+    for part in recipe.phase_recipes() or [recipe]:
+        exportable.check(part, _architecture(document["model"]))
+        for name in part.export.formats:
+            exportable.require_packages(name)
+    return recipe_file.validate(document, origin=recipe_path)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Checks that Transformers can make the model of a recipe that starts from scratch; it takes seconds to import.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist.
+    """
+    if recipe.model.from_scratch:
+        models.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
+
+
+def require_single(recipe: Recipe, what: str) -> None:
+    """Refuses a recipe of several phases, for commands that run one training.
+
+    Raises:
+        UserError: it has phases.
+    """
+    if recipe.phases:
+        names = ", ".join(phase.name for phase in recipe.phases)
+        raise UserError(
+            f"recipe {recipe.name!r} has phases ({names}), and {what} takes one training.",
+            remedy="Write the phase you mean as a recipe of its own.",
+        )
+
+
+def last_run_name(recipe: Recipe, run_name: str) -> str:
+    """Returns the name of the run whose model is the result: the last phase's, where there are phases."""
+    return f"{run_name}-{recipe.phases[-1].name}" if recipe.phases else run_name
+
+
+def check_store(recipe: Recipe) -> Storage:
+    """Opens the store and writes to it.
+
+    Raises:
+        StoreError: it cannot be reached or written.
+    """
+    storage = Storage(recipe.store.uri)
+    storage.check()
+    return storage
+
+
+def cluster_warnings(recipe: Recipe) -> list[str]:
+    """Returns what will not work in pods, for a recipe that is compiled or submitted."""
+    found = []
+    if "://" not in recipe.store.uri:
+        found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
+    if recipe.resources.image == Resources.model_fields["image"].default:
+        found.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
+    if recipe.store.uri.startswith("s3://") and not recipe.resources.secret:
+        found.append("resources.secret is not set: pods must get S3 credentials from their service account")
+    for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
+        if "://" not in source and not source.startswith("builtin:"):
+            found.append(f"data.source {source!r} is a local path, which pods do not see; use s3:// or hf://")
+    if recipe.hooks.source and "://" not in recipe.hooks.source:
+        found.append(f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; use s3://")
+    if recipe.resources.profile == "mps":
+        found.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
+        found.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
+    return found
+
+
+def for_cluster(recipe: Recipe) -> Recipe:
+    """Returns the recipe for pods: tracking in a local database is turned off."""
+    document = recipe.model_dump(mode="json")
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
+        document["tracking"]["mlflow"] = None
+    return recipe_file.validate(document, origin=recipe.name)
+
+
+def new_run_name(recipe: Recipe) -> str:
+    """Returns a name for a new run: the recipe's and the time."""
+    return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
+
+
+def _sources(recipe: Recipe, base_dir: str) -> list[Any]:
+    """Returns the sources as a recipe has them, local paths made absolute."""
+    found: list[Any] = []
+    for given, source in zip(recipe.data.source, recipe.data.sources, strict=True):
+        uri = sources.resolve(source.uri, base_dir=base_dir)
+        found.append(uri if isinstance(given, str) else {**given.model_dump(mode="json"), "uri": uri})
+    return found
+
+
+def _template(given: str, base_dir: str) -> str:
+    """Returns a chat template as the recipe carries it: a file beside the recipe as its text, which pods have too.
+
+    Raises:
+        UserError: there is no such template.
+    """
+    if given.endswith(".jinja") and "://" not in given and "\n" not in given:
+        beside = os.path.join(base_dir, os.path.expanduser(given))
+        given = beside if os.path.isfile(beside) else given
+        return chat_templates.chat_template(given)
+    chat_templates.chat_template(given)
+    return given
+
+
+def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
+    """Makes what a section `evaluation` names here absolute."""
+    for name in ("production", "bertscore_model"):
+        given = section.get(name)
+        if given and given != ACCEPTED and not given.startswith("models:"):
+            section[name] = _local_model(given, base_dir, f"evaluation.{name}") or given
+    tasks = section.get("tasks") or {}
+    if path := tasks.get("include_path"):
+        tasks["include_path"] = _local_model(path, base_dir, "evaluation.tasks.include_path") or path
+
+
+def _architecture(model: dict[str, Any]) -> str | None:
+    """Returns Transformers' name of the model type, None where it is not known here."""
+    if model["from_scratch"]:
+        return str(model["from_scratch"]["architecture"])
+    try:
+        with open(os.path.join(model["base"], "config.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("model_type"))
+    except OSError:
+        return None
+
+
+def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:
+    """Returns the absolute path of a model or other folder here, None for a hub id or URI."""
+    if "://" in base:
+        return None
+    tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(base))) for folder in (base_dir, os.getcwd())]
+    for path in tried:
+        if os.path.isdir(path):
+            return path
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise UserError(f"{setting} {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).")
+    return None
+
+
+def _local_code(source: str, base_dir: str) -> str:
+    """Returns the absolute path of the user's Python files, or their address."""
+    if "://" in source:
+        return source
+    for folder in (base_dir, os.getcwd()):
+        path = os.path.abspath(os.path.join(folder, os.path.expanduser(source)))
+        if os.path.isdir(path) or (os.path.isfile(path) and path.endswith(".py")):
+            return path
+    raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")

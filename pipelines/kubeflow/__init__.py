@@ -1,0 +1,1 @@
+"""Submits, schedules and follows runs on a Kubeflow Pipelines endpoint."""

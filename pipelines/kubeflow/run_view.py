@@ -1,0 +1,223 @@
+"""A run on Kubeflow as a person wants to see it: its stages in order, and why one failed or does not start.
+
+The API tells the state of each node of the Argo workflow, under the names that the compiled pipeline gives its tasks,
+and no message. Messages and pods are in the workflow itself, where the endpoint serves it; what a stage has to say is
+in its log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import graphlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from components.shared.errors import BatonError
+from pipelines.kubeflow.endpoint import one_line
+
+BROKEN = frozenset({"FAILED", "CANCELED"})
+OMITTED = "RUNTIME_STATE_UNSPECIFIED"
+"""What the backend makes of Argo's phase for a node that will not run."""
+STARTED_UNSET = 1971
+"""Years before it stand for no time at all: the backend writes the beginning of 1970."""
+
+HINTS = (
+    (
+        r"OOMKilled|exit code 137",
+        "The pod ran out of memory: raise resources.memory, or lower training.micro_batch_size.",
+    ),
+    (
+        r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
+        "The image cannot be had: check resources.image and resources.image_pull_secret.",
+    ),
+    (
+        r"runAsNonRoot|will run as root|PodSecurity",
+        "The image runs as root, which the namespace or resources.run_as_non_root forbids.",
+    ),
+    (
+        r"secret \S+ not found|couldn't find key",
+        "A Secret is missing in the run's namespace: see resources.secret and resources.secret_env.",
+    ),
+    (r"exceeded quota", "The namespace's quota is used up: ask for less in resources, or wait."),
+    (
+        r"Unschedulable|Insufficient|didn't match|untolerated taint",
+        "No node fits: check resources.gpus, cpu, memory, node_selector and tolerations.",
+    ),
+    (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
+    (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
+    (
+        r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code 143",
+        "The machine was taken away: `baton retry` goes on from the newest checkpoint, chunks.spare does so by itself.",
+    ),
+)
+"""What a pod's message matches → what to do."""
+
+SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", re.MULTILINE)
+"""A stage's one message in its log, as kfp's executor writes it or as Baton does."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run."""
+
+    key: str
+    """Name of the task in the compiled pipeline."""
+    name: str
+    """Name as the page shows it."""
+    state: str
+    """State of the API, `WAITING` where there is none yet."""
+    started: datetime.datetime | None = None
+    ended: datetime.datetime | None = None
+    message: str | None = None
+    """What Kubernetes or the stage itself says."""
+    pod: str | None = None
+    hint: str | None = None
+
+    @property
+    def component_name(self) -> str:
+        """Name of the stage as its pods' label has it: a task's without the number that tells it from others."""
+        return re.sub(r"-\d+$", "", self.key)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, None where it has not ended."""
+        return (self.ended - self.started).total_seconds() if self.started and self.ended else None
+
+
+def stages(run: Any) -> list[Stage]:
+    """Returns the stages of a run, in the order in which they depend on each other.
+
+    Args:
+        run: The run as kfp's client returns it.
+    """
+    details = {detail.display_name: detail for detail in (run.run_details and run.run_details.task_details) or []}
+    tasks = list(_tasks(_spec(run))) or [
+        (key, {}, ()) for key in details if key != "root" and f"{key}-driver" in details
+    ]
+    return [_stage(key, task, parents, details) for key, task, parents in tasks]
+
+
+def outcome(state: str, found: list[Stage]) -> str:
+    """Returns what a run came to: its state in lower case, `rejected` where the gate refused the model.
+
+    The backend calls a run that was cancelled a failed one; `explained` can tell.
+    """
+    if state == "SUCCEEDED" and any(x.component_name == "reject" and x.state == "SUCCEEDED" for x in found):
+        return "rejected"
+    ended = {stage.state for stage in found} & BROKEN
+    if state == "FAILED" and ended == {"CANCELED"}:
+        return "canceled"
+    return (state or "pending").lower()
+
+
+def explained(client: Any, run: Any, found: list[Stage]) -> list[Stage]:
+    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
+
+    Args:
+        client: What `endpoint.connect` returned.
+        run: The run as kfp's client returns it.
+        found: Its stages.
+    """
+    if not any(stage.state in BROKEN | {"RUNNING", "PENDING"} for stage in found):
+        return found
+    try:
+        workflow = client.workflow(run.run_id)
+    except (BatonError, ValueError):
+        return found
+    nodes = workflow.get("status", {}).get("nodes", {})
+    if workflow.get("spec", {}).get("activeDeadlineSeconds") == 0:  # how the backend ends a run that is cancelled
+        return [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in found]
+    return [_explained(client, run.run_id, workflow, stage, nodes) for stage in found]
+
+
+def _explained(client: Any, run_id: str, workflow: Mapping[str, Any], stage: Stage, nodes: Mapping[str, Any]) -> Stage:
+    node = _pod_of(stage, nodes.values())
+    if node is None or not node.get("message"):
+        return stage
+    pod = _pod_name(workflow, node)
+    message = one_line(node["message"])
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
+    if stage.state in BROKEN and hint is None:
+        message = _said(client, run_id, pod) or message
+    return replace(stage, message=message, pod=pod, hint=hint)
+
+
+def _said(client: Any, run_id: str, pod: str) -> str | None:
+    """Returns the message that a stage ended with, from its log, or None."""
+    try:
+        said = SAID.findall(client.log(run_id, pod))
+    except BatonError:
+        return None
+    return one_line(said[-1]) if said else None
+
+
+def _pod_of(stage: Stage, nodes: Any) -> Mapping[str, Any] | None:
+    """Returns the newest node of a stage's pods that has not succeeded, its driver's among them."""
+    wanted = {stage.key, f"{stage.key}-driver"}
+    own = [
+        node
+        for node in nodes
+        if node.get("type") == "Pod" and node.get("phase") != "Succeeded" and wanted & set(node["name"].split("."))
+    ]
+    return max(own, key=lambda node: node.get("startedAt") or "", default=None)
+
+
+def _pod_name(workflow: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+    """Returns the name of a node's pod, which Argo makes of the workflow's, the template's and a hash."""
+    metadata = workflow.get("metadata", {})
+    if metadata.get("annotations", {}).get("workflows.argoproj.io/pod-name-format") == "v1":
+        return str(node["id"])
+    return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
+
+
+def _stage(key: str, task: Mapping[str, Any], parents: tuple[str, ...], details: Mapping[str, Any]) -> Stage:
+    detail, driver = details.get(key), details.get(f"{key}-driver")
+    if detail is None and driver is not None and driver.state == "FAILED":
+        detail = driver
+    name = task.get("taskInfo", {}).get("name", key)
+    if detail is None or detail.state in (None, OMITTED):
+        passed_by = any(parent in details and details[parent].state == "SKIPPED" for parent in parents)
+        return Stage(key, name, "SKIPPED" if passed_by else "WAITING")
+    error = detail.error.message if detail.error else None
+    return Stage(key, name, detail.state, _time(detail.start_time), _time(detail.end_time), error)
+
+
+def _time(value: datetime.datetime | None) -> datetime.datetime | None:
+    return value if value and value.year >= STARTED_UNSET else None
+
+
+def _spec(run: Any) -> Mapping[str, Any]:
+    """Returns the compiled pipeline of a run, empty where the run refers to one that was uploaded."""
+    posted: Mapping[str, Any] = run.pipeline_spec or {}
+    wrapped: Mapping[str, Any] = posted.get("pipeline_spec", posted)
+    return wrapped
+
+
+def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
+    """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these."""
+    components = spec.get("components", {})
+
+    def inside(
+        dag: Mapping[str, Any], parents: tuple[str, ...]
+    ) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
+        tasks = dag.get("tasks", {})
+        order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
+        order.prepare()
+        while order.is_active():
+            ready = sorted(order.get_ready(), key=_natural)
+            for key in ready:
+                inner = components.get(tasks[key].get("componentRef", {}).get("name"), {}).get("dag")
+                if inner:
+                    yield from inside(inner, (*parents, key))
+                else:
+                    yield key, tasks[key], parents
+            order.done(*ready)
+
+    yield from inside(spec.get("root", {}).get("dag", {}), ())
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Returns a sorting key by which `chunk-10` comes after `chunk-9`."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,206 @@
+"""Submit a compiled pipeline to a Kubeflow Pipelines endpoint, and wait for its run.
+
+`pipelines.kubeflow.endpoint` connects; whatever the endpoint does wrong arrives here as a `BatonError`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kfp
+import yaml
+from google.protobuf import json_format
+
+from components.shared.errors import BatonError, UserError
+from pipelines.kubeflow.endpoint import ENDPOINT_REMEDY, NameClashError, TransientError, connect, one_line, quiet
+
+FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
+MAX_TRANSIENT_FAILURES = 5
+"""Polls in a row that may fail before `wait` gives up; the pauses between them double."""
+
+POLL_S = 5.0
+"""Seconds between two polls of a run that somebody waits for."""
+
+_MAX_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that the endpoint has accepted."""
+
+    run_id: str
+    run_name: str
+    url: str
+    """Where the run is shown in the Kubeflow Pipelines UI."""
+
+
+def submit(
+    package_path: str,
+    endpoint: str,
+    *,
+    experiment: str,
+    run_name: str,
+    arguments: dict[str, object],
+    token: str | None = None,
+    namespace: str | None = None,
+    service_account: str | None = None,
+    cache: bool = True,
+) -> Submission:
+    """Create a run of a compiled pipeline, and its experiment where there is none yet.
+
+    Args:
+        package_path: The compiled pipeline, a `.yaml` file.
+        endpoint: Address of the Kubeflow Pipelines API.
+        experiment: Experiment in which the run is listed.
+        run_name: Name shown for the run; it need not be unique.
+        arguments: The pipeline's parameters, by name.
+        token: Bearer token, or None where the endpoint asks for none.
+        namespace: The user's namespace on a multi-user Kubeflow.
+        service_account: Account that the pods run under; the endpoint's own choice when left out.
+        cache: Whether finished stages may be taken from Kubeflow's cache, as the package says.
+
+    Returns:
+        The run as the endpoint knows it.
+
+    Raises:
+        UserError: The package, an argument, the address, the token or a name is at fault.
+        BatonError: The endpoint cannot be reached or fails.
+    """
+    check_package(package_path)
+    _check_arguments(arguments)
+    client = connect(endpoint, token=token, namespace=namespace)
+    with quiet(io.StringIO()):
+        try:
+            experiment_id = experiment_id_of(client, endpoint, experiment, namespace)
+            run = client.run_pipeline(
+                experiment_id,
+                run_name,
+                package_path,
+                params=arguments,
+                enable_caching=None if cache else False,  # True would turn it on for every stage
+                service_account=service_account,
+            )
+        except (json_format.ParseError, yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
+            # What kfp raises for a package that is no pipeline; the transport has vouched for the rest.
+            raise UserError(
+                f"'{package_path}' cannot be submitted: {one_line(error)}; expected a compiled pipeline.",
+                remedy="Compile the recipe again.",
+            ) from error
+    run_id = required(run.run_id, "the run", endpoint)
+    return Submission(run_id, run_name, run_url(endpoint, run_id))
+
+
+def wait(
+    endpoint: str,
+    run_id: str,
+    *,
+    timeout_s: float,
+    on_state: Callable[[str, str], None],
+    on_run: Callable[[Any, Any], None] = lambda client, run: None,
+    token: str | None = None,
+    namespace: str | None = None,
+    poll_s: float = POLL_S,
+) -> str:
+    """Poll a run until it ends. A few failed polls in a row are survived.
+
+    Args:
+        endpoint: Address of the Kubeflow Pipelines API.
+        run_id: The run, as in `Submission.run_id`.
+        timeout_s: How long to wait; the run itself goes on after that.
+        on_state: Called with the run's name and its state, at first and upon each change.
+        on_run: Called with kfp's client and the run as the client returns it, after each poll.
+        token: Bearer token, or None where the endpoint asks for none.
+        namespace: The user's namespace on a multi-user Kubeflow.
+        poll_s: Seconds between two polls.
+
+    Returns:
+        The final state: SUCCEEDED, FAILED, CANCELED or SKIPPED.
+
+    Raises:
+        UserError: The address, the token or the run's id is at fault.
+        BatonError: The endpoint fails time after time, or the run outlasts `timeout_s`.
+    """
+    client = connect(endpoint, token=token, namespace=namespace)
+    deadline = time.monotonic() + timeout_s
+    state, failures = "", 0
+    while True:
+        try:
+            run = client.get_run(run_id)
+        except TransientError:
+            failures += 1
+            if failures > MAX_TRANSIENT_FAILURES:
+                raise
+        else:
+            failures = 0
+            previous, state = state, run.state or "PENDING"
+            if state != previous:
+                on_state(run.display_name or run_id, state)
+            on_run(client, run)
+            if state in FINAL_STATES:
+                return state
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise _outlasted(endpoint, run_id, state, timeout_s)
+        time.sleep(min(poll_s * 2**failures, _MAX_PAUSE_S, remaining))
+
+
+def experiment_id_of(client: Any, endpoint: str, name: str, namespace: str | None) -> str:
+    """Return the id of an experiment, which is created where there is none of that name."""
+    try:
+        experiment = client.create_experiment(name, namespace=namespace)
+    except NameClashError:
+        # Somebody created it between kfp's look-up and its creation: look again, once.
+        experiment = client.create_experiment(name, namespace=namespace)
+    except ValueError as error:
+        raise NameClashError(
+            f"Experiment '{name}' exists more than once ({one_line(error)}); expected one of that name.",
+            remedy="Name another experiment.",
+        ) from error
+    return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
+
+
+def check_package(package_path: str) -> None:
+    """Raise a `UserError` where there is no such package."""
+    if not package_path.endswith((".yaml", ".yml")) or not Path(package_path).is_file():
+        raise UserError(
+            f"Package '{package_path}' is not a file ending in .yaml; expected a compiled pipeline.",
+            remedy="Compile the recipe first.",
+        )
+
+
+def _check_arguments(arguments: dict[str, object]) -> None:
+    for name, value in arguments.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"Argument '{name}' is {value!r}; expected a JSON value ({one_line(error)}).",
+                remedy="Give a number, text, true or false, a list or a mapping.",
+            ) from error
+
+
+def required(identifier: str | None, what: str, endpoint: str) -> str:
+    """Return an id, and raise a `BatonError` where the endpoint gave none."""
+    if not identifier:
+        raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
+    return identifier
+
+
+def _outlasted(endpoint: str, run_id: str, state: str, timeout_s: float) -> BatonError:
+    return BatonError(
+        f"Run {run_id} is {state or 'not known'} after {timeout_s:g} s; expected it to have ended.",
+        remedy=f"It goes on without us: {run_url(endpoint, run_id)}",
+    )
+
+
+def run_url(endpoint: str, run_id: str) -> str:
+    """Return where a run is shown in the Kubeflow Pipelines UI."""
+    base = os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint
+    return f"{base.rstrip('/')}/#/runs/details/{run_id}"

@@ -1,0 +1,1 @@
+"""Runs a compiled pipeline, a sweep or single stages on this machine."""

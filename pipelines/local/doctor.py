@@ -1,0 +1,253 @@
+"""`baton doctor`: what of this machine, the store and a recipe's services would be in a run's way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from components.shared.cache import NodeCache
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from pipelines.compiling import prepare
+from pipelines.local import doctor_store
+from pipelines.local.doctor_store import Check
+
+COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
+MEMORY = "/dev/shm"
+ROOM = 2 * 2**30
+"""Bytes of memory or disk below which staging checkpoints becomes tight for any but small models."""
+
+
+def examine(
+    recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None
+) -> dict[str, Any]:
+    """Looks at this machine, and at what a recipe or store names.
+
+    Args:
+        recipe_path: YAML file.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+
+    Returns:
+        `ok`, and `checks` as plain values.
+
+    Raises:
+        UserError: the recipe is none, or there are changes to none.
+    """
+    if overrides and not recipe_path:
+        raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
+    checks: list[Check] = []
+    recipe = prepare.load(recipe_path, overrides, store=store) if recipe_path else None
+    if recipe_path and recipe:
+        recipe, found = _localised(recipe, recipe_path)
+        checks.append(found)
+    checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
+    uri = recipe.store.uri if recipe else store
+    checks += doctor_store.examine(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
+    checks += [seen for look in (_cache, _mlflow, _hub) if recipe and (seen := look(recipe))]
+    return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Prints what `examine` returned."""
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("check", "", "found"):
+        table.add_column(name, overflow="fold", no_wrap=name != "found")
+    for check in found["checks"]:
+        text = Text(check["found"])
+        if check["remedy"]:
+            text.append(f"\n{check['remedy']}", style="dim")
+        table.add_row(check["name"], Text(check["state"], style=COLORS[check["state"]]), text)
+    console.print(table)
+
+
+def _localised(recipe: Recipe, path: str) -> tuple[Recipe, Check]:
+    try:
+        localised = prepare.localise(recipe, path)
+        prepare.check_model(localised)
+        return localised, Check("recipe", "ok", f"{path}: {recipe.name}, all it names is there")
+    except UserError as error:
+        return recipe, Check("recipe", "problem", error.message, error.remedy or "")
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if version.startswith("3.11."):
+        return Check("python", "ok", version)
+    return Check("python", "problem", version, "Baton needs Python 3.11.")
+
+
+def _libraries() -> Check:
+    required = (re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in metadata.requires("baton") or [])
+    pins = {match[1]: match[2] for match in required if match}
+    installed = {name: _version(name) for name in pins}
+    missing = [name for name, version in installed.items() if version is None]
+    if missing:
+        return Check("libraries", "problem", f"not installed: {', '.join(missing)}", "Install Baton again.")
+    other = [f"{name} {installed[name]}, not {pin}" for name, pin in pins.items() if installed[name] != pin]
+    if other:
+        return Check(
+            "libraries",
+            "note",
+            "; ".join(other),
+            "Baton is tested with the versions it pins; bits may differ from one version to the next.",
+        )
+    shown = ", ".join(f"{name} {pins[name]}" for name in ("torch", "transformers", "trl", "peft", "obstore"))
+    return Check("libraries", "ok", f"{shown} and {len(pins) - 5} more, as pinned")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name).partition("+")[0]  # torch's says what it was built for
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices(recipe: Recipe | None) -> Check:
+    try:
+        import torch
+
+        devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check("device", "problem", f"torch does not work: {error}", "Install Baton again.")
+    if devices:
+        return Check("device", "ok", f"{', '.join(devices)}; torch for CUDA {torch.version.cuda}")
+    found = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
+    if recipe and recipe.resources.gpus:
+        return Check(
+            "device", "note", found, f"The recipe asks for {recipe.resources.gpus} per pod; this machine has none."
+        )
+    return Check("device", "ok", found)
+
+
+def _threads(recipe: Recipe | None) -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = f"{usable} usable of {os.cpu_count()}"
+    with contextlib.suppress(ImportError, OSError):
+        import torch
+
+        found += f", torch takes {torch.get_num_threads()}"
+    wanted = recipe.training.threads if recipe else None
+    if wanted and wanted > usable:
+        return Check("processors", "note", found, f"training.threads is {wanted}: they will wait for each other.")
+    return Check("processors", "ok", found)
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    limit = _container_limit()
+    found = f"{_gib(memory.available)} available of {_gib(memory.total)}"
+    found += f", this container may use {_gib(limit)}" if limit and limit < memory.total else ""
+    if min(memory.available, limit or memory.available) < ROOM:
+        return Check("memory", "note", found, "Only small models fit.")
+    return Check("memory", "ok", found)
+
+
+def _container_limit() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # none, or "max"
+        return None
+
+
+def _shm() -> Check:
+    try:
+        usage = shutil.disk_usage(MEMORY)
+    except OSError:
+        return Check(MEMORY, "note", "there is none", "Checkpoints are staged on disk, which is slower.")
+    found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    if usage.free < ROOM:
+        return Check(
+            MEMORY,
+            "note",
+            found,
+            "Checkpoints that do not fit are staged on disk. docker: --shm-size 2g; pods: resources.shm.",
+        )
+    return Check(MEMORY, "ok", found)
+
+
+def _temporary() -> Check:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    found = f"{folder}: {_gib(free)} free"
+    if free < ROOM:
+        return Check("temporary files", "note", found, "Make room, or point TMPDIR elsewhere.")
+    return Check("temporary files", "ok", found)
+
+
+def _cache(recipe: Recipe) -> Check | None:
+    cache = NodeCache.of(recipe.store)
+    if cache is None:
+        return None
+    there = cache.folder
+    while not os.path.exists(there):
+        there = os.path.dirname(os.path.abspath(there))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check("node cache", "note", f"{cache.folder}: {error}", "Nothing is kept there; mount it writable.")
+    found = f"{cache.folder}: {_gib(free)} free" + ("" if there == cache.folder else ", made when first used")
+    if free < cache.max_bytes and not os.path.isdir(cache.folder):
+        return Check("node cache", "note", found, f"store.cache_size is {recipe.store.cache_size}, more than is free.")
+    return Check("node cache", "ok", found)
+
+
+def _mlflow(recipe: Recipe) -> Check | None:
+    parts = urlsplit(recipe.tracking.mlflow or "")
+    if parts.scheme not in ("http", "https"):
+        return None
+    where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    remedy = "A run goes on without tracking. Check tracking.mlflow and the network."
+    try:
+        with urllib.request.urlopen(f"{where}{parts.path.rstrip('/')}/health", timeout=10) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return Check("mlflow", "note", f"{where} answers, and wants credentials", "Set MLFLOW_TRACKING_USERNAME.")
+        return Check("mlflow", "problem", f"{where} answers {error.code}", remedy)
+    except OSError as error:
+        return Check("mlflow", "problem", f"{where} cannot be reached: {getattr(error, 'reason', error)}", remedy)
+    return Check("mlflow", "ok", f"{where} answers")
+
+
+def _hub(recipe: Recipe) -> Check | None:
+    base = recipe.model.base
+    if base is None or "://" in base or os.path.isdir(base) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base):
+        return None
+    import huggingface_hub
+
+    here = isinstance(huggingface_hub.try_to_load_from_cache(base, "config.json"), str)
+    kept = "this machine has it already" if here else "this machine does not have it yet"
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        found = f"offline by HF_HUB_OFFLINE; {kept}"
+        return Check("hub", "ok", found) if here else Check("hub", "problem", found, "Unset HF_HUB_OFFLINE once.")
+    try:
+        huggingface_hub.HfApi().model_info(base, revision=recipe.model.revision, timeout=10)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        remedy = "Check model.base, HF_TOKEN and the network."
+        return Check("hub", "note" if here else "problem", f"{base}: {reason}; {kept}", remedy)
+    return Check("hub", "ok", f"{base} can be fetched; {kept}")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,178 @@
+"""The local engine: runs the very compiled file through `kfp.local`, each stage a process or a container of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from components.shared import events, models, zero
+from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
+from pipelines.compiling import prepare
+from pipelines.compiling.package import Pipeline, write_package
+from pipelines.local import warm
+
+Event = dict[str, Any]
+
+
+def require_one_machine(recipe: Recipe) -> None:
+    """Refuses a recipe whose chunks take several machines.
+
+    Raises:
+        UserError: they do.
+    """
+    if recipe.resources.nodes > 1:
+        raise UserError(
+            f"resources.nodes is {recipe.resources.nodes}, and this is one machine.",
+            remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
+            "training.parallel.processes on the CPU, can give as many processes here.",
+        )
+
+
+def run_recipe(
+    recipe: Recipe,
+    name: str,
+    *,
+    pipeline: Pipeline = Pipeline.finetune,
+    arguments: dict[str, Any],
+    on_event: Callable[[Event], None],
+    containers: bool,
+) -> None:
+    """Compiles a recipe and runs the result.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        name: Name of the log file, which is kept in the cache folder.
+        pipeline: What the recipe is compiled to.
+        arguments: Values of the pipeline's parameters.
+        on_event: Called with each event a stage emits.
+        containers: Whether stages run in containers of the recipe's image.
+
+    Raises:
+        UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
+        BatonError: a stage failed, with the message that the stage gave.
+    """
+    require_one_machine(recipe)
+    if not containers:
+        for part in recipe.phase_recipes() or [recipe]:
+            zero.require_package(part)
+        warm.start()  # imports beside this process
+    prepare.check_model(recipe)
+    log_path = os.path.join(models.cache_dir(), "logs", f"{name}.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+        package = os.path.join(folder, "pipeline.yaml")
+        write_package(recipe, package, pipeline)
+        run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
+
+
+def run(
+    package_path: str,
+    arguments: dict[str, Any],
+    *,
+    on_event: Callable[[Event], None],
+    log_path: str,
+    in_containers: Recipe | None = None,
+) -> None:
+    """Runs a compiled pipeline to its end.
+
+    Args:
+        package_path: The compiled file.
+        arguments: Values of its parameters.
+        on_event: Called with each event a stage emits.
+        log_path: File for everything else that stages and engine print.
+        in_containers: The recipe that was compiled, its paths absolute, for stages in containers of its image;
+            processes of this machine when left out.
+
+    Raises:
+        UserError: containers cannot be had; see `docker_runner.runner`.
+        BatonError: a stage failed, with the message that the stage gave.
+    """
+    from kfp import components, local
+
+    from pipelines.local import docker_runner
+
+    failures: list[Event] = []
+
+    def heard(event: Event) -> None:
+        if event["event"] == "error":
+            failures.append(event)
+        on_event(event)
+
+    with (
+        open(log_path, "a", encoding="utf-8") as log,
+        tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
+        docker_runner.runner(in_containers, package_path, root) if in_containers else warm.installed() as containers,
+    ):
+        runner = containers or local.SubprocessRunner(use_venv=False)
+        local.init(runner, pipeline_root=root, raise_on_error=True)
+        pipeline = components.load_component_from_file(package_path)
+        with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
+            try:
+                pipeline(**arguments)
+            except RuntimeError as error:
+                raise _failure(failures, error, log_path) from None
+
+
+def _failure(failures: list[Event], error: RuntimeError, log_path: str) -> BatonError:
+    if failures:
+        last = failures[-1]
+        kind = UserError if last["exit_code"] == UserError.exit_code else BatonError
+        return kind(f"{last['stage']}: {last['message']}")
+    return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
+
+
+class _Lines(io.TextIOBase):
+    """A text stream that tells events from ordinary output."""
+
+    def __init__(self, heard: Callable[[Event], None], log: TextIO) -> None:
+        self._heard, self._log, self._rest = heard, log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if event := events.parse(line):
+                self._heard(event)
+            else:
+                self._log.write(line + "\n")
+        self._log.flush()
+        return len(text)
+
+
+@contextlib.contextmanager
+def _captured(stream: _Lines) -> Iterator[None]:
+    """Sends what engine and stages print, and the engine's log, to one stream."""
+    handler = logging.StreamHandler(stream)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    try:
+        with (
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+            warnings.catch_warnings(),
+        ):
+            yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

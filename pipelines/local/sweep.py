@@ -1,0 +1,242 @@
+"""A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
+
+The stages are those of `pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
+that the learning curves grow side by side, and what people ask for is taken up at the next chunk of a trial. While one
+chunk trains, the process of the next one fetches what it needs, builds its trainer, and stands by.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from components.shared import bundles, models, recipe_file
+from components.shared.errors import BatonError, UserError
+from components.shared.recipe import Recipe
+from components.shared.rungs import Rung, brackets
+from components.shared.runs import Run, now
+from components.shared.standby import Held
+from components.shared.storage import Storage
+from components.shared.sweeps import FAILURE, TRIAL, Sweep
+from pipelines.compiling.package import compile_checked
+from pipelines.local import processes, warm
+from pipelines.local.processes import Event, Process
+
+SWEEP = "components.sweep"
+BESIDE = 2
+"""Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
+TRIES = 2
+"""Times a chunk is started that fails for another reason than the user's, as a pod would be."""
+
+
+Turn = tuple[Run, int]
+"""A trial's run and a chunk of it."""
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """The process that stands by: what it was given, and the machine that is held back from it."""
+
+    given: tuple[str, str]
+    process: Process
+    held: Held
+
+    def dismiss(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        processes.follow(self.process, lambda event: None)
+        self.process.wait()
+        processes.clear_staging(self.process.pid)
+
+
+class LocalSweep:
+    """One sweep on this machine.
+
+    Args:
+        recipe: The recipe with its sweep, its paths absolute.
+        name: Name of the sweep; one that exists goes on where it stopped.
+        on_event: Called with each event of a stage.
+    """
+
+    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
+        self.recipe = recipe
+        self.sweep = Sweep(Storage(recipe.store.uri), name)
+        self._on_event = on_event
+        self._launch = warm.launcher()
+        self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
+        self._pending: list[tuple[Process, Future[None]]] = []
+        self._standing: _Standing | None = None
+
+    def run(self) -> Run:
+        """Runs the sweep to its end, and returns the run of the best trial, judged and exported.
+
+        Raises:
+            BatonError: a stage failed, or no trial is left; see `components.sweep.judge`.
+        """
+        winner = ""
+        try:
+            for bracket in brackets(self.recipe):
+                survivors = self._begun(bracket.number)
+                for rung in bracket.rungs:
+                    self._train(rung, survivors)
+                    verdict = self._stage("verdict", "judge", self.sweep.uri, str(rung.number))
+                    self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
+                    survivors, winner = verdict["kept"], verdict["winner"]
+            self._settle()
+        finally:
+            if self._standing:
+                self._standing.dismiss()
+            for process, _ in self._pending:
+                process.kill()
+            self._beside.shutdown()
+        run = Run.open(winner)
+        self._hand_out(run)
+        return run
+
+    def _begun(self, bracket: int) -> list[str]:
+        """Draws the trials of a bracket, makes their data, and returns the addresses of their runs."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            file.write(recipe_file.dumps(self.recipe))
+            file.flush()
+            arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
+            found = self._stage("prepares", "begin", *arguments)
+        for preparation in found["preparations"]:
+            if not _is_prepared(Run(self.sweep.storage, preparation["run"])):
+                prepared = recipe_file.loads(preparation["recipe"])
+                processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+        runs: list[str] = self._stage("entered", "enter", self.sweep.uri, str(bracket))["runs"]
+        return runs
+
+    def _train(self, rung: Rung, survivors: list[str]) -> None:
+        """Trains the chunks of a rung, each for all trials that are left before the next one."""
+        runs = [Run.open(uri) for uri in survivors]
+        waiting = deque((run, index) for index in range(rung.first, rung.chunk + 1) for run in runs)
+        while waiting:
+            run, index = waiting.popleft()
+            if not self._one(run, index, waiting):
+                waiting = deque(turn for turn in waiting if turn[0] is not run)
+        self._settle()
+
+    def _one(self, run: Run, index: int, waiting: deque[Turn]) -> bool:
+        """Trains a chunk of a trial, and tells whether the trial goes on with the next one."""
+        trial = run.require(TRIAL)["id"]
+        if self._is_stopped(trial):
+            return False
+        scored = self._scored(run)
+        if index < scored:
+            return True
+        if index == scored:
+            if run.get(f"proof/chunk-{index:03d}.json") is None:
+                self._later(processes.CHECKPOINT, run.uri, str(index))
+            return True
+        heard = self._named(trial, partial(self._stand_by, run, waiting))
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._chunk(run, index, heard)
+                break
+            except BatonError as error:
+                if attempt == TRIES or isinstance(error, UserError):
+                    run.put(FAILURE, {"chunk": index, "message": error.message, "at": now()})
+                    self._on_event({"event": "trial_failed", "trial": trial, "chunk": index, "message": error.message})
+                    return False
+        self._later(processes.CHECKPOINT, run.uri, str(index))
+        run.storage.remove(run.path(FAILURE))
+        return True
+
+    def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:
+        """Runs a chunk: the process that stands by for it, or a new one."""
+        given = (run.uri, str(index))
+        standing, self._standing = self._standing, None
+        if standing and standing.given != given:
+            standing.dismiss()
+            standing = None
+        if standing:
+            standing.held.free()
+        process = standing.process if standing else self._launch(processes.TRAIN_CHUNK, given)
+        processes.require_success(processes.TRAIN_CHUNK, given, process, processes.follow(process, heard))
+
+    def _stand_by(self, run: Run, waiting: deque[Turn]) -> None:
+        """Starts the process whose turn is next, which then has all it needs once the one of `run` has ended."""
+        if self._standing or not waiting or waiting[0][0] is run:
+            return
+        after, index = waiting[0]
+        try:
+            stopped = self._is_stopped(after.require(TRIAL)["id"])
+            if stopped or index <= self._scored(after) or after.recipe().world_size > 1:
+                return
+        except BatonError:  # the store is away for a moment: it begins when its turn has come
+            return
+        given, held = (after.uri, str(index)), Held()
+        process = self._launch(processes.TRAIN_CHUNK, (*given, "--standby", held.path))
+        self._standing = _Standing(given, process, held)
+
+    def _is_stopped(self, trial: str) -> bool:
+        wish = self.sweep.control(trial)
+        return wish is not None and wish["state"] == "stop"
+
+    def _scored(self, run: Run) -> int:
+        """Returns the last chunk behind which a trial has a score, 0 before there is one."""
+        return max((score["chunk"] for score in self.sweep.scores(run)), default=0)
+
+    def _later(self, module: str, *arguments: str) -> None:
+        """Runs a stage beside the next ones, unseen."""
+        while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
+            next(ended for _, ended in self._pending if not ended.done()).result()
+        process = self._launch(module, arguments)
+        self._pending.append((process, self._beside.submit(_ended, module, arguments, process)))
+
+    def _settle(self) -> None:
+        """Waits for what runs beside; raises what went wrong there."""
+        pending, self._pending = self._pending, []
+        for _, ended in pending:
+            ended.result()
+
+    def _named(self, trial: str, on_training: Callable[[], None]) -> Callable[[Event], None]:
+        """Returns what hears the events of a trial's chunk, which get its name in front, and that it trains."""
+
+        def heard(event: Event) -> None:
+            if event["event"] == "phase" and event["phase"] == "train":
+                on_training()
+            self._on_event({**event, "stage": f"{trial}: {event['stage']}"} if "stage" in event else event)
+
+        return heard
+
+    def _stage(self, answer: str, *arguments: str) -> Event:
+        """Runs a stage of the sweep itself and returns the event that it answers with."""
+        found: list[Event] = []
+
+        def heard(event: Event) -> None:
+            found.extend([event] if event["event"] == answer else [])
+            self._on_event(event)
+
+        processes.run(SWEEP, arguments, heard, self._launch)
+        return found[-1]
+
+    def _hand_out(self, run: Run) -> None:
+        """Runs what comes behind the last chunk of the best trial, as the compiled pipeline does."""
+        from pipelines.local import engine
+        from pipelines.sweep import winners
+
+        log_path = os.path.join(models.cache_dir(), "logs", f"{self.sweep.name}.log")
+        os.makedirs(os.path.dirname(log_path), exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+            package = os.path.join(folder, "winner.yaml")
+            compile_checked(winners(run.recipe()), package)
+            engine.run(package, {"run_uri": run.uri}, on_event=self._on_event, log_path=log_path)
+
+
+def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
+    processes.require_success(module, arguments, process, processes.follow(process, lambda event: None))
+
+
+def _is_prepared(run: Run) -> bool:
+    """Tells whether the data that was made in a run is still there."""
+    tokens = run.get("tokens.json")
+    if run.get("plan.json") is None or tokens is None:
+        return False
+    return bundles.usable_manifest(run.storage, tokens["prefix"]) is not None

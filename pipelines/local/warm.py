@@ -1,0 +1,238 @@
+"""Stages forked from a server that has imported what they import: a process each, and not eight seconds of imports.
+
+The server (`multiprocessing`'s) imports, fills a table of Transformers, and does nothing else, so that a stage finds
+what a fresh interpreter would have: its own memory, no CUDA context, no threads that a fork would lose, random state
+of its own. Where it would not, because what libraries read when they are imported has changed since, the stage begins
+as a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+from components.shared import events
+from pipelines.local import processes
+
+WARM = "BATON_WARM"
+"""Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
+
+_PRELOADED = (
+    "pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
+    "__main__",
+    "kfp.dsl.executor_main",
+    "components.train_chunk.chunk",
+    "components.train_chunk.methods.sft",
+    "components.train_chunk.methods.grpo",
+    "components.tokenize.tokenization",
+    "components.data_split.split",
+    "components.evaluate.evaluation",
+    "components.export.export",
+    "datasets",
+    "pipelines.local.warm_server_ready",  # last: it works on what has been imported
+)
+_EXECUTOR = "kfp.dsl.executor_main"
+_READ_LATE = (
+    *("AWS_", "BATON_", "MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR"),
+    *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
+)
+"""Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""
+_context = multiprocessing.get_context("forkserver")
+
+
+def start() -> None:
+    """Starts the server, unless it runs or `BATON_WARM` is 0; it imports in the background."""
+    if _is_on():
+        _require_server()
+
+
+def launcher() -> processes.Launcher:
+    """Returns what starts stages of this machine."""
+    return Forked if _is_on() else processes.Fresh
+
+
+def _is_on() -> bool:
+    return sys.platform == "linux" and os.environ.get(WARM) != "0"  # elsewhere what torch loads does not outlive a fork
+
+
+def _require_server() -> None:
+    from multiprocessing import forkserver
+
+    _context.set_forkserver_preload(list(_PRELOADED))
+    forkserver.ensure_running()
+
+
+class Forked:
+    """A module that runs as a program, as `python -m` runs it, in a forked process; see `processes.Process`.
+
+    Args:
+        module: The module.
+        arguments: Its arguments.
+        environment: Its environment; this process's, and events as JSON lines, when left out.
+        own_group: Whether it is in a process group of its own, so that `kill` ends its children too and Ctrl-C does
+            not reach it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        own_group: bool = True,
+    ) -> None:
+        from multiprocessing.reduction import DupFd
+
+        _require_server()
+        self._own_group, self._printed = own_group, list[str]()
+        self._reader, writer = os.pipe()
+        given = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
+        try:
+            self._process = _context.Process(
+                target=_serve, args=(DupFd(writer), module, tuple(arguments), given, own_group)
+            )
+            self._process.start()
+        finally:
+            os.close(writer)
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid or 0
+
+    def lines(self) -> Iterator[str]:
+        """Yields what it prints, line by line, until it ends.
+
+        Its end counts and not the pipe's: what it leaves behind may hold that open.
+        """
+        rest = b""
+        try:
+            while self._reader in wait([self._reader, self._process.sentinel]):
+                if not (data := os.read(self._reader, 65536)):
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") + "\n" for line in lines)
+        finally:
+            os.close(self._reader)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yields what it tells, until it ends."""
+        for line in self.lines():
+            if event := events.parse(line):
+                yield event
+            else:
+                self._printed.append(line)
+
+    def output(self) -> str:
+        """Returns the end of what it printed for people, once it has ended."""
+        return "".join(self._printed)[-2000:]
+
+    def kill(self) -> None:
+        """Ends it, and its children where it has a group of its own, as a node's end would: `kill -9`."""
+        if self._process.exitcode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        if self._own_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code, below 0 for a signal."""
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_WARM` is 0."""
+    from kfp.local import subprocess_task_handler as handler
+
+    if not _is_on():
+        yield
+        return
+    before = handler.run_local_subprocess
+
+    def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
+        return _run(full_command, {**os.environ, **(env_vars or {})})
+
+    handler.run_local_subprocess = run
+    try:
+        yield
+    finally:
+        handler.run_local_subprocess = before
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a stage from the command that kfp compiled for it: shell, option, script, component, arguments."""
+    shell, option, script, component, *arguments = command
+    if _EXECUTOR not in script:
+        raise ValueError(f"a stage is to be run by {_EXECUTOR}, got {[shell, option, script]}")
+    with tempfile.TemporaryDirectory(prefix="baton-stage-") as folder:
+        path = os.path.join(folder, "ephemeral_component.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(component)
+        given = ["--component_module_path", path, *arguments]
+        process = Forked(_EXECUTOR, given, {**environment, "_KFP_RUNTIME": "true"}, own_group=False)
+        for line in process.lines():
+            print(line, end="")
+        return process.wait()
+
+
+def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool) -> None:
+    """What the forked process does."""
+    if own_group:
+        os.setpgid(0, 0)
+    descriptor = output.detach()
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    if reason := _unlike_fresh(environment):
+        print(f"a fresh interpreter for {module}: {reason}", flush=True)
+        os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves out what a program's end runs
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
+    """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
+    from pipelines.local import warm_server
+
+    given, imported = _read_early(environment), _read_early(warm_server.ENVIRONMENT)
+    if changed := sorted(name for name in given.keys() | imported.keys() if given.get(name) != imported.get(name)):
+        return f"{', '.join(changed)} changed since libraries were imported"
+    torch = sys.modules.get("torch")
+    return "CUDA is in use" if torch is not None and torch.cuda._is_in_bad_fork() else None
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_READ_LATE) and name not in ("_", "_KFP_RUNTIME")
+    }

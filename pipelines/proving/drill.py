@@ -1,0 +1,239 @@
+"""The promise under fire: a recipe killed again and again, compared with a run that nobody disturbs."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from components.shared import recipe_file
+from components.shared.bundles import Manifest
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.recipe import Recipe
+from components.shared.runs import Run, now
+from pipelines.local import processes, results
+from pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher
+from pipelines.proving import prove
+from pipelines.proving.drill_phases import PHASES, Deck, Event, Strike, Tracker
+
+Kill = dict[str, Any]
+
+
+class Drill:
+    """One drill.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        kills: How many processes to kill.
+        seed: Decides in which phases, and how long after they begin.
+        name: Prefix of the runs' names.
+        leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
+        launch: Starts a process.
+        on_event: Called with each event of the processes.
+        on_kill: Called with each kill.
+
+    Attributes:
+        kills: What has been killed so far.
+        usual: Seconds that each phase took in the undisturbed run, once for each time.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        kills: int,
+        seed: int,
+        name: str,
+        leave_out: Sequence[str] = (),
+        launch: Launcher = Fresh,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_kill: Callable[[Kill], None] = lambda kill: None,
+    ) -> None:
+        document = recipe.model_dump(mode="json")
+        document["tracking"]["mlflow"] = None
+        self.recipe = recipe_file.validate(document, origin=recipe.name)
+        self.wanted = kills
+        self.name = name
+        self.launch = launch
+        self.kills: list[Kill] = []
+        self.usual: dict[str, list[float]] = {}
+        self._random = Random(seed)
+        self._left_out = [word for part in leave_out for word in ("--leave-out", part)]
+        self._on_event, self._on_kill = on_event, on_kill
+        self._waiting: list[tuple[Kill, float]] = []
+        self._verified: set[str] = set()
+        self._problems: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Runs the recipe undisturbed, then as often as it takes to use up all kills.
+
+        Returns:
+            `recipe` (its name), `created`, `exact`, `kills`, `wanted` (how many were asked for), `phases` (how often
+            each was asked for and hit), `unreachable` (phases that no process came to), `undisturbed`, and `runs`,
+            each with its `difference` from the undisturbed one and the `problems` of its checkpoints.
+
+        Raises:
+            BatonError: a process failed that was not killed, with its message.
+        """
+        created = now()
+        undisturbed = self._undisturbed()
+        deck = self._deck()
+        unreachable = [phase for phase in PHASES if phase not in deck.phases]
+        runs: list[dict[str, Any]] = []
+        while deck.phases and len(self.kills) < self.wanted:
+            before = len(self.kills)
+            ordinal = "" if not runs else f"-{len(runs) + 1}"
+            runs.append(self._disturbed(f"{self.name}-killed{ordinal}", deck, undisturbed))
+            if len(self.kills) == before:  # a whole run went by without it
+                unreachable.append(deck.drop())
+        return {
+            "recipe": self.recipe.name,
+            "created": created,
+            "exact": bool(runs) and not any(found["difference"] or found["problems"] for found in runs),
+            "wanted": self.wanted,
+            "kills": self.kills,
+            "phases": {phase: self._count(phase) for phase in PHASES},
+            "unreachable": unreachable,
+            "undisturbed": _shown(undisturbed),
+            "runs": runs,
+        }
+
+    def _count(self, phase: str) -> dict[str, int]:
+        asked = [kill for kill in self.kills if kill["asked"] == phase]
+        return {"asked": len(asked), "hit": sum(kill["hit"] for kill in asked)}
+
+    def _undisturbed(self) -> dict[str, Any]:
+        """Runs the recipe as it should go, and learns how long each phase takes."""
+        run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
+        for index in range(1, self.recipe.chunks.count + 1):
+            for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
+                self._learn(module, [run.uri, str(index)], Tracker(begins))
+        return prove.outcome(run, self.recipe.chunks.count)
+
+    def _learn(self, module: str, arguments: Sequence[str], tracker: Tracker) -> None:
+        def heard(event: Event) -> None:
+            tracker.heard(event)
+            self._on_event(event)
+
+        processes.run(module, arguments, heard, self.launch)
+        for phase, seconds in tracker.seconds.items():
+            self.usual.setdefault(phase, []).extend(seconds)
+
+    def _deck(self) -> Deck:
+        seen = set(self.usual)
+        if len(self.usual.get("upload", ())) > 1:
+            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
+        return Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
+
+    def _disturbed(self, name: str, deck: Deck, undisturbed: dict[str, Any]) -> dict[str, Any]:
+        """Brings a run to its end, however often its processes are killed, and compares it."""
+        began, chunks = len(self.kills), self.recipe.chunks.count
+        self._problems = []
+        run = processes.prepare(self.recipe, name, self._on_event, self.launch)
+        for index in range(1, chunks + 1):
+            until = began + math.ceil((self.wanted - began) * index / chunks)
+            for module in (TRAIN_CHUNK, CHECKPOINT):
+                while not self._attempt(run, module, index, deck, until):
+                    pass
+        self._waiting = []
+        rows = results.verify_checkpoints(run)
+        damaged = [f"step {row['step']}: {problem}" for row in rows for problem in row["problems"]]
+        outcome = prove.outcome(run, self.recipe.chunks.count)
+        return {
+            **_shown(outcome),
+            "kills": len(self.kills) - began,
+            "difference": prove.difference(undisturbed, outcome),
+            "checkpoints": [row["step"] for row in rows],
+            "problems": list(dict.fromkeys([*self._problems, *damaged])),
+        }
+
+    def _attempt(self, run: Run, module: str, index: int, deck: Deck, until: int) -> bool:
+        """Runs a stage of a chunk once.
+
+        Args:
+            run: The run.
+            module: The stage.
+            index: The chunk, from 1.
+            deck: Says in which phase to kill it.
+            until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
+
+        Returns:
+            Whether it ended by itself.
+        """
+        arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
+        strikes = bool(deck.phases) and len(self.kills) < until
+        if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
+            processes.run(module, arguments, self._follow, self.launch)
+            return True
+        tracker = Tracker("start-up" if module == TRAIN_CHUNK else "verifying")
+        process = self.launch(module, arguments)
+        strike = Strike(deck, tracker, process.kill)
+
+        def heard(event: Event) -> None:
+            strike.heard(event)
+            self._follow(event)
+
+        failure = processes.follow(process, heard)
+        strike.end()
+        if strike.struck_at is None or process.wait() != -signal.SIGKILL:
+            processes.require_success(module, arguments, process, failure)
+            return True
+        process.output()
+        processes.clear_staging(process.pid)
+        self._killed(run, module, index, strike, tracker, deck)
+        return False
+
+    def _follow(self, event: Event) -> None:
+        if event["event"] == "phase" and event["phase"] == "train":
+            for kill, at in self._waiting:
+                kill["seconds_to_training"] = time.monotonic() - at
+            self._waiting = []
+        self._on_event(event)
+
+    def _killed(self, run: Run, module: str, index: int, strike: Strike, tracker: Tracker, deck: Deck) -> None:
+        """Notes a kill, and what it left in the store."""
+        found = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
+        kill: Kill = {
+            "number": len(self.kills) + 1,
+            "run": run.name,
+            "asked": strike.phase,
+            "found": found,
+            "hit": strike.phase in found,
+            "stage": module.rpartition(".")[2],
+            "chunk": index,
+            "step": tracker.step,
+            "committed": self._committed(run),
+            "seconds_to_training": None,
+        }
+        deck.done(hit=kill["hit"])
+        self.kills.append(kill)
+        assert strike.struck_at is not None
+        self._waiting.append((kill, strike.struck_at))
+        self._on_kill(kill)
+
+    def _committed(self, run: Run) -> list[int]:
+        """Returns the steps that are committed, ascending; reads back each that was not there at the last kill."""
+        store, steps = CheckpointStore(run), []
+        for step, found in store.committed():
+            steps.append(step)
+            if not isinstance(found, Manifest):
+                self._problems.append(f"step {step}: {found}")
+            elif found.folder not in self._verified:
+                self._problems += [f"step {step}: {problem}" for problem in store.verify(step, found)]
+                self._verified.add(found.folder)
+        return steps[::-1]
+
+
+def _is_unfinished(run: Run, step: int | None) -> bool:
+    """Tells whether a removal left something; only the step of the last one is known, not whose files it took."""
+    assert step is not None
+    names = run.storage.find(CheckpointStore(run).prefix(step))
+    return any("/" in name or name.startswith("manifest") for name in names)
+
+
+def _shown(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is told of a run."""
+    return {key: outcome[key] for key in ("run", "uri", "targets", "steps", "losses", "weights_sha256", "state_digest")}

@@ -1,0 +1,347 @@
+"""`baton submit --wait`, `status`, `cancel` and `retry` with kfp's client, against the API's model."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipelines.cli.app import app
+from pipelines.cli.display import console
+from pipelines.kubeflow import submit as kubeflow
+
+BATON = str(Path(sys.executable).parent / "baton")
+ROOT = Path(__file__).parents[3]
+GATED = ["--set", "evaluation.gate={loss: '<= 3.0'}", "--chunks", "3"]
+LOG = """[KFP Executor 2024-05-01 12:00:01,000 INFO]: stage stage=train chunk 2 state=started
+[KFP Executor 2024-05-01 12:00:40,000 ERROR]: store 's3://baton': access denied. Check the policy of the key.
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Baton = Callable[..., Done]
+
+
+@pytest.fixture
+def baton(kfp_api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Baton:
+    """Runs a command in this process, with the endpoint in its environment."""
+    monkeypatch.setattr(kubeflow, "POLL_S", 0.01)
+    monkeypatch.setattr(console, "width", 200)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BATON_KFP_ENDPOINT", kfp_api.url)
+
+    def run(*arguments: str) -> Done:
+        seen = io.StringIO()
+        monkeypatch.setattr(console, "file", seen)
+        done = CliRunner().invoke(app, arguments)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return Done(done.exit_code, done.stdout, seen.getvalue() + done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled recipe with three chunks and a gate."""
+    path = tmp_path_factory.mktemp("compiled") / "quickstart.yaml"
+    recipe = str(ROOT / "pipelines/recipes/quickstart.yaml")
+    done = subprocess.run(
+        [BATON, "compile", recipe, "-o", str(path), *GATED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture
+def started(kfp_api: Any, package: Path, submit_to: Any) -> Callable[..., str]:
+    """Starts a run and lets it come to a state, and returns its id."""
+
+    def start(state: str, *, name: str = "mine", stops_at: str | None = None) -> str:
+        kfp_api.stops_at = stops_at
+        run_id = submit_to(kfp_api.url, package, run_name=name, arguments={"run_name": name}).run_id
+        kfp_api.runs[run_id].update(state=state, _states=[])
+        return str(run_id)
+
+    return start
+
+
+def stages(done: Done) -> dict[str, str]:
+    return {stage["name"]: stage["state"] for stage in json.loads(done.stdout)["stages"]}
+
+
+# submit --wait
+
+RECIPE = str(ROOT / "pipelines/recipes/quickstart.yaml")
+SUBMIT = ("submit", RECIPE, "--run", "mine", "--store", "s3://baton", *GATED, "--wait", "--output", "json")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "state", "left_out"),
+    [("accepted", 0, "succeeded", "rejected"), ("rejected", 3, "rejected", "export")],
+)
+def test_submit_tells_each_stage_and_what_the_gate_said(
+    verdict: str, code: int, state: str, left_out: str, kfp_api: Any, baton: Baton
+) -> None:
+    kfp_api.verdict = verdict
+    done = baton(*SUBMIT)
+    assert done.returncode == code, done.stderr
+    assert json.loads(done.stdout)["state"] == state
+    lines = done.stderr.splitlines()
+    told = [line for line in lines if line.startswith(("✓", "–", "✗"))]
+    assert told[:3] == ["✓ data split (42 s)", "✓ tokenize (42 s)", "✓ train chunk 1 (42 s)"]
+    assert f"– {left_out} (skipped)" in told
+    assert told[-1] == "✓ report (42 s)"
+    assert len(told) == len(set(told)) == 13
+
+
+@pytest.mark.parametrize(("final", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_submit_waits_and_tells_the_true_state(final: str, code: int, kfp_api: Any, baton: Baton) -> None:
+    kfp_api.final_state = final
+    done = baton(*SUBMIT)
+    assert done.returncode == code, done.stderr
+    found = json.loads(done.stdout)
+    (run,) = kfp_api.runs.values()
+    assert {key: found[key] for key in ("run", "run_id", "state", "url")} == {
+        "run": "mine", "run_id": run["run_id"], "state": final.lower(),
+        "url": f"{kfp_api.url}/#/runs/details/{run['run_id']}",
+    }  # fmt: skip
+    assert run["runtime_config"]["parameters"] == {"run_name": "mine"}
+    tasks = run["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
+    cached = {key for key, task in tasks.items() if task.get("cachingOptions") == {"enableCache": True}}
+    assert cached == {"tokenize", "train-chunk", "train-chunk-2"}
+
+
+def test_submit_says_which_stage_failed_and_why(kfp_api: Any, baton: Baton) -> None:
+    kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
+    kfp_api.messages, kfp_api.logs = {"train-chunk-2": "Error (exit code 1)"}, {"train-chunk-2": LOG}
+    done = baton(*SUBMIT)
+    said = "store 's3://baton': access denied. Check the policy of the key."
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["failed"] == [{"stage": "train chunk 2", "message": said}]
+    assert f"✗ train chunk 2 (42 s): {said}" in done.stderr
+    assert "kubectl logs w-abc-retry-system-container-impl-" in done.stderr
+
+
+def test_submit_without_cache_with_an_account_and_a_page(
+    kfp_api: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.test/pipeline")
+    assert baton(*SUBMIT[:-3], "--no-cache", "--service-account", "baton-runner").returncode == 0
+    (run,) = kfp_api.runs.values()
+    assert run["service_account"] == "baton-runner"
+    spec = run["pipeline_spec"]["pipeline_spec"]
+    assert {str(task["cachingOptions"]) for task in spec["root"]["dag"]["tasks"].values() if "train" in str(task)} == {
+        "{}"
+    }
+    for executor in spec["deploymentSpec"]["executors"].values():
+        page = {"name": "KF_PIPELINES_UI_ENDPOINT", "value": "https://kubeflow.test/pipeline"}
+        assert page in executor["container"]["env"]
+
+
+# status
+
+
+@pytest.mark.parametrize("by", ["name", "id"])
+def test_status_of_a_run_that_goes_on(by: str, started: Any, baton: Baton) -> None:
+    run_id = started("RUNNING", stops_at="train-chunk-2")
+    done = baton("status", "mine" if by == "name" else run_id, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "running"
+    assert list(stages(done).items()) == [
+        ("data split", "succeeded"),
+        ("tokenize", "succeeded"),
+        ("train chunk 1", "succeeded"),
+        ("checkpoint 1", "succeeded"),
+        ("train chunk 2", "running"),
+        ("checkpoint 2", "waiting"),
+        ("train chunk 3", "waiting"),
+        ("checkpoint 3", "waiting"),
+        ("evaluate", "waiting"),
+        ("gate", "waiting"),
+        ("export", "waiting"),
+        ("rejected", "waiting"),
+        ("report", "waiting"),
+    ]
+
+
+def test_status_in_words(started: Any, baton: Baton) -> None:
+    started("FAILED", stops_at="train-chunk-2")
+    done = baton("status", "mine")
+    assert done.returncode == 1
+    assert "mine: failed" in done.stderr
+    assert "train chunk 3  not run" in done.stderr
+    assert "/#/runs/details/" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("OOMKilled (exit code 137)", "raise resources.memory"),
+        ('ImagePullBackOff: Back-off pulling image "registry/baton:1"', "check resources.image"),
+        ('CreateContainerConfigError: secret "s3-keys" not found', "see resources.secret"),
+        ("Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "check resources.gpus"),
+        ("pod deleted", "`baton retry` goes on from the newest checkpoint"),
+        ("Error: container has runAsNonRoot and image will run as root", "The image runs as root"),
+    ],
+    ids=["memory", "image", "secret", "node", "deleted", "root"],
+)
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
+def test_status_says_what_helps(state: str, message: str, hint: str, kfp_api: Any, started: Any, baton: Baton) -> None:
+    kfp_api.messages = {"train-chunk": message}
+    started(state, stops_at="train-chunk")
+    done = baton("status", "mine", "--output", "json")
+    (stage,) = [stage for stage in json.loads(done.stdout)["stages"] if stage["name"] == "train chunk 1"]
+    assert stage["message"] == message
+    assert hint in done.stderr
+    assert done.returncode == (state == "FAILED")
+
+
+def test_status_without_the_first_version_of_the_api(kfp_api: Any, started: Any, baton: Baton) -> None:
+    kfp_api.serves_first_version = False
+    run_id = started("FAILED", stops_at="train-chunk-2")
+    done = baton("status", "mine", "--output", "json")
+    assert done.returncode == 1
+    assert stages(done)["train chunk 2"] == "failed"
+    assert f"kubectl logs -l pipeline/runid={run_id},app.kubernetes.io/component=train-chunk -c main" in done.stderr
+
+
+def test_status_of_a_run_of_an_uploaded_pipeline(kfp_api: Any, started: Any, baton: Baton) -> None:
+    run_id = started("RUNNING", stops_at="train-chunk-2")
+    kfp_api.refers_to_upload = True
+    done = baton("status", run_id, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert stages(done)["train-chunk"] == "succeeded"
+    assert stages(done)["train-chunk-2"] == "running"
+    assert "executor" not in stages(done)
+
+
+def test_status_of_several_runs_of_one_name_is_the_newest_ones(started: Any, baton: Baton) -> None:
+    started("FAILED")
+    newest = started("SUCCEEDED")
+    done = baton("status", "mine", "--output", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["run_id"] == newest
+    assert f"2 runs are named mine; this is the newest, {newest}" in done.stderr
+
+
+def test_status_follows_to_the_end(kfp_api: Any, started: Any, baton: Baton) -> None:
+    run_id = started("RUNNING")
+    kfp_api.runs[run_id]["_states"] = ["SUCCEEDED"]
+    done = baton("status", "mine", "--wait", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "succeeded"
+
+
+# cancel and retry
+
+
+def test_cancel_and_go_on(kfp_api: Any, started: Any, baton: Baton) -> None:
+    run_id = started("RUNNING", stops_at="train-chunk-2")
+    cancelled = baton("cancel", "mine", "--output", "json")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert json.loads(cancelled.stdout)["state"] == "canceling"
+    ended = baton("status", "mine", "--wait", "--output", "json")
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["state"] == "canceled"
+
+    kfp_api.stops_at = None
+    retried = baton("retry", run_id, "--wait", "--output", "json")
+    assert retried.returncode == 0, retried.stderr
+    assert json.loads(retried.stdout)["state"] == "succeeded"
+    assert ("POST", f"/apis/v2beta1/runs/{run_id}:retry") in kfp_api.requests
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "message"),
+    [
+        ("cancel", "SUCCEEDED", "run 'mine' is succeeded already; expected one that goes on."),
+        ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was cancelled."),
+        ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was cancelled."),
+    ],
+)
+def test_what_has_ended_or_not(command: str, state: str, message: str, started: Any, baton: Baton) -> None:
+    started(state)
+    done = baton(command, "mine")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [f"baton: {message}"]
+
+
+def test_a_retry_that_the_backend_cannot_do(kfp_api: Any, started: Any, baton: Baton) -> None:
+    kfp_api.retry_fails = True
+    started("FAILED")
+    done = baton("retry", "mine")
+    assert done.returncode == 1
+    assert "offloaded node status" in done.stderr
+    assert "`baton submit RECIPE --run mine` starts it anew, from its newest checkpoint." in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "cancel", "retry"])
+def test_a_run_that_is_not_there(command: str, kfp_api: Any, baton: Baton) -> None:
+    done = baton(command, "nobody")
+    assert done.returncode == 2
+    assert f"'{kfp_api.url}' has no run named 'nobody'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_several_profiles_ask_for_a_namespace(kfp_api: Any, started: Any, baton: Baton) -> None:
+    kfp_api.multi_user = True
+    started("SUCCEEDED")
+    done = baton("status", "mine")
+    assert done.returncode == 2
+    assert "--namespace" in done.stderr
+    assert baton("status", "mine", "--namespace", "ann").returncode == 0
+
+
+def test_an_endpoint_must_be_named(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if "ENDPOINT" not in name}
+    done = subprocess.run([BATON, "status", "mine"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "--endpoint" in done.stderr
+
+
+def test_the_package_names_every_task_only_once(package: Path) -> None:
+    spec = next(yaml.safe_load_all(package.read_text()))
+    dags = [spec["root"]["dag"], *(part["dag"] for part in spec["components"].values() if "dag" in part)]
+    keys = [key for dag in dags for key in dag["tasks"]]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_one_live_line(kfp_api: Any, started: Any, tmp_path: Path) -> None:
+    run_id = started("RUNNING", stops_at="train-chunk-2")
+    kfp_api.runs[run_id]["_states"] = ["RUNNING", "SUCCEEDED"]
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "HOME": str(tmp_path), "BATON_KFP_ENDPOINT": kfp_api.url, "TERM": "xterm"}
+    command = [BATON, "status", "mine", "--wait"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b"".join(_read(ours)).decode()
+    assert process.returncode == 0
+    assert "train chunk 2" in shown
+    assert "4/13" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+def _read(terminal: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # what Linux says when the other side is closed
+        while chunk := os.read(terminal, 65536):
+            yield chunk

@@ -1,0 +1,200 @@
+"""Hardware profiles: what they choose, that the user's word wins, and where they are applied."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.shared import machine, recipe_file
+from components.shared.errors import UserError
+from pipelines.compiling import prepare, profiles
+
+BATON = str(Path(sys.executable).parent / "baton")
+ADAPTER = {"model": {"base": "org/model"}, "adapter": {"r": 8}}
+
+
+def document(profile: str, **more: Any) -> dict[str, Any]:
+    """A recipe that leaves to the profile what it can."""
+    scratch = {"from_scratch": {"hidden_size": 16}, "tokenizer": {"train": {"vocab_size": 300}}}
+    found = {"name": "tiny", "model": scratch, "data": {"source": "rows.jsonl"}, "resources": {"profile": profile}}
+    return copy.deepcopy({**found, **more})
+
+
+def values(found: dict[str, Any]) -> dict[str, Any]:
+    """The values that profiles choose among, by path."""
+    paths = {choice.path for profile in profiles.PROFILES.values() for choice in profile(True)}
+    return {path: found[path.partition(".")[0]][path.partition(".")[2]] for path in paths}
+
+
+FULL = {
+    "cpu": {
+        "training.precision": "fp32", "training.optimizer": "adamw_torch", "training.gradient_checkpointing": False,
+        "training.workers": 0, "model.dtype": "float32", "model.attention": "sdpa",
+        "resources.gpus": 0, "resources.cpu": "4", "resources.memory": "16Gi", "resources.shm": "2Gi",
+    },
+    "mps": {
+        "training.precision": "fp32", "training.optimizer": "adamw_torch", "training.gradient_checkpointing": True,
+        "training.workers": 0, "model.dtype": "float32", "model.attention": "sdpa",
+        "resources.gpus": 0, "resources.cpu": None, "resources.memory": None, "resources.shm": "2Gi",
+    },
+    "cuda-small": {
+        "training.precision": "bf16", "training.optimizer": "paged_adamw_8bit",
+        "training.gradient_checkpointing": True, "training.workers": 2, "model.dtype": "float32",
+        "model.attention": "sdpa", "resources.gpus": 1, "resources.cpu": "4", "resources.memory": "32Gi",
+        "resources.shm": "8Gi",
+    },
+    "cuda-large": {
+        "training.precision": "bf16", "training.optimizer": "adamw_torch_fused",
+        "training.gradient_checkpointing": False, "training.workers": 4, "model.dtype": "float32",
+        "model.attention": "sdpa", "resources.gpus": 1, "resources.cpu": "8", "resources.memory": "96Gi",
+        "resources.shm": "32Gi",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", FULL)
+def test_what_a_profile_chooses_for_the_full_weights(profile: str) -> None:
+    found, _ = profiles.apply(document(profile))
+    assert values(recipe_file.validate(found, origin="r").model_dump()) == FULL[profile]
+
+
+@pytest.mark.parametrize("profile", ["cuda-small", "cuda-large"])
+def test_an_adapter_gets_exact_moments_on_a_base_of_16_bits(profile: str) -> None:
+    found, _ = profiles.apply(document(profile, **ADAPTER))
+    changed = {"training.optimizer": "adamw_torch_fused", "model.dtype": "bfloat16"}
+    assert values(recipe_file.validate(found, origin="r").model_dump()) == {**FULL[profile], **changed}
+
+
+PHASES = {
+    "each has one": (["sft", "dpo"], True),
+    "one turns it off": (["sft", {"name": "dpo", "adapter": None}], False),
+    "one of its own": ([{"name": "sft", "adapter": {"r": 2}}], True),
+}
+
+
+@pytest.mark.parametrize(("phases", "adapted"), PHASES.values(), ids=PHASES)
+def test_phases_count_as_adapters_where_all_of_them_are(phases: list[Any], adapted: bool) -> None:
+    found, _ = profiles.apply(document("cuda-small", **ADAPTER, phases=phases))
+    assert found["model"]["dtype"] == ("bfloat16" if adapted else "float32")
+
+
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+def test_each_choice_yields_to_the_user(profile: str) -> None:
+    for choice in profiles.PROFILES[profile](False):
+        section, _, key = choice.path.partition(".")
+        given = document(profile)
+        given.setdefault(section, {})[key] = "the user's"
+        found, chosen = profiles.apply(given)
+        assert found[section][key] == "the user's"
+        assert choice.path not in [other.path for other in chosen]
+
+
+def test_null_is_a_word_too() -> None:
+    found, chosen = profiles.apply(document("cuda-small", model={"base": "org/model", "attention": None}))
+    assert found["model"]["attention"] is None
+    assert "model.attention" not in [choice.path for choice in chosen]
+
+
+@pytest.mark.parametrize("profile", [*profiles.PROFILES, "auto"])
+def test_a_second_time_changes_nothing(profile: str) -> None:
+    once, chosen = profiles.apply(document(profile))
+    assert chosen
+    assert profiles.apply(once) == (once, [])
+    resolved = recipe_file.validate(once, origin="r").model_dump(mode="json")
+    assert profiles.apply(resolved) == (resolved, [])
+
+
+def test_the_document_given_stays_as_it_is() -> None:
+    given = document("cuda-small")
+    before = copy.deepcopy(given)
+    profiles.apply(given)
+    assert given == before
+
+
+NONE = {
+    "no profile": {"resources": {"gpus": 1}},
+    "no resources": {"resources": None},
+    "an unknown one": {"resources": {"profile": "tpu"}},
+    "not a name": {"resources": {"profile": ["cpu"]}},
+    "resources of another kind": {"resources": ["cpu"]},
+    "another section of another kind": {"training": "sft"},
+}
+
+
+@pytest.mark.parametrize("more", NONE.values(), ids=NONE)
+def test_what_is_no_profile_is_left_to_the_schema(more: dict[str, Any]) -> None:
+    given = document("none", **more)
+    assert profiles.apply(given) == (given, [])
+
+
+MACHINES = {
+    "24 GB": (machine.GPU("NVIDIA L4", 24 * 10**9), False, "cuda-small"),
+    "40 GB": (machine.GPU("NVIDIA A100-SXM4-40GB", 40 * 10**9), False, "cuda-large"),
+    "a Mac": (None, True, "mps"),
+    "neither": (None, False, "cpu"),
+}
+
+
+@pytest.mark.parametrize(("gpu", "mps", "profile"), MACHINES.values(), ids=MACHINES)
+def test_auto_looks_at_this_machine(
+    gpu: machine.GPU | None, mps: bool, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "gpu", lambda: gpu)
+    monkeypatch.setattr(machine, "has_mps", lambda: mps)
+    found, chosen = profiles.apply(document("auto"))
+    assert found == profiles.apply(document(profile))[0]
+    assert (chosen[0].path, chosen[0].value) == ("resources.profile", profile)
+    assert chosen[0].reason.startswith("this machine has")
+
+
+def test_auto_is_refused_where_another_machine_will_run() -> None:
+    with pytest.raises(UserError, match=r"is auto, which looks at.*Name one of cpu, mps, cuda-small, cuda-large"):
+        profiles.apply(document("auto"), here=False)
+
+
+@pytest.fixture
+def recipe_path(tmp_path: Path) -> str:
+    """A recipe with a profile, and its rows."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 20, encoding="utf-8")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(document("cuda-small", training={"workers": 1})), encoding="utf-8")
+    return str(path)
+
+
+def test_a_recipe_is_loaded_with_its_choices(recipe_path: str) -> None:
+    recipe, chosen = prepare.load_explained(recipe_path, ["training.precision=fp16"])
+    assert (recipe.training.workers, recipe.training.precision, recipe.resources.gpus) == (1, "fp16", 1)
+    assert recipe == prepare.load(recipe_path, ["training.precision=fp16"])
+    assert {"training.workers", "training.precision"}.isdisjoint(choice.path for choice in chosen)
+    lines = list(profiles.explained(recipe, chosen))
+    assert lines[0] == "profile cuda-small chose:"
+    assert any(re.match(r"  training\.gradient_checkpointing: true  +activations of one block", line) for line in lines)
+
+
+def test_no_profile_explains_nothing(recipe_path: str) -> None:
+    assert list(profiles.explained(*prepare.load_explained(recipe_path, ["resources.profile=null"]))) == []
+
+
+def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) -> None:
+    done = _baton("compile", recipe_path, "-o", str(tmp_path / "p.yaml"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
+    assert re.search(r'"optimizer":\s+"paged_adamw_8bit"', text)
+    assert "nvidia.com/gpu" in text
+
+
+def test_auto_is_not_compiled(recipe_path: str, tmp_path: Path) -> None:
+    done = _baton("compile", recipe_path, "-o", str(tmp_path / "p.yaml"), "--set", "resources.profile=auto")
+    assert done.returncode == 2
+    assert "resources.profile is auto" in done.stderr
+
+
+def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BATON, *arguments], capture_output=True, text=True, check=False)

@@ -1,0 +1,124 @@
+"""Every key of a file is carried over or listed, whatever it holds; the recipe's file says what the recipe says."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.shared import recipe_file
+from components.shared.errors import UserError
+from pipelines.importing import axolotl, axolotl_keys, llamafactory, llamafactory_keys, reading, writing
+from pipelines.importing.draft import Draft
+
+HERE = Path(__file__).parent
+TRAINERS: dict[str, ModuleType] = {"llamafactory": llamafactory, "axolotl": axolotl}
+KEYS: dict[str, ModuleType] = {"llamafactory": llamafactory_keys, "axolotl": axolotl_keys}
+EXAMPLES = [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in sorted(HERE.glob("*/*.y*ml"))]
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["auto", "1e-4"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def trainer_of(path: Path) -> ModuleType:
+    """Return the trainer an example is for."""
+    return TRAINERS[path.parent.name]
+
+
+def settled(draft: Draft) -> set[str]:
+    """Return the keys that the report accounts for."""
+    return set(draft.carried) | set(draft.idle) | {remark.key for remark in draft.remarks}
+
+
+def drafted(trainer: ModuleType, path: Path) -> Draft | str:
+    """Return what becomes of a file, or the message that says why nothing does."""
+    try:
+        return reading.draft_of(trainer, str(path), str(path.parent))
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_every_key_of_an_example_is_accounted_for_once(path: Path):
+    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    flat = reading.flatten(yaml.safe_load(path.read_text()), trainer_of(path).NESTED)
+    noted = {remark.key for remark in draft.remarks}
+
+    assert flat.keys() <= settled(draft)
+    assert not set(draft.carried) & noted
+    assert not set(draft.idle) & (set(draft.carried) | noted)
+    report = "\n".join(writing.report(draft, "recipe.yaml"))
+    assert all(f"  {key}:" in report for key in noted)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
+    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    recipe = writing.recipe_of(draft)
+    written = writing.to_yaml(recipe, draft)
+    (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
+
+    assert recipe_file.load(str(tmp_path / "recipe.yaml")) == recipe
+    assert written.startswith(f"# Made from {draft.tool}'s {path.name} by `baton import`")
+    assert max(map(len, written.splitlines()[2:])) <= 120
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_no_value_of_the_file_is_a_default(path: Path):
+    """What is taken out of the file changes the recipe, or is all that names a section."""
+    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    recipe = writing.recipe_of(draft)
+    document = yaml.safe_load(writing.to_yaml(recipe, draft))
+
+    for section, values in document.items():
+        if not isinstance(values, dict):
+            continue
+        for key in values:
+            fewer = {**document, section: {name: value for name, value in values.items() if name != key}}
+            with contextlib.suppress(UserError):  # one that is needed
+                assert recipe_file.validate(fewer, origin="fewer") != recipe, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("tool", TRAINERS)
+def test_every_known_key_is_accounted_for_alone(tool: str, tmp_path: Path):
+    base = {
+        "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
+        "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
+    }[tool]
+    for key in {*KEYS[tool].TABLE, *(f"{start}x" for start in KEYS[tool].FAMILIES)} - base.keys():
+        for value in (True, "text", 2):
+            path = tmp_path / "train.yaml"
+            path.write_text(yaml.safe_dump({**base, key: value}), encoding="utf-8")
+            said: Draft | str = drafted(TRAINERS[tool], path)
+            assert key in (said if isinstance(said, str) else settled(said)), key
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+@given(data=st.data())
+def test_no_value_is_lost_or_breaks_it(path: Path, data: Any):
+    """One key of an example with any value: a recipe, or one message."""
+    document = yaml.safe_load(path.read_text())
+    key = data.draw(st.sampled_from(sorted(document)))
+    document[key] = data.draw(junk)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.yaml"
+        file.write_text(yaml.safe_dump(document), encoding="utf-8")
+        draft = drafted(trainer_of(path), file)
+        if isinstance(draft, str):
+            return
+        try:
+            recipe = writing.recipe_of(draft)
+        except UserError:
+            return
+        flat = reading.flatten(reading.load(str(file), draft.tool), trainer_of(path).NESTED)
+        assert flat.keys() <= settled(draft)
+        assert recipe_file.validate(yaml.safe_load(writing.to_yaml(recipe, draft)), origin="written") == recipe
+        list(writing.report(draft, "recipe.yaml"))

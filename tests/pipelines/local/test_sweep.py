@@ -1,0 +1,344 @@
+"""`baton sweep`: trials in turns on this machine, their bits, and what stopping, resuming and forking make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.shared import configurations, recipe_file
+from components.shared.checkpoint_store import CheckpointStore
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.shared.sweeps import Sweep, score_name
+from pipelines.compiling import prepare
+from pipelines.compiling.package import Pipeline
+from pipelines.local import engine, processes, results, warm
+from pipelines.local.sweep import LocalSweep
+
+BATON = str(Path(sys.executable).parent / "baton")
+WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]
+RATES = [1e-4, 3e-2, 1e-2, 1e-3]
+BEST, SECOND = "t001", "t002"
+"""By the learning rate, which is all that differs: the higher ones learn more in so few steps."""
+
+
+def _write_recipe(folder: Path, **sweep: Any) -> Path:
+    draw = random.Random(1)
+    rows = [{"text": " ".join(draw.choice(WORDS) for _ in range(12))} for _ in range(120)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    document = {
+        "name": "swept",
+        "seed": 5,
+        "store": "store",
+        "model": {
+            "from_scratch": {"architecture": "llama", **shape, "num_key_value_heads": 2},
+            "tokenizer": {"train": {"vocab_size": 300}},
+        },
+        "data": {"source": "rows.jsonl", "max_length": 32, "split": {"eval": 0.2}},
+        "training": {"method": "pretrain", "batch_size": 8, "max_steps": 12, "learning_rate": 1e-3},
+        "chunks": {"count": 4},
+        "evaluation": {"samples": 1, "max_new_tokens": 4},
+        "tracking": {"mlflow": None},
+        "sweep": {
+            "method": "grid",
+            "parameters": {"training.learning_rate": RATES},
+            "halving": {"eta": 2},
+            **sweep,
+        },
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def _loaded(path: Path) -> Recipe:
+    return prepare.localise(prepare.load(str(path), store=str(path.parent / "store")), str(path))
+
+
+class Watched(LocalSweep):
+    """A sweep that notes what its stages tell, and stops short of handing out the winner."""
+
+    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None):
+        self.events: list[dict[str, Any]] = []
+
+        def heard(event: dict[str, Any]) -> None:
+            self.events.append(event)
+            on_event(event)
+
+        super().__init__(recipe, name, heard)
+
+    def _hand_out(self, run: Run) -> None:
+        pass
+
+    def trained(self) -> list[tuple[str, int]]:
+        """Returns trial and chunk of each score, in their order."""
+        return [(event["trial"], event["chunk"]) for event in self.events if event["event"] == "scored"]
+
+
+def _digest(run: Run, step: int) -> str:
+    manifest = CheckpointStore(run).manifest(step)
+    assert manifest is not None
+    return str(manifest.meta["digest"])
+
+
+def _alone(recipe: Recipe, values: dict[str, Any], name: str) -> Run:
+    """Trains a configuration to its end in two chunks, as a run of its own that knows of no sweep."""
+    document = configurations.configured(recipe, values, name).model_dump(mode="json")
+    own = recipe_file.validate(document, origin=name)
+    run = processes.prepare(own, name, lambda event: None, warm.launcher())
+    for index in range(1, own.chunks.count + 1):
+        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], lambda event: None, warm.launcher())
+    return run
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Watched, Run]:
+    """A finished sweep of four learning rates in 4 chunks, two going on behind the first, one behind the second."""
+    folder = tmp_path_factory.mktemp("swept")
+    recipe = _loaded(_write_recipe(folder))
+    watched = Watched(recipe, "s")
+    return recipe, watched, watched.run()
+
+
+def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watched, Run]) -> None:
+    _, watched, winner = swept
+    assert winner.name == f"s-{BEST}"
+    assert watched.trained() == [
+        ("t000", 1), ("t001", 1), ("t002", 1), ("t003", 1),
+        (BEST, 2), (SECOND, 2), (BEST, 3), (BEST, 4),
+    ]  # fmt: skip
+    rungs = watched.sweep.rungs()
+    assert [(rung["chunk"], rung["kept"]) for rung in rungs] == [(1, [BEST, SECOND]), (2, [BEST]), (4, [BEST])]
+    assert [CheckpointStore(Run(winner.storage, f"s-t00{at}")).steps()[-1] for at in range(4)] == [3, 12, 6, 3]
+    assert (watched.sweep.get("winner.json") or {})["id"] == BEST
+    assert "t001" in winner.storage.read(watched.sweep.path("page.html")).decode()
+
+
+def test_data_is_split_and_tokenized_once_for_all(swept: tuple[Recipe, Watched, Run]) -> None:
+    _, watched, winner = swept
+    stages = [event["stage"] for event in watched.events if event["event"] == "stage" and event["state"] == "started"]
+    assert stages.count("data split") == 1
+    assert stages.count("tokenize") == 1
+    written = winner.storage.find("data")
+    assert sum(name.endswith("/tokens/manifest.json") for name in written) == 1
+    assert sum(name.endswith("/split/manifest.json") for name in written) == 1
+    assert {
+        winner.require("tokens.json")["digest"],
+        Run(winner.storage, "s-t000").require("tokens.json")["digest"],
+    } == {name.partition("/")[0] for name in written if name.endswith("/tokens/manifest.json")}
+
+
+def test_a_trial_ends_on_the_bits_of_its_recipe_alone(swept: tuple[Recipe, Watched, Run]) -> None:
+    recipe, _, winner = swept
+    alone = _alone(recipe, {"training.learning_rate": 3e-2}, "alone")
+    for step in (9, 12):
+        assert _digest(winner, step) == _digest(alone, step)
+    assert alone.get(score_name(1)) is None
+
+
+def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:
+    """A chunk whose checkpoint stands and whose score is lost measures it again, without training."""
+    _, _, winner = swept
+    score = winner.require(score_name(4))
+    winner.storage.remove(winner.path(score_name(4)))
+    heard: list[dict[str, Any]] = []
+    processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
+    assert winner.require(score_name(4))["value"] == score["value"]
+    assert not [event for event in heard if event["event"] in ("step", "checkpoint")]
+    assert winner.records("train-chunk-004")[-1]["outcome"] == "already_done"
+
+
+def test_a_sweep_done_twice_does_nothing_the_second_time(swept: tuple[Recipe, Watched, Run]) -> None:
+    recipe, watched, winner = swept
+    before = watched.sweep.rungs()
+    again = Watched(recipe, "s")
+    assert again.run().name == winner.name
+    assert again.trained() == []
+    assert watched.sweep.rungs() == before
+
+
+@pytest.mark.slow
+def test_a_stopped_trial_that_is_resumed_ends_on_the_bits_it_would_have_had(
+    swept: tuple[Recipe, Watched, Run], tmp_path: Path
+) -> None:
+    recipe, _, winner = swept
+    copied = _copied(recipe, winner.storage, tmp_path)
+    sweep = Sweep(Storage(copied.store.uri), "s")
+    sweep.ask("t000", "go", "to see where it ends")
+    again = Watched(copied, "s")
+    assert again.run().name == f"s-{BEST}"
+    assert [chunk for trial, chunk in again.trained() if trial == "t000"] == [2, 3, 4]
+    assert {trial for trial, _ in again.trained()} == {"t000"}
+    alone = _alone(copied, {"training.learning_rate": 1e-4}, "never-stopped")
+    assert _digest(sweep.run(sweep.trial("t000")), 12) == _digest(alone, 12)
+
+
+def _copied(recipe: Recipe, storage: Storage, folder: Path) -> Recipe:
+    """Returns the recipe in a copy of its store."""
+    shutil.copytree(storage.uri(), folder / "store")
+    document = recipe.model_dump(mode="json")
+    document["store"]["uri"] = str(folder / "store")
+    return recipe_file.validate(document, origin="copy")
+
+
+@pytest.mark.slow
+def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
+    sweep = Sweep(Storage(recipe.store.uri), "w")
+
+    def ask(event: dict[str, Any]) -> None:
+        if event["event"] == "scored" and (event["trial"], event["chunk"]) == ("t001", 2):
+            sweep.ask("t001", "stop", "seen enough")
+
+    watched = Watched(recipe, "w", ask)
+    assert watched.run().name == "w-t000"
+    assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t001", 2), ("t000", 3), ("t000", 4)]
+    assert watched.sweep.rungs()[0]["stopped"] == [{"id": "t001", "why": "asked to stop: seen enough"}]
+    heard: list[dict[str, Any]] = []
+    stopped = sweep.run(sweep.trial("t001"))
+    processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, warm.launcher())  # as a pod would
+    assert CheckpointStore(stopped).steps()[-1] == 6
+    assert [event["event"] for event in heard if event["event"] in ("stopped", "step")] == ["stopped"]
+    processes.run(processes.CHECKPOINT, [stopped.uri, "3"], heard.append, warm.launcher())
+
+
+@pytest.mark.slow
+def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_path: Path) -> None:
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
+    sweep = Sweep(Storage(recipe.store.uri), "b")
+    standing: list[bool] = []
+
+    def ask(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 6:  # of the first to train its second chunk
+            standing.append(watched._standing is not None)
+            sweep.ask("t001", "stop", "seen enough")
+
+    watched = Watched(recipe, "b", ask)
+    assert watched.run().name == "b-t000"
+    assert standing == [True]
+    assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
+    assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
+    # It may have seen the wish itself, and then says so in a record.
+    records = sweep.run(sweep.trial("t001")).records("train-chunk-002")
+    assert all(record["from_step"] == record["to_step"] for record in records)
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    trained = {"training.trainable": [None, {"patterns": ["nowhere"]}]}
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=trained))
+    watched = Watched(recipe, "f")
+    assert watched.run().name == "f-t000"
+    (stopped,) = watched.sweep.rungs()[0]["stopped"]
+    assert stopped["id"] == "t001"
+    assert stopped["why"].startswith("chunk 1 failed: train chunk 1: training.trainable ['nowhere'] fits no parameter.")
+
+
+def _command(folder: Path, *more: str) -> list[str]:
+    return [BATON, "sweep", *more, "--store", str(folder / "store"), "--output", "json"]
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_in_a_chunk_goes_on_to_the_same_winner_and_bits(
+    swept: tuple[Recipe, Watched, Run], tmp_path: Path
+) -> None:
+    _, _, winner = swept
+    recipe = _write_recipe(tmp_path)
+    command = _command(tmp_path, "run", str(recipe), "--run", "k")
+    with open(tmp_path / "errors", "w", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=tmp_path, process_group=0)
+    second = tmp_path / "store" / "runs" / f"k-{BEST}" / "checkpoints" / "step-00000006"
+    while not second.exists():  # the winner is about to commit its second chunk
+        assert process.poll() is None, (tmp_path / "errors").read_text()
+        time.sleep(0.01)
+    children = [int(line) for line in subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+    ).stdout.split()]  # fmt: skip
+    for pid in (process.pid, *children):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["winner"]["id"] == BEST
+    assert found["winner_run"]["state"] == "succeeded"
+    assert found["winner_run"]["checkpoints"][-1]["digest"] == _digest(winner, 12)
+    assert Path(found["winner_run"]["model_uri"], "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
+    swept: tuple[Recipe, Watched, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cluster runs, by kfp's own local engine: loops over what the judges let go on, two trials at a time."""
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    _, _, winner = swept
+    recipe = _loaded(_write_recipe(tmp_path))
+    arguments = {"sweep_name": "c"}
+    heard: list[dict[str, Any]] = []
+    engine.run_recipe(
+        recipe, "c", pipeline=Pipeline.sweep, arguments=arguments, on_event=heard.append, containers=False
+    )
+    found = Sweep(Storage(recipe.store.uri), "c")
+    assert [rung["kept"] for rung in found.rungs()] == [[BEST, SECOND], [BEST], [BEST]]
+    assert _digest(found.run(found.trial(BEST)), 12) == _digest(winner, 12)
+    assert results.result(found.run(found.trial(BEST)))["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
+    swept: tuple[Recipe, Watched, Run], tmp_path: Path
+) -> None:
+    recipe, _, winner = swept
+    copied = _copied(recipe, winner.storage, tmp_path)
+    fork = ["fork", "s", SECOND, "--set", "training.learning_rate=0.02"]
+    done = subprocess.run(_command(tmp_path, *fork), capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["id"] == "f000"
+    assert made["parent"] == {"run": f"s-{SECOND}", "step": 6}
+    assert made["values"] == {"training.learning_rate": 0.02}
+    again = Watched(copied, "s")
+    again.run()
+    assert {trial for trial, _ in again.trained()} == {"f000"}
+    assert CheckpointStore(Run(again.sweep.storage, "s-f000")).steps()[-1] == 12
+    shown = subprocess.run(_command(tmp_path, "status", "s"), capture_output=True, text=True, check=False)
+    rows = {row["id"]: row for row in json.loads(shown.stdout)["trials"]}
+    assert rows["f000"]["state"] == "ended"
+    assert rows["t000"]["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_brackets_follow_each_other_and_optuna_draws_the_second_by_the_first(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    parameters = {"training.learning_rate": {"min": 1e-5, "max": 3e-2, "log": True}, "data.max_length": [24, 32]}
+    more = {"method": "optuna", "trials": 4, "brackets": 2, "parameters": parameters}
+    watched = Watched(_loaded(_write_recipe(tmp_path, **more)), "o")
+    winner = watched.run()
+    trials = watched.sweep.trials()
+    assert [(trial["id"], trial["bracket"]) for trial in trials] == [
+        ("t000", 1), ("t001", 1), ("t002", 2), ("t003", 2),
+    ]  # fmt: skip
+    stages = [event["stage"] for event in watched.events if event["event"] == "stage" and event["state"] == "started"]
+    lengths = {trial["values"]["data.max_length"] for trial in trials}
+    assert stages.count("tokenize") == len(lengths)  # once for each different data, over both brackets
+    final = {
+        rung["kept"][0]: rung["scores"][rung["kept"][0]]["value"]
+        for rung in watched.sweep.rungs()
+        if rung["chunk"] == 4
+    }
+    assert winner.name == f"o-{min(final, key=final.__getitem__)}"

@@ -1,0 +1,116 @@
+"""Stages forked from a warm server: processes as good as fresh interpreters, and fresh ones where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local import warm
+
+PROBE = """
+import atexit, json, os, random, sys
+if __name__ == "__main__":
+    loaded = "torch" in sys.modules
+    atexit.register(lambda: print("said at the end", flush=True))
+    print(json.dumps({"warm": loaded, "argv": sys.argv[1:], "pid": os.getpid(), "random": random.random(),
+                      "name": __name__, "value": os.environ.get("BATON_PROBE"), "group": os.getpgid(0)}), flush=True)
+    if sys.argv[1:] == ["wait"]:
+        os.system("sleep 60")
+    sys.exit(int(os.environ.get("BATON_CODE", "0")))
+"""
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any], list[str]]]:
+    """Runs a module that tells what it finds: exit code, what it told, and the lines behind that."""
+    (tmp_path / "probe_of_warm.py").write_text(PROBE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, **environment: str) -> tuple[int, dict[str, Any], list[str]]:
+        process = warm.Forked("probe_of_warm", arguments, {**os.environ, **environment})
+        first, *rest = process.lines()
+        return process.wait(), json.loads(first), rest
+
+    return run
+
+
+def test_a_stage_has_its_imports_and_nothing_of_another(probe: Callable[..., Any]) -> None:
+    (code, one, rest), (_, other, _) = probe("a", "b", BATON_PROBE="x"), probe(BATON_CODE="3")
+    assert code == 0
+    assert one["warm"]
+    assert one["name"] == "__main__"
+    assert (one["argv"], one["value"]) == (["a", "b"], "x")
+    assert (other["argv"], other["value"]) == ([], None)
+    assert len({one["pid"], other["pid"], os.getpid()}) == 3
+    assert one["random"] != other["random"]
+    assert rest == ["said at the end\n"]
+
+
+def test_its_exit_code_is_told(probe: Callable[..., Any]) -> None:
+    assert probe(BATON_CODE="3")[0] == 3
+
+
+def test_what_libraries_read_at_import_gives_it_a_fresh_interpreter(probe: Callable[..., Any]) -> None:
+    process = warm.Forked("probe_of_warm", ["a"], {**os.environ, "OMP_NUM_THREADS": "7", "BATON_CODE": "4"})
+    said, first, *rest = process.lines()
+    found = json.loads(first)
+    assert not found["warm"]
+    assert (process.wait(), found["argv"], rest) == (4, ["a"], ["said at the end\n"])
+    assert said == "a fresh interpreter for probe_of_warm: OMP_NUM_THREADS changed since libraries were imported\n"
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path) -> None:
+    process = warm.Forked("probe_of_warm", ["wait"])
+    lines = process.lines()
+    found = json.loads(next(lines))
+    assert found["pid"] == found["group"] == process.pid
+    started = time.monotonic()
+    process.kill()
+    assert list(lines) == []
+    assert process.wait() == -signal.SIGKILL
+    assert time.monotonic() - started < 30
+    while _is_there(found["group"]):  # until the machine has taken note of the child's end
+        assert time.monotonic() - started < 30
+        time.sleep(0.05)
+
+
+def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from kfp import components, local
+from pipelines.local import warm
+if __name__ == "__main__":
+    told = []
+    forked = warm.Forked.__init__
+    warm.Forked.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
+    with warm.installed():
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root={str(tmp_path)!r}, raise_on_error=True)
+        components.load_component_from_file({str(two_step_package)!r})(num_rows=3)
+    print("forked", len(told))
+"""
+    counts = {}
+    for value in ("1", "0"):
+        given = {**os.environ, warm.WARM: value}
+        done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "plain {'rows': 3.0} True" in done.stdout  # the second stage got what the first one left
+        counts[value] = done.stdout.splitlines()[-1]
+    assert counts == {"1": "forked 2", "0": "forked 0"}
