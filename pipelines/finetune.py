@@ -1,10 +1,11 @@
 """The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
+from kfp.dsl.pipeline_channel import PipelineChannel
 
 from components.checkpoint.component import checkpoint
 from components.data_split.component import data_split
@@ -19,6 +20,9 @@ from components.tokenize.component import tokenize
 from components.train_chunk.component import train_chunk
 from pipelines import resources
 
+Value: TypeAlias = PipelineChannel | str
+"""An address or a name: the pipeline's parameter, what a stage puts out, or a constant."""
+
 
 def finetune(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline of a recipe, its chunks unrolled, its phases one behind the other."""
@@ -26,7 +30,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
 
 
 def _single(recipe: Recipe) -> BaseComponent:
-    """Its parameters are what one changes between runs; their defaults are the recipe's values."""
+    """Returns the pipeline of one training. Its parameters are what one changes between runs."""
     training = recipe.training
 
     @dsl.pipeline(
@@ -52,20 +56,18 @@ def _single(recipe: Recipe) -> BaseComponent:
             epochs: Passes over the training rows; 0 where max_steps counts.
             max_steps: Optimizer steps; 0 where epochs counts.
         """
-        split = data_split(
-            recipe=recipe_file.dumps(recipe),
+        split = split_task(
+            recipe,
+            store,
             run_name=run_name,
             new_name=recipe.name,
             job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            store=store,
             source=source,
             learning_rate=learning_rate,
             epochs=epochs,
             max_steps=max_steps,
-            phase="",
-            start_from="",
         )
-        return stages(recipe, split)  # type: ignore[no-any-return]
+        return stages(recipe, split)
 
     return pipeline
 
@@ -86,30 +88,73 @@ def _phased(recipe: Recipe) -> BaseComponent:
             run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
             store: Folder or s3://bucket for runs and data.
         """
-        return phases(recipe, run_name, store)  # type: ignore[no-any-return]
+        return phases(recipe, run_name, store)
 
     return pipeline
 
 
-def phases(recipe: Recipe, run_name: Any, store: Any) -> Any:
+def phases(recipe: Recipe, run_name: Value, store: Value) -> Value:
     """Adds the stages of all phases and returns the address of the last one's model."""
-    model: Any = ""
+    model: Value = ""
     for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
-        split = data_split(
-            recipe=recipe_file.dumps(part),
+        split = split_task(
+            part,
+            store,
             run_name=run_name,
             new_name=recipe.name,
             job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            store=store,
-            source=source_parameter(part),
-            learning_rate=part.training.learning_rate,
-            epochs=epochs_parameter(part),
-            max_steps=part.training.max_steps or 0,
             phase=phase.name,
             start_from=model,
         )
         model = stages(part, split, f"{phase.name}: ")
     return model
+
+
+def split_task(
+    recipe: Recipe,
+    store: Value,
+    *,
+    run_name: Value,
+    document: Value | None = None,
+    new_name: str = "",
+    job_id: str = "",
+    source: Value | None = None,
+    learning_rate: PipelineChannel | float | None = None,
+    epochs: PipelineChannel | float | None = None,
+    max_steps: PipelineChannel | int | None = None,
+    phase: str = "",
+    start_from: Value = "",
+) -> dsl.PipelineTask:
+    """Adds the data split of a training.
+
+    Args:
+        recipe: The recipe, whose values stand where the others are None.
+        store: See `components.data_split.component` for this and the rest.
+        run_name: Name of the run.
+        document: The recipe as JSON.
+        new_name: What the name of a new run begins with.
+        job_id: What it ends in.
+        source: Rows to learn from.
+        learning_rate: Peak learning rate.
+        epochs: Passes over the rows.
+        max_steps: Optimizer steps.
+        phase: Name of one training of several.
+        start_from: Address of the model of the phase before.
+    """
+    training = recipe.training
+    return data_split(
+        recipe=recipe_file.dumps(recipe) if document is None else document,
+        run_name=run_name,
+        new_name=new_name,
+        job_id=job_id,
+        store=store,
+        source=source_parameter(recipe) if source is None else source,
+        learning_rate=training.learning_rate if learning_rate is None else learning_rate,
+        epochs=epochs_parameter(recipe) if epochs is None else epochs,
+        max_steps=(training.max_steps or 0) if max_steps is None else max_steps,
+        phase=phase,
+        start_from=start_from,
+    )
 
 
 Placed = Callable[..., dsl.PipelineTask]
@@ -129,7 +174,7 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
     return placed
 
 
-def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
+def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
     """Adds the stages of one training and returns the address of its model."""
     placed = placing(recipe, prefix)
     run_uri, standing = placed(split, "data split").outputs["Output"], split.outputs["standing"]
@@ -154,7 +199,7 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
 
 
 def one_chunk(
-    recipe: Recipe, run_uri: Any, index: int, previous: Any, standing: Any, name: str, placed: Placed
+    recipe: Recipe, run_uri: Value, index: int, previous: Value, standing: Value, name: str, placed: Placed
 ) -> tuple[dsl.PipelineTask, dsl.PipelineTask]:
     """Adds a train-chunk and the stage beside the next one that reads back what it committed, and returns both."""
     part = train_chunk(run_uri=run_uri, index=index, previous=previous, standing=standing)
@@ -164,7 +209,7 @@ def one_chunk(
     return chunk, placed(kept, f"checkpoint {index}")
 
 
-def judged(recipe: Recipe, run_uri: Any, trained: Any, verified: list[dsl.PipelineTask], placed: Placed) -> Any:
+def judged(recipe: Recipe, run_uri: Value, trained: Value, verified: list[dsl.PipelineTask], placed: Placed) -> Value:
     """Adds what comes behind the last chunk, and returns the address of the model or why there is none.
 
     Args:
@@ -180,7 +225,7 @@ def judged(recipe: Recipe, run_uri: Any, trained: Any, verified: list[dsl.Pipeli
     return outcome
 
 
-def _handed_out(recipe: Recipe, run_uri: Any, evaluation: Any, placed: Placed) -> Any:
+def _handed_out(recipe: Recipe, run_uri: Value, evaluation: Value, placed: Placed) -> Value:
     """Adds the export, behind the gate where there is one, and returns the model's address or why there is none."""
 
     def exported() -> dsl.PipelineTask:

@@ -3,12 +3,11 @@
 look → (fine-tuning as in `pipelines.finetune` → promote or keep) → release, which also runs after a failure.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from components.data_split.component import data_split
 from components.retrain.component import look, release, settle
 from components.shared import recipe_file
 from components.shared.errors import UserError
@@ -61,23 +60,13 @@ def require_gate(recipe: Recipe) -> None:
         )
 
 
-def _trained(recipe: Recipe, found: Any, store: Any) -> dsl.PipelineTask:
+def _trained(recipe: Recipe, found: Mapping[str, finetune.Value], store: finetune.Value) -> dsl.PipelineTask:
     """Adds the stages of the fine-tuning and returns the one that settles what becomes of its model."""
     if recipe.phases:
         outcome = finetune.phases(recipe, found["run_name"], store)
         return settle(store=store, run_name=found["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
-    split = data_split(
-        recipe=found["changed"],
-        run_name=found["run_name"],
-        new_name="",
-        job_id="",
-        store=store,
-        source=found["sources"],
-        learning_rate=recipe.training.learning_rate,
-        epochs=finetune.epochs_parameter(recipe),
-        max_steps=recipe.training.max_steps or 0,
-        phase="",
-        start_from="",
+    split = finetune.split_task(
+        recipe, store, run_name=found["run_name"], document=found["changed"], source=found["sources"]
     )
     return settle(store=store, run_name=found["run_name"], phase="", outcome=finetune.stages(recipe, split))
 

@@ -4,12 +4,9 @@ For each bracket: begin → (data split → tokenize for each different data) �
 left, at most so many at once, train its chunks → judge. Then the winner as in `pipelines.finetune`.
 """
 
-from typing import Any
-
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from components.data_split.component import data_split
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
@@ -17,6 +14,7 @@ from components.shared.rungs import Bracket, Rung, brackets, check_trials
 from components.sweep.component import begin, enter, judge
 from components.tokenize.component import tokenize
 from pipelines import finetune, resources
+from pipelines.finetune import Value
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
@@ -47,10 +45,10 @@ def sweep(recipe: Recipe) -> BaseComponent:
             sweep_name: Name of the sweep; the same name goes on where it stopped. Empty: a new sweep.
             store: Folder or s3://bucket for runs and data.
         """
-        winner: Any = ""
+        winner: Value = ""
         for bracket in planned:
             winner = _bracket(recipe, bracket, sweep_name, store, winner)
-        return handed_out(recipe, winner)  # type: ignore[no-any-return]
+        return handed_out(recipe, winner)
 
     return pipeline
 
@@ -60,12 +58,12 @@ def winners(recipe: Recipe) -> BaseComponent:
 
     @dsl.pipeline(name=f"{recipe.name}-winner", description=f"Judges and exports the best trial of {recipe.name}.")
     def pipeline(run_uri: str) -> str:
-        return handed_out(recipe, run_uri)  # type: ignore[no-any-return]
+        return handed_out(recipe, run_uri)
 
     return pipeline
 
 
-def handed_out(recipe: Recipe, run_uri: Any) -> Any:
+def handed_out(recipe: Recipe, run_uri: Value) -> Value:
     """Adds what comes behind the last chunk of the best trial, and returns the address of its model."""
     return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
 
@@ -86,7 +84,7 @@ def _require_room(recipe: Recipe, planned: list[Bracket]) -> None:
         )
 
 
-def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Any, store: Any, previous: Any) -> Any:
+def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, previous: Value) -> Value:
     """Adds the stages of a bracket and returns the address of the best run so far."""
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
     placed = finetune.placing(recipe, prefix)
@@ -110,33 +108,21 @@ def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Any, store: Any, prev
     return winner
 
 
-def _prepared(recipe: Recipe, preparations: Any, store: Any, placed: finetune.Placed) -> Any:
+def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetune.Placed) -> Value:
     """Adds the stages that make the trials' data, once each, and returns where it is."""
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
-        split = data_split(
-            recipe=data.recipe,
-            run_name=data.run,
-            new_name="",
-            job_id="",
-            store=store,
-            source=data.source,
-            learning_rate=recipe.training.learning_rate,
-            epochs=finetune.epochs_parameter(recipe),
-            max_steps=recipe.training.max_steps or 0,
-            phase="",
-            start_from="",
-        )
+        split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
         placed(split, "data split")
         tokens = tokenize(run_uri=split.outputs["Output"], standing=split.outputs["standing"])
         placed(tokens, "tokenize")
     return dsl.Collected(tokens.outputs["Output"])
 
 
-def _rung(recipe: Recipe, rung: Rung, survivors: Any, placed: finetune.Placed) -> Any:
+def _rung(recipe: Recipe, rung: Rung, survivors: Value, placed: finetune.Placed) -> Value:
     """Adds the chunks of a rung for each trial that is left, one behind the other, and returns where they came to."""
     spare = [rung.chunk] * recipe.chunks.spare
     with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as run_uri:
-        previous: Any = ""
+        previous: Value = ""
         for at, index in enumerate([*range(rung.first, rung.chunk + 1), *spare]):
             name = f"train chunk {index}" if at <= rung.chunk - rung.first else f"spare chunk {index}"
             chunk, _ = finetune.one_chunk(recipe, run_uri, index, previous, "", name, placed)

@@ -67,6 +67,10 @@ class Spool:
                 yield Record(*json.loads(line))
 
 
+MAX_REASONS = 1000
+"""Reasons that are counted. One may quote its row, so that there is one for each."""
+
+
 class Refused:
     """Rows that are not used, in a file with their reasons: one JSON object a line, as `Rejected` has it.
 
@@ -77,6 +81,7 @@ class Refused:
         count: Number of rows.
         first: The first of them.
         broken_off: The first that stands for the rest of its file.
+        reasons: Reason → how many rows were refused for it, and the first of them; no new ones after `MAX_REASONS`.
     """
 
     def __init__(self, path: str) -> None:
@@ -84,6 +89,7 @@ class Refused:
         self.count = 0
         self.first: Rejected | None = None
         self.broken_off: Rejected | None = None
+        self.reasons: dict[str, tuple[int, Rejected]] = {}
         self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
 
     def add(self, row: Rejected) -> None:
@@ -93,6 +99,9 @@ class Refused:
         self.first = self.first or row
         if row.rest:
             self.broken_off = self.broken_off or row
+        if row.reason in self.reasons or len(self.reasons) < MAX_REASONS:
+            count, first = self.reasons.get(row.reason, (0, row))
+            self.reasons[row.reason] = count + 1, first
 
     def close(self) -> None:
         """Ends the file."""

@@ -30,6 +30,11 @@ SIDES = ("train", "eval", "test")
 VERSION = 1
 """Of what the digest of a split stands for."""
 
+NUM_REASONS = 3
+SHOWN = 80
+"""Reasons that are shown where no row can be used, and characters of an example."""
+NONE_USABLE = "Check data.format and data.columns against the rows."
+
 Placed = Iterator[tuple[Record, str]]
 """Records, each with its side."""
 
@@ -177,8 +182,8 @@ def _check_refused(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -
     if refused.count > recipe.data.max_rejected * total:
         raise UserError(
             f"{refused.count} of {total} rows are unusable, above data.max_rejected "
-            f"{recipe.data.max_rejected:g}; {example}. {kept}",
-            remedy="Mend the data or raise data.max_rejected.",
+            f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {kept}",
+            remedy="Mend the data or raise data.max_rejected." if intake.used else NONE_USABLE,
         )
     if (last := refused.broken_off) and recipe.data.max_rejected < 1:
         raise UserError(
@@ -186,6 +191,19 @@ def _check_refused(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -
             f"unknown: {last.reason}.",
             remedy="Write the file again, or set data.max_rejected to 1 to go on with what can be read.",
         )
+    if not intake.used:
+        raise UserError(f"none of {total} rows is usable; {_most_frequent(refused)}. {kept}", remedy=NONE_USABLE)
+
+
+def _most_frequent(refused: Refused) -> str:
+    """Returns the most frequent reasons, each with its number of rows and the first of these."""
+    reasons = sorted(refused.reasons.values(), key=lambda counted: -counted[0])
+    shown = [
+        f"{count} × {row.reason}, such as {_place(row)}: {' '.join(row.raw.split())[:SHOWN]!r}"
+        for count, row in reasons[:NUM_REASONS]
+    ]
+    rest = f"\n  and {len(reasons) - NUM_REASONS} more reason(s)" if len(reasons) > NUM_REASONS else ""
+    return "\n  ".join(["the reasons are:", *shown]) + rest
 
 
 def _place(row: Rejected) -> str:

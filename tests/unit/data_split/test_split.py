@@ -137,6 +137,33 @@ def test_no_rows(content: bytes, message: str, tmp_path: Path):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("max_rejected", "begins"),
+    [
+        pytest.param(0.5, "10 of 10 rows are unusable, above data.max_rejected 0.5; ", id="not-allowed"),
+        pytest.param(1, "none of 10 rows is usable; ", id="allowed"),
+    ],
+)
+def test_where_all_rows_are_refused_the_reasons_are_counted(max_rejected: float, begins: str, tmp_path: Path):
+    bodies = [{"body": "x" * 100}, {"body": "y"}, {"body": "z"}]
+    numbers = [{"text": 3}, {"text": 4}]
+    odd = [b'{"text": "\xff"}', b'{"text": "\xff"}', b'{"text": "\xff"}', b'{"text": "\xff"}']
+    source = write(tmp_path / "rows.jsonl", [*odd, *bodies, b'{"text": ', *numbers])
+
+    with pytest.raises(UserError) as caught:
+        split(str(tmp_path / "store"), source, max_rejected=max_rejected, format="text")
+
+    message = str(caught.value)
+    assert message.startswith(f"{begins}the reasons are:\n  4 × not UTF-8 at byte 10, such as rows.jsonl line 1: ")
+    assert message.splitlines()[1:4] == [
+        r"""  4 × not UTF-8 at byte 10, such as rows.jsonl line 1: '{"text": "\\xff"}'""",
+        f"""  3 × column 'text' is missing, such as rows.jsonl line 5: '{{"body": "{"x" * 70}'""",
+        """  2 × column 'text' is a int, expected text, such as rows.jsonl line 9: '{"text": 3}'""",
+    ]
+    assert "and 1 more reason(s). They are kept with their reasons in" in message
+    assert message.endswith("Check data.format and data.columns against the rows.")
+
+
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path):
     with pytest.raises(UserError) as caught:
         split(str(tmp_path / "store"), write(tmp_path / "rows.jsonl", ROWS[:1]))
