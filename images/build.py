@@ -9,7 +9,7 @@ goes into the image differs from it. From the environment:
     REGISTRY                 such as ghcr.io/me: the image is named after it and pushed; localhost when left out
     TAG                      instead of the commit's, outside a git checkout
     PYTHON_IMAGE, EXTRAS, PIP_EXTRA_INDEX_URL, FLASH_ATTN_WHEEL
-                             build arguments; the Dockerfiles say what they are
+                             build arguments; the Dockerfile says what they are
     DOCKER                   the command, docker when left out
 
 Needs Python 3.11, git and an engine (DOCKER_HOST); nothing is installed.
@@ -27,14 +27,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "build" / "images"
 PASSED_ON = ("PYTHON_IMAGE", "EXTRAS", "PIP_EXTRA_INDEX_URL", "FLASH_ATTN_WHEEL")
+DEVICES = {"cpu": {}, "gpu": {"DEVICE": "gpu", "NVIDIA_VISIBLE_DEVICES": "all"}}
+"""Image → what the Dockerfile is told of it."""
 INSIDE = ("components", "pipelines", "images", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
 SBOM = "/opt/baton/share/sbom.cdx.json"
 
 
 def main(names: list[str]) -> None:
-    known = sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"make images: IMAGES names {', '.join(unknown)}; expected some of {', '.join(known)}.")
+    if unknown := [name for name in names if name not in DEVICES]:
+        raise SystemExit(f"make images: IMAGES names {', '.join(unknown)}; expected some of {', '.join(DEVICES)}.")
     docker = os.environ.get("DOCKER") or "docker"
     if not shutil.which(docker):
         raise SystemExit(f"make images: there is no command {docker!r}; install Docker, or set DOCKER=podman.")
@@ -51,8 +52,8 @@ def build(name: str, docker: str) -> None:
         version = tomllib.load(file)["project"]["version"]
     given = {key: os.environ[key] for key in PASSED_ON if os.environ.get(key)}
     labels = {"VERSION": version, "REVISION": revision, "CREATED": created}
-    arguments = [part for key, value in (given | labels).items() for part in ("--build-arg", f"{key}={value}")]
-    run(docker, "build", "--file", f"images/{name}/Dockerfile", "--tag", image, *arguments, ".")
+    arguments = [part for key, value in (given | DEVICES[name] | labels).items() for part in ("--build-arg", f"{key}={value}")]
+    run(docker, "build", "--file", "images/Dockerfile", "--tag", image, *arguments, ".")
     if registry:
         run(docker, "push", image)
     about = json.loads(read(docker, "image", "inspect", image))[0]

@@ -16,7 +16,7 @@ def main(extras: list[str]) -> None:
     known = project["optional-dependencies"]
     if unknown := sorted(set(extras) - set(known)):
         raise SystemExit(f"EXTRAS names {', '.join(unknown)}; pyproject.toml has {', '.join(known)}")
-    wanted = [*project["dependencies"], *(line for extra in extras for line in known[extra])]
+    wanted = [*project["dependencies"], *(line for extra in dict.fromkeys(extras) for line in known[extra])]
     with open("requirements.lock", encoding="utf-8") as file:
         locked = [line for line in file if line[0].isalnum()]
     with open("requirements.txt", "w", encoding="utf-8") as file:

@@ -1,5 +1,6 @@
-"""What can be said of the Dockerfiles without an engine."""
+"""What can be said of the Dockerfile and its builds without an engine."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("cpu", "gpu")
+DOCKERFILE = ROOT / "images" / "Dockerfile"
 
 
 def hadolint() -> str:
@@ -21,11 +22,8 @@ def hadolint() -> str:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hadolint_finds_nothing(name):
-    done = subprocess.run(
-        [hadolint(), ROOT / "images" / name / "Dockerfile"], capture_output=True, text=True, check=False
-    )
+def test_hadolint_finds_nothing():
+    done = subprocess.run([hadolint(), DOCKERFILE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -37,9 +35,8 @@ def test_hadolint_finds_a_planted_fault(tmp_path):
     assert "DL3007" in done.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_ends_as_a_numbered_user_with_the_code_after_its_dependencies(name):
-    stages = (ROOT / "images" / name / "Dockerfile").read_text().split("\nFROM ")[1:]
+def test_ends_as_a_numbered_user_with_the_code_after_its_dependencies():
+    stages = DOCKERFILE.read_text().split("\nFROM ")[1:]
     assert ["COPY components" in stage for stage in stages] == [False, False, True, False, False]
     last = stages[-1]
     assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == [
@@ -47,6 +44,28 @@ def test_ends_as_a_numbered_user_with_the_code_after_its_dependencies(name):
     ]  # of a name nobody knows that it is not root
     assert re.findall(r"^COPY --from=(\w+)", last, re.MULTILINE) == ["dependencies", "code", "sbom"]
     assert not any("HEALTHCHECK" in stage for stage in stages)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        pytest.param("cpu", {}, id="cpu"),
+        pytest.param("gpu", {"DEVICE": "gpu", "NVIDIA_VISIBLE_DEVICES": "all"}, id="gpu"),
+    ],
+)
+def test_an_image_is_told_its_device_and_no_argument_that_the_dockerfile_lacks(name, told, tmp_path):
+    engine = tmp_path / "engine"
+    engine.write_text(f"#!/bin/sh\n[ \"$1\" = build ] && printf '%s\\n' \"$@\" >{tmp_path}/arguments\nexit 1\n")
+    engine.chmod(0o755)
+    env = {**os.environ, "DOCKER": str(engine), "TAG": "x", "EXTRAS": "export"}
+    subprocess.run([sys.executable, ROOT / "images" / "build.py", name], env=env, capture_output=True, check=False)
+    words = (tmp_path / "arguments").read_text().splitlines()
+    arguments = dict(words[at + 1].split("=", 1) for at, word in enumerate(words) if word == "--build-arg")
+    assert {key: arguments[key] for key in ("DEVICE", "NVIDIA_VISIBLE_DEVICES") if key in arguments} == told
+    assert arguments["EXTRAS"] == "export"
+    declared = set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.MULTILINE))
+    assert arguments.keys() <= declared
+    assert words[words.index("--file") + 1] == "images/Dockerfile"
 
 
 def requirements(folder: Path, *extras: str) -> subprocess.CompletedProcess[str]:
@@ -72,8 +91,10 @@ def test_an_image_installs_what_the_code_needs_and_nothing_of_development(tmp_pa
 
 
 def test_extras_are_added(tmp_path):
-    assert requirements(tmp_path, "gpu").returncode == 0
-    assert "bitsandbytes==" in (tmp_path / "requirements.txt").read_text()
+    assert requirements(tmp_path, "gpu", "gpu").returncode == 0
+    wanted = (tmp_path / "requirements.txt").read_text()
+    assert wanted.count("bitsandbytes==") == 1
+    assert "nvidia-ml-py==" in wanted  # MLflow reads the GPU's utilisation with it
 
 
 def test_an_extra_that_is_not_there_is_named(tmp_path):
