@@ -117,7 +117,7 @@ def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
         source.uri.removeprefix("hf://datasets/") for source in recipe.data.sources if source.uri.startswith("hf://")
     ]
     adapter = [f"base_model:adapter:{base}"] if base and export_format == "adapter" else []
-    scores = recipe.training.method == "reward"
+    scores = recipe.training.spec.scores
     data = ModelCardData(
         license=facts.licence,
         base_model=None if base and os.path.isdir(base) else base,
@@ -180,7 +180,7 @@ def _lineage(run: Run, facts: Facts) -> str:
 
 
 def _loading(recipe: Recipe, export_format: str, target: str) -> str:
-    kind = "SequenceClassification" if recipe.training.method == "reward" else "CausalLM"
+    kind = "SequenceClassification" if recipe.training.spec.scores else "CausalLM"
     file = next((name for name in sorted(os.listdir(target)) if name.endswith(".gguf")), "")
     code = f"{IMPORTS[export_format]}\n\n{LOADING[export_format]}".format(kind=kind, file=file)
     return f"```python\n{code}\n```"

@@ -91,7 +91,7 @@ def start_model(
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
-        config.num_labels = 1 if recipe.training.method == "reward" else config.num_labels
+        config.num_labels = 1 if recipe.training.spec.scores else config.num_labels
         attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
@@ -104,7 +104,7 @@ def auto_class(recipe: Recipe) -> Any:
     """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification if recipe.training.method == "reward" else AutoModelForCausalLM
+    return AutoModelForSequenceClassification if recipe.training.spec.scores else AutoModelForCausalLM
 
 
 def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
@@ -121,7 +121,7 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
         return model
     kind, settings = auto_class(recipe), load_settings(recipe)
-    if recipe.training.method == "reward":
+    if recipe.training.spec.scores:
         settings["num_labels"] = 1
     model = kind.from_pretrained(folder, use_safetensors=True, **settings)
     return model

@@ -63,7 +63,7 @@ def configuration(recipe: Recipe) -> Any:
         raise UserError(
             f"the configuration of model {spec.base!r} cannot be read: {type(error).__name__}: {_short(error)}"
         ) from None
-    if recipe.training.method == "reward":
+    if recipe.training.spec.scores:
         config.num_labels = 1
     return config
 
