@@ -143,6 +143,9 @@ def _training(run: Run, recipe: Recipe) -> str:
         f"- {training.optimizer}, learning rate {training.learning_rate}, batches of {training.batch_size} rows, "
         f"seed {recipe.seed}",
     ]
+    if training.second_model:
+        role, named = training.second_model
+        lines.append(f"- {role}: {named.base}" + (f", revision {named.revision}" if named.revision else ""))
     if recipe.model.quantization:
         lines.append(f"- base held in {recipe.model.quantization.bits} bits in training; merged in full precision")
     return "## Training\n\n" + "\n".join(lines)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import optimizer_state, trainable
+from components.shared import optimizer_state, skeleton, trainable
 from components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -154,6 +154,11 @@ def _held(shape: _Shape) -> list[Item]:
     if recipe.training.has_reference(adapter=recipe.adapter is not None):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
         found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
+    if second := recipe.training.second_model:
+        beside = skeleton.build_second(recipe)
+        size = sum(value.numel() * value.element_size() for value in beside.parameters())
+        number = sum(value.numel() for value in beside.parameters())
+        found.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
     return found
 
 

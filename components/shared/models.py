@@ -100,6 +100,41 @@ def start_model(
     return load_model(base_folder or "", recipe)
 
 
+def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of what training starts from."""
+    from transformers import AutoConfig
+
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+    else:
+        config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
+    return int(config.get_text_config().vocab_size)
+
+
+def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
+    """Loads the second model that a recipe's method names; it writes, and is not trained.
+
+    Args:
+        recipe: The recipe.
+        folder: Its local files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert recipe.training.second_model
+    _, named = recipe.training.second_model
+    _require_writer(folder)
+    attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        dtype=getattr(torch, named.dtype or recipe.model.dtype),
+        trust_remote_code=named.trust_remote_code,
+        **attention,
+    )
+    return model.requires_grad_(False).eval()
+
+
 def auto_class(recipe: Recipe) -> Any:
     """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

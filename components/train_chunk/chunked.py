@@ -73,6 +73,7 @@ class Setup:
         train: Tokenized training rows.
         held_out: Tokenized held-out rows, None where nothing is evaluated in between.
         reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
     """
 
     recipe: Recipe
@@ -82,6 +83,7 @@ class Setup:
     train: Dataset
     held_out: Dataset | None
     reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
 
     def trainer(self, kind: type[Trainer], config: Any, **extra: Any) -> Trainer:
         """Builds the method's trainer.

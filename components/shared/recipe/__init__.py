@@ -26,7 +26,7 @@ from components.shared.recipe.methods import (
     Reward,
     RewardFunction,
 )
-from components.shared.recipe.model import FromScratch, Model, Quantization, Tokenizer, TrainTokenizer
+from components.shared.recipe.model import FromScratch, Model, NamedModel, Quantization, Tokenizer, TrainTokenizer
 from components.shared.recipe.parallel import Parallel
 from components.shared.recipe.phases import PREVIOUS, Phase
 from components.shared.recipe.pods import Resources, Toleration
@@ -75,6 +75,7 @@ __all__ = [
     "MethodSpec",
     "Model",
     "Name",
+    "NamedModel",
     "Parallel",
     "Phase",
     "Preemption",

@@ -132,6 +132,11 @@ def _check_weights(recipe: Recipe) -> None:
         raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
     if training.trainable and recipe.adapter:
         raise ValueError("training.trainable: an adapter freezes the weights already; leave one of the two out")
+    if training.second_model and model.tokenizer and model.tokenizer.train:
+        role, named = training.second_model
+        raise ValueError(
+            f"model.tokenizer.train: has other tokens than the {role}; take its own, tokenizer: {{base: {named.base}}}"
+        )
 
 
 def _check_reference(recipe: Recipe) -> None:

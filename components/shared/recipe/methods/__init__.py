@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from components.shared.recipe.base import Section
 from components.shared.recipe.methods import cpo, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
 from components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
@@ -20,10 +22,14 @@ from components.shared.recipe.methods.references import Referenced, SyncReferenc
 from components.shared.recipe.methods.reward import Reward
 from components.shared.recipe.methods.rloo import RLOO
 from components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from components.shared.recipe.model import NamedModel
 
 MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo)
 SPECS: dict[str, MethodSpec] = {module.SPEC.name: module.SPEC for module in MODULES}
 """Every training method by its name."""
+ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
+"""Sections that a recipe is written with even where they are empty. Those of later methods are left out then: a run's
+identity and a compiled pipeline are made of what is written, and a new method changes neither."""
 
 
 class Methods(Section):
@@ -47,6 +53,12 @@ class Methods(Section):
     rloo: RLOO | None = None
     """Settings of `method: rloo`."""
 
+    @model_serializer(mode="wrap")
+    def _without_later_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        later = SPECS.keys() - ALWAYS_WRITTEN
+        return {name: value for name, value in written.items() if value is not None or name not in later}
+
     @property
     def spec(self) -> MethodSpec:
         """What is known of the method."""
@@ -67,6 +79,13 @@ class Methods(Section):
     def generation(self) -> Generation | None:
         """Settings of a method that judges what the model writes by rewards."""
         return self.settings if isinstance(self.settings, Generation) else None
+
+    @property
+    def second_model(self) -> tuple[str, NamedModel] | None:
+        """Role and origin of the second model that the method's settings name, None where they name none."""
+        second = self.spec.second_model
+        named = getattr(self.settings, second.name) if second and second.is_named else None
+        return (second.name, named) if second and isinstance(named, NamedModel) else None
 
     @property
     def sync_reference(self) -> SyncReference | None:
