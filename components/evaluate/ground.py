@@ -70,7 +70,7 @@ class Ground:
         for name, function in self.functions.items() if self.prompts else ():  # fails now, not when models are judged
             self._own(name, function, [self.prompts[0][1]])
         self.metrics = self._metrics()
-        tasks = recipe.evaluation.tasks if recipe.training.method != "reward" else None  # such a model writes nothing
+        tasks = None if recipe.training.spec.scores else recipe.evaluation.tasks  # such a model writes nothing
         self.harness = Harness(tasks, scratch) if tasks else None
 
     def judge(

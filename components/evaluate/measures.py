@@ -61,8 +61,8 @@ def measure(
         completions, for `grpo` and `rloo`. And for pairs the log-likelihoods of both answers.
     """
     batch_size = recipe.evaluation.batch_size or recipe.training.micro
-    method, limit = recipe.training.method, recipe.data.max_length
-    if method == "reward":
+    limit = recipe.data.max_length
+    if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
     if recipe.training.generation:
         return Measured(_rewards(model, tokenizer, rows, recipe, progress))

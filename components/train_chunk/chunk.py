@@ -6,12 +6,12 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from components.shared import code, events, fingerprint, forking, models, standby
+from components.shared import code, events, fingerprint, forking, models, pinned, standby
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.clock import Clock
-from components.shared.errors import BatonError, ExactnessError, UserError
+from components.shared.errors import BatonError, UserError
 from components.shared.plan import Plan
 from components.shared.preemption import Watch
 from components.shared.recipe import Preemption, Recipe
@@ -27,6 +27,8 @@ from components.train_chunk.staging import Staging
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from transformers import PreTrainedModel
 
     from components.train_chunk.chunked import Setup
 
@@ -209,6 +211,7 @@ class Chunk:
             train=self.tokens.train(),
             held_out=datasets.load_from_disk(f"{tokens}/eval") if recipe.evaluation.every or self.scoring else None,
             reference=lambda: models.start_model(recipe, tokenizer, base),
+            second_model=self._second_model,
         )
 
     def settle(self) -> None:
@@ -224,15 +227,13 @@ class Chunk:
 
     def base(self) -> str | None:
         """Returns the base model's folder, if it still is the model that the run began with."""
-        if self.recipe.model.base is None:
-            return None
-        folder = models.local_model(self.recipe.model.base, self.recipe.model.revision)
-        if models.model_identity(folder) != self.run.require("model.json")["base_sha256"]:
-            raise ExactnessError(
-                f"model.base {self.recipe.model.base!r} is not the model that this run began with.",
-                remedy="Put it back, pin model.revision, or start another run.",
-            )
-        return folder
+        return pinned.compared(self.run, self.recipe).get(pinned.BASE)
+
+    def _second_model(self) -> PreTrainedModel:
+        """Loads the second model that the method's settings name."""
+        assert self.recipe.training.second_model
+        role, _ = self.recipe.training.second_model
+        return models.second_model(self.recipe, pinned.compared(self.run, self.recipe)[role])
 
     def _record(self, outcome: str, from_step: int, to_step: int, keeper: CheckpointKeeper | None = None) -> None:
         self.run.record(

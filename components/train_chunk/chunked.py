@@ -35,6 +35,18 @@ class Chunked(Resumable, Zero, Sharded, Grouped, Routed):
         chosen = ordering.sampler(self.recipe, rows, trainer.args.max_steps) if self.recipe else None
         return chosen or super()._get_train_sampler(train_dataset)  # type: ignore[misc]
 
+    def method_state(self) -> dict[str, Any]:
+        """Returns the buffers that the method's spec names."""
+        buffers = self.recipe.training.spec.buffers if self.recipe else {}
+        return {**super().method_state(), **{name: getattr(self, attribute) for name, attribute in buffers.items()}}
+
+    def load_method_state(self, saved: dict[str, Any]) -> None:
+        """Puts them back."""
+        super().load_method_state(saved)
+        buffers = self.recipe.training.spec.buffers if self.recipe else {}
+        for name, attribute in buffers.items():
+            setattr(self, attribute, saved[name])
+
 
 class EpochOf(TrainerCallback):
     """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
@@ -61,6 +73,7 @@ class Setup:
         train: Tokenized training rows.
         held_out: Tokenized held-out rows, None where nothing is evaluated in between.
         reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
     """
 
     recipe: Recipe
@@ -70,6 +83,7 @@ class Setup:
     train: Dataset
     held_out: Dataset | None
     reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
 
     def trainer(self, kind: type[Trainer], config: Any, **extra: Any) -> Trainer:
         """Builds the method's trainer.
@@ -116,9 +130,10 @@ class Setup:
             scaler.load_state_dict({**scaler.state_dict(), "scale": recipe.training.fp16_initial_scale})
         return trainer  # type: ignore[no-any-return]
 
-    def has_reference(self, beta: float = 1.0) -> bool:
-        """Tells whether a copy of the start model is needed; an adapter's reference is its base."""
-        return self.recipe.adapter is None and beta > 0
+    def with_reference(self) -> dict[str, Any]:
+        """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
+        held = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if held else {}
 
 
 def _early_stopping(recipe: Recipe) -> list[EarlyStoppingCallback]:

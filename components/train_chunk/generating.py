@@ -11,7 +11,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from trl.trainer.utils import RepeatSampler
 
 from components.shared import rewards
-from components.shared.recipe import Generation
+from components.shared.recipe import Completions, Generation
 from components.train_chunk import state
 from components.train_chunk.chunked import Chunked, Setup
 from components.train_chunk.pulse import Pulse
@@ -38,11 +38,11 @@ class SeekingRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class Generating(MovingReference, Chunked):
-    """Mixin for `GRPOTrainer` and `RLOOTrainer`: buffered completions and the place in their cycle are state.
+class Completing(Chunked):
+    """Mixin for trainers that write: the buffered completions and the place in their cycle are state.
 
     Of several processes each writes and keeps its own share of a round. TRL's sampler deals them out, a round has as
-    many as with one process, and the rewards of all are brought together before a group is compared.
+    many as with one process, and TRL brings the figures of all together.
     """
 
     of_each = (*state.OF_EACH, "method")
@@ -53,16 +53,10 @@ class Generating(MovingReference, Chunked):
         sampler.__class__ = SeekingRepeatSampler
         return sampler
 
-    def method_state(self) -> dict[str, Any]:
-        """Returns the completions that are still to be trained on, and how many micro-batches were."""
-        trainer: Any = self
-        return {**super().method_state(), "step": trainer._step, "completions": trainer._buffered_inputs}
-
     def load_method_state(self, saved: dict[str, Any]) -> None:
-        """Puts them back."""
+        """Puts back the completions that are still to be trained on, and how many micro-batches were."""
         trainer: Any = self
         super().load_method_state(saved)
-        trainer._step, trainer._buffered_inputs = saved["step"], saved["completions"]
         if self.handover and self.handover.is_reshaped:  # another number of processes: the round is written anew
             trainer._step = trainer.state.global_step * trainer.args.gradient_accumulation_steps
             trainer._buffered_inputs = None
@@ -83,6 +77,10 @@ class Generating(MovingReference, Chunked):
             pulse.beat("rewards")
 
 
+class Generating(MovingReference, Completing):
+    """Mixin for `GRPOTrainer` and `RLOOTrainer`, whose rewards are compared in groups over all processes."""
+
+
 class _Alive(StoppingCriteria):
     """Stops nothing; it is asked at each token."""
 
@@ -95,27 +93,34 @@ class _Alive(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
+def sampling(completions: Completions) -> dict[str, Any]:
+    """Returns the arguments of a configuration that say how the model writes."""
+    return {
+        "max_completion_length": completions.max_completion_length,
+        "temperature": completions.temperature,
+        "top_p": completions.top_p,
+        "top_k": completions.top_k,
+        "min_p": completions.min_p,
+        "repetition_penalty": completions.repetition_penalty,
+        "disable_dropout": completions.disable_dropout,
+    }
+
+
 def settings(setup: Setup, generation: Generation) -> dict[str, Any]:
     """Returns the arguments that the configurations of both trainers share."""
     num_generations = generation.num_generations
     per_device_eval = setup.arguments["per_device_eval_batch_size"]
     return {
         **setup.arguments,
+        **sampling(generation),
         **moving(generation.sync_reference),
         "per_device_eval_batch_size": -(-per_device_eval // num_generations) * num_generations,
         "num_generations": num_generations,
-        "max_completion_length": generation.max_completion_length,
-        "temperature": generation.temperature,
-        "top_p": generation.top_p,
-        "top_k": generation.top_k,
-        "min_p": generation.min_p,
-        "repetition_penalty": generation.repetition_penalty,
         "num_iterations": generation.num_iterations,
         "steps_per_generation": setup.recipe.training.round_size // (setup.recipe.micro * setup.recipe.world_size),
         "epsilon": generation.epsilon,
         "epsilon_high": generation.epsilon_high,
         "mask_truncated_completions": generation.mask_truncated,
-        "disable_dropout": generation.disable_dropout,
         "reward_weights": [function.weight for function in generation.rewards],
         "router_aux_loss_coef": 0.0 if setup.recipe.training.router else None,
     }
