@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,11 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.faults.proxy import FaultyProxy
 
 settings.register_profile("baton", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("baton")
@@ -129,24 +129,13 @@ def s3_store(s3_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
     return f"s3://{bucket}"
 
 
-@pytest.fixture(scope="session")
-def faults_module() -> ModuleType:
-    """Load `faults.py`, which importlib mode leaves off the path."""
-    spec = importlib.util.spec_from_file_location("faults", Path(__file__).with_name("faults.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def faulty_proxy(faults_module: ModuleType) -> Iterator[Callable[[str], Any]]:
-    """Starts a `faults.FaultyProxy` in front of the endpoint it is given; all of them end with the test."""
+def faulty_proxy() -> Iterator[Callable[[str], FaultyProxy]]:
+    """Starts a `FaultyProxy` in front of the endpoint it is given; all of them end with the test."""
     with contextlib.ExitStack() as proxies:
 
-        def start(upstream_endpoint: str) -> Any:
-            proxy = faults_module.FaultyProxy(upstream_endpoint)
+        def start(upstream_endpoint: str) -> FaultyProxy:
+            proxy = FaultyProxy(upstream_endpoint)
             proxies.callback(proxy.stop)
             return proxy
 
@@ -158,17 +147,17 @@ class FaultyS3:
     """A bucket behind a proxy that can fail.
 
     Attributes:
-        proxy: The `faults.FaultyProxy`, still without rules.
+        proxy: Still without rules.
         store: URI of the bucket, which is fresh and empty.
     """
 
-    proxy: Any
+    proxy: FaultyProxy
     store: str
 
 
 @pytest.fixture
 def faulty_s3(
-    s3_server: S3Server, s3_store: str, faulty_proxy: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, s3_store: str, faulty_proxy: Callable[[str], FaultyProxy], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultyS3]:
     """A fresh bucket and the proxy in front of it, with the environment that reaches it through the proxy."""
     import s3fs

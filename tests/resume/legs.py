@@ -66,6 +66,12 @@ def _redirected(
         sys.stderr.flush()
 
 
+def at(folder: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Runs a leg in a folder, where the relative addresses that it is given lead somewhere."""
+    os.chdir(folder)
+    function(*arguments)
+
+
 def split_and_tokenize(recipe_json: str, name: str) -> None:
     from components.data_split.split import split_data
     from components.tokenize.tokenization import tokenize_run

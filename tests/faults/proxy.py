@@ -121,10 +121,10 @@ class FaultyProxy:
     def __init__(self, upstream_endpoint: str) -> None:
         if urlsplit(upstream_endpoint).scheme != "http":
             raise ValueError(f"{upstream_endpoint!r} is not an http:// address")
-        program = Path(__file__).with_name("faults_proxy.py")
         # It needs nothing installed, and starts in half the time without.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(program), upstream_endpoint],
+            [sys.executable, "-S", "-E", "-m", "tests.faults.server", upstream_endpoint],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -1,4 +1,4 @@
-"""The process of the faulty proxy: `faults_proxy.py http://HOST:PORT`; it ends when its input does.
+"""The process of the faulty proxy: `python -m tests.faults.server http://HOST:PORT`; it ends when its input does.
 
 It prints its own port and the port of its control, which takes one JSON list a connection: the name of a
 command and its arguments.
@@ -14,9 +14,9 @@ from collections import deque
 from typing import Any
 from urllib.parse import urlsplit
 
-from faults_exchange import Exchange, Link
-from faults_http import Head, Wire
-from faults_rules import CutError, Rule, chosen
+from tests.faults.exchange import Exchange, Link
+from tests.faults.rules import CutError, Rule, chosen
+from tests.faults.wire import Head, Wire
 
 HOST = "127.0.0.1"
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from xml.sax.saxutils import escape
 
-from faults_http import Body, Head, Wire
-from faults_rules import CutError, Rule, pump
+from tests.faults.rules import CutError, Rule, pump
+from tests.faults.wire import Body, Head, Wire
 
 ERRORS = {
     403: "AccessDenied",

@@ -23,6 +23,8 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from tests.faults.proxy import FaultyProxy
+
 pytestmark = pytest.mark.s3
 
 BODY = bytes(range(256)) * 1024
@@ -48,9 +50,9 @@ class Bucket:
 
 
 @pytest.fixture(scope="module")
-def shared_proxy(faults_module: Any, s3_server: Any) -> Iterator[Any]:
+def shared_proxy(s3_server: Any) -> Iterator[FaultyProxy]:
     """One for all tests here: to start one for each would take most of their time."""
-    proxy = faults_module.FaultyProxy(s3_server.endpoint)
+    proxy = FaultyProxy(s3_server.endpoint)
     yield proxy
     proxy.stop()
 
@@ -63,11 +65,13 @@ def proxy(shared_proxy: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def clients(shared_proxy: Any, s3_server: Any) -> list[Any]:
-    """A client through the proxy, and one without it."""
+    """A client through the proxy that gives up soon, and one without it that waits for a busy server."""
     session = boto3.session.Session("testing", "testing", region_name="us-east-1")
-    config = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=0.5)
-    endpoints = (shared_proxy.endpoint, s3_server.endpoint)
-    return [session.client("s3", endpoint_url=endpoint, config=config) for endpoint in endpoints]
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=5)
+    return [
+        session.client("s3", endpoint_url=endpoint, config=config.merge(Config(read_timeout=seconds)))
+        for endpoint, seconds in ((shared_proxy.endpoint, 0.5), (s3_server.endpoint, 30))
+    ]
 
 
 @pytest.fixture

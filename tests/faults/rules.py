@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from faults_http import Body, Head, SendFailedError, Wire
+from tests.faults.wire import Body, Head, SendFailedError, Wire
 
 
 class CutError(Exception):

@@ -1,0 +1,239 @@
+"""What Baton wrote before its redesign is resumed by today's code: runs, a split, a sweep and an export.
+
+The stores are in `tests/assets/before-rooms`; `write.py` there made them, and says how. Their documents hold addresses
+relative to the case's folder, so that stages here run in it. The restored state is compared with its manifest by Baton
+itself before the first step, on every machine. The digest that the uninterrupted run ended on holds on the machine
+where it did (`expected.json`); on any other, two resumes of one checkpoint have to agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+ASSETS = Path(__file__).parents[1] / "assets/before-rooms"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((ASSETS / "expected.json").read_text(encoding="utf-8"))
+CONTROLS = {"full": "rng", "lora": "rng", "ddp": "rng", "grpo": "method"}
+"""Runs in the middle, and the part of the state without which each ends on other bits."""
+BATON = str(Path(sys.executable).parent / "baton")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An unpacked case.
+
+    Attributes:
+        name: Its name, which its run or sweep has too.
+        folder: Where it lies.
+    """
+
+    name: str
+    folder: Path
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """How its recipe ended where nobody interrupted it."""
+        return EXPECTED[self.name]
+
+    def document(self, path: str) -> Any:
+        """Returns a document of its store."""
+        return json.loads((self.folder / "store" / path).read_text(encoding="utf-8"))
+
+    def newest(self, run: str | None = None) -> dict[str, Any]:
+        """Returns what the manifest of a run's newest checkpoint says of it, its step included."""
+        folder = f"runs/{run or self.name}/checkpoints"
+        step = max(path.parent.name for path in (self.folder / "store" / folder).glob("step-*/manifest.json"))
+        meta: dict[str, Any] = self.document(f"{folder}/{step}/manifest.json")["meta"]
+        return {**meta, "step": int(step.removeprefix("step-"))}
+
+    def is_at_home(self, meta: dict[str, Any]) -> bool:
+        """Whether this is the machine, with the software, on which the recipe was run through."""
+        here = runpy.run_path(str(ASSETS / "write.py"))["processor"]()
+        home: bool = self.expected["fingerprint"] == meta["fingerprint"] and self.expected["processor"] == here
+        return home
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Callable[..., Case]:
+    """Unpacks a case, as often as it is asked to."""
+
+    def unpack(name: str, copy: str = "first") -> Case:
+        case = Case(name, tmp_path / copy)
+        with tarfile.open(ASSETS / f"{name}.tar.xz") as archive:
+            archive.extractall(case.folder, filter="data")
+        return case
+
+    return unpack
+
+
+@pytest.fixture
+def staged(legs: Any) -> Callable[..., None]:
+    """Runs a stage in a case's folder, as a process of its own."""
+
+    def run(case: Case, stage: Callable[..., None], *arguments: Any) -> None:
+        code, printed = legs.leg(legs.at, str(case.folder), stage, *arguments)
+        assert code == 0, printed
+
+    return run
+
+
+@pytest.fixture
+def resumed(legs: Any, staged: Callable[..., None]) -> Callable[..., dict[str, Any]]:
+    """Trains the second chunk of a run, and returns what its last checkpoint's manifest says."""
+
+    def resume(case: Case, *leave_out: str) -> dict[str, Any]:
+        assert case.newest()["step"] == 4
+        staged(case, legs.chunk, f"store/runs/{case.name}", 2, leave_out)
+        staged(case, legs.verify_chunk, f"store/runs/{case.name}", 2)
+        made = case.newest()
+        assert made["step"] == case.expected["step"] == 8
+        assert made["restored"]["step"] == 4
+        return made
+
+    return resume
+
+
+def baton(case: Case, *arguments: str) -> str:
+    """Runs the command in a case's folder, and returns what it printed."""
+    environment = {**os.environ, "BATON_CACHE": str(case.folder / "cache")}
+    done = subprocess.run(
+        [BATON, *arguments], cwd=case.folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_run_ends_on_the_bits_it_would_have_had(
+    name: str, unpacked: Callable[..., Case], resumed: Callable[..., dict[str, Any]]
+) -> None:
+    case = unpacked(name)
+    made = resumed(case)
+    assert set(made["restored"]["checked"].values()) <= {"match", "absent"}
+    if case.is_at_home(made):
+        assert made["restored"]["level"] == "bitwise"
+        assert made["state"] == case.expected["state"]
+        assert made["digest"] == case.expected["digest"]
+    else:
+        assert resumed(unpacked(name, "again"))["digest"] == made["digest"]
+    control = resumed(unpacked(name, "control"), CONTROLS[name])
+    assert control["restored"]["checked"][CONTROLS[name]] == "left out"
+    assert control["state"]["weights"] != made["state"]["weights"]
+
+
+def test_on_another_machine_a_run_is_resumed_and_says_so(
+    unpacked: Callable[..., Case], resumed: Callable[..., dict[str, Any]]
+) -> None:
+    digests = set()
+    for copy in ("first", "again"):
+        case = unpacked("full", copy)
+        (path,) = (case.folder / "store/runs/full/checkpoints").glob("*/manifest.json")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest["meta"]["fingerprint"]["cpu"] = "another"
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        made = resumed(case)
+        assert set(made["restored"]["checked"].values()) <= {"match", "absent"}
+        assert made["restored"]["level"] == "consistent"
+        digests.add(made["digest"])
+    assert len(digests) == 1
+
+
+def test_a_split_has_the_same_rows_on_the_same_sides(
+    unpacked: Callable[..., Case], staged: Callable[..., None], legs: Any, tmp_path: Path
+) -> None:
+    case = unpacked("split")
+    sides = _sides(case)
+    assert {name: len(lines) for name, lines in sides.items()} == {name: case.expected[name] for name in sides}
+    recipe = json.dumps(case.document("runs/split/recipe.json")["recipe"])
+    staged(case, legs.split_and_tokenize, recipe, "split")
+    assert _sides(case) == sides
+    assert case.document("runs/split/data.json")["digest"] == case.expected["digest"]
+    assert case.document("runs/split/plan.json")["rows"] == case.expected["train"]
+    fresh = Case("split", tmp_path / "fresh")
+    fresh.folder.mkdir()
+    shutil.copy(case.folder / "rows.jsonl", fresh.folder)
+    staged(fresh, legs.split_and_tokenize, recipe, "split")
+    assert fresh.document("runs/split/data.json")["digest"] == case.expected["digest"]
+    assert _sides(fresh) == sides
+    assert fresh.document("runs/split/tokens.json")["digest"] == case.document("runs/split/tokens.json")["digest"]
+    staged(fresh, legs.split_and_tokenize, json.dumps({**json.loads(recipe), "seed": 8}), "other")
+    assert fresh.document("runs/other/data.json")["digest"] != case.expected["digest"]
+
+
+def _sides(case: Case) -> dict[str, list[bytes]]:
+    """Returns the rows of each side of the case's split, of which there is one."""
+    digest = case.document(f"runs/{case.name}/data.json")["digest"]
+    folder = case.folder / f"store/data/{digest}/split"
+    (rows,) = (path for path in folder.iterdir() if path.is_dir())
+    return {side: (rows / f"{side}.jsonl").read_bytes().splitlines() for side in ("train", "eval", "test")}
+
+
+@pytest.mark.slow
+def test_a_sweep_comes_to_the_winner_it_would_have_had(unpacked: Callable[..., Case]) -> None:
+    case = unpacked("sweep")
+    (rung,) = (case.folder / "store/sweeps/sweep/rungs").iterdir()
+    judged = rung.read_bytes()
+    baton(case, "sweep", "run", "recipe.json", "--run", "sweep", "--store", str(case.folder / "store"))
+    assert rung.read_bytes() == judged
+    winner = case.document("sweeps/sweep/winner.json")
+    assert winner["id"] == case.expected["winner"]
+    made = case.newest(winner["run"])
+    assert made["step"] == case.expected["step"]
+    assert made["restored"]["step"] == 4
+    if case.is_at_home(made):
+        assert made["digest"] == case.expected["digest"]
+    for trial in ("t000", "t001", "t002"):
+        records = [
+            path for path in (case.folder / f"store/runs/sweep-{trial}/records").iterdir() if "chunk-001" in path.name
+        ]
+        assert len(records) == 1, "no trial trains its first chunk again"
+
+
+def test_an_exported_model_is_opened(unpacked: Callable[..., Case]) -> None:
+    case = unpacked("export")
+    (weights,) = (case.folder / "store/runs/export/export").rglob("model.safetensors")
+    trained = max((case.folder / "store/runs/export/checkpoints").rglob("model.safetensors"))
+    ours, theirs = load_file(weights), load_file(trained)
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    listed = json.loads(baton(case, "checkpoints", "verify", "store/runs/export", "--output", "json"))["checkpoints"]
+    assert [(row["step"], row["ok"]) for row in listed] == [(2, True), (4, True)]
+    written = baton(
+        case, "generate", str(weights.parent), "--prompt", "1 quick", "--max-new-tokens", "3", "--output", "json"
+    )
+    assert json.loads(written)
+
+
+@pytest.mark.slow
+def test_a_run_that_has_ended_trains_nothing_again(unpacked: Callable[..., Case]) -> None:
+    case = unpacked("export")
+    before = case.newest()
+    baton(case, "run", "recipe.json", "--run", "export", "--store", str(case.folder / "store"))
+    assert case.newest() == before
+    records = sorted((case.folder / "store/runs/export/records").glob("train-chunk-*"))
+    outcomes = [json.loads(path.read_text(encoding="utf-8"))["outcome"] for path in records]
+    assert sorted(outcomes) == ["already_done", "already_done", "done", "done"]
+
+
+@pytest.mark.slow
+def test_baton_run_takes_a_run_up_where_it_stopped(unpacked: Callable[..., Case]) -> None:
+    case = unpacked("full")
+    recipe = case.folder / "recipe.json"
+    recipe.write_text(json.dumps(case.document("runs/full/recipe.json")["recipe"]), encoding="utf-8")
+    baton(case, "run", "recipe.json", "--run", "full", "--store", str(case.folder / "store"))
+    made = case.newest()
+    assert (made["step"], made["restored"]["step"]) == (8, 4)
+    if case.is_at_home(made):
+        assert made["digest"] == case.expected["digest"]
