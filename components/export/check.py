@@ -2,11 +2,13 @@
 
 The trained model is asked in this process, each export in one of its own by the library it is for. What must hold:
 
-- the same tokens, greedily, always;
-- the same bits of the logits where the format keeps the arithmetic: safetensors, adapter, MLflow;
-- logits no further than `TOLERANCE` from the model's where another engine computes them: ONNX Runtime;
+- the same weights, bit for bit, wherever the format holds them as they are: safetensors, adapter, MLflow;
 - for GGUF the tensors in the file, byte for byte those that the library's quantizer makes of the trained weights, and
-  tokens and logits of a model with just these weights. How far it is from the unquantized model is written down.
+  a model that loads with just these weights. How far it is from the unquantized model is written down;
+- logits along the trained model's own tokens that lie no further from its than rounding explains, or than `TOLERANCE`
+  where another engine computes them. Not the same bits: equal weights that lie otherwise in memory, as in a transposed
+  layer, are summed in another order on some processors;
+- the tokens that the trained model writes greedily, up to a choice between two that are as good as equal.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.export import answers
-from components.export.answers import Answer, Questions
+from components.export.answers import Answer, Expected, Questions
 from components.shared.errors import BatonError
 
 TOLERANCE = 1e-3
@@ -50,15 +52,15 @@ class Reading:
 
     Attributes:
         answers: One for each prompt; a second round where the format was asked in two ways.
-        notes: What the reader had to say about it beside.
+        notes: What the reader had to say about it beside: `library`, and `weights`, their digests by name.
     """
 
     answers: list[Answer]
     notes: dict[str, Any]
 
 
-def read(export_format: str, folder: str, context: Context, **request: Any) -> Reading:
-    """Asks an export in a process of its own, without network.
+def read(export_format: str, folder: str, context: Context, expected: Expected, **request: Any) -> Reading:
+    """Asks an export in a process of its own, without network, for logits along the tokens that it is to write.
 
     Raises:
         BatonError: its library cannot load it.
@@ -68,6 +70,7 @@ def read(export_format: str, folder: str, context: Context, **request: Any) -> R
     document = {
         "prompts": context.questions.prompts,
         "num_tokens": context.questions.num_tokens,
+        "followed": [answer.tokens for answer in expected.answers],
         "texts": context.texts,
         "kind": context.kind,
         "trust_remote_code": context.trust_remote_code,
@@ -94,61 +97,90 @@ def read(export_format: str, folder: str, context: Context, **request: Any) -> R
             return Reading(answers.load(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, expected: list[Answer], *, bitwise: bool) -> dict[str, Any]:
+def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, Any]:
     """Holds what an export said against what it must say.
 
+    Args:
+        export_format: The format.
+        reading: What the export said.
+        expected: What it must say.
+        share: How far its logits may lie from those, as a share of the largest.
+
     Returns:
-        The finding: `library`, number of `tokens` compared, `bitwise`, `max_abs_difference` of logits, and `words`.
+        The finding: `library`, number of `tokens` compared, `max_abs_difference` of logits, whether they are the same
+        (`bitwise`), and `words`.
 
     Raises:
-        BatonError: tokens differ, or logits do by more than the format allows.
+        BatonError: logits lie further apart, or tokens differ where no two are as good as equal.
     """
-    rounds = len(reading.answers) // len(expected)
-    tokens, same, furthest = sum(len(answer.tokens) for answer in expected), True, 0.0
-    for said, due in zip(reading.answers, expected * rounds, strict=True):
-        if said.tokens != due.tokens:
+    rounds = len(reading.answers) // len(expected.answers)
+    tokens = sum(len(answer.tokens) for answer in expected.answers)
+    furthest, shared = 0.0, []
+    for said, due in zip(reading.answers, expected.answers * rounds, strict=True):
+        difference, limit = distance(said, due), share * float(abs(due.logits).max())
+        if not difference <= limit:  # nor where one of them is no number
             raise BatonError(
-                f"the {export_format} export does not write what the trained model writes: {said.tokens} instead of "
-                f"{due.tokens}; it does not count."
+                f"the {export_format} export's logits differ from the trained model's by {difference:.3g}; at most "
+                f"{limit:.3g} was expected. It does not count."
             )
-        difference, limit = distance(said, due), TOLERANCE * float(abs(due.logits).max())
-        same, furthest = same and difference == 0, max(furthest, difference)
-        if (bitwise and difference) or not difference <= limit:  # nor where one of them is no number
-            allowed = "the same bits were expected" if bitwise else f"at most {limit:.3g} was expected"
-            raise BatonError(
-                f"the {export_format} export's logits differ from the trained model's by {difference:.3g}; {allowed}. "
-                "It does not count."
-            )
-    what = f"{tokens} of {tokens} tokens the same" if tokens else "scores compared"
-    bits = "logits the same bit for bit" if same else f"logits differ by {furthest:.2g} at most"
+        furthest = max(furthest, difference)
+        shared.append(require_tokens(f"the {export_format} export", said.tokens, due, limit))
+    same = sum(shared[: len(expected.answers)])
+    words = [f"{same} of {tokens} tokens the same" if tokens else "scores compared"]
+    if same < tokens:
+        words.append("the next one a tie")
+    words.append(f"logits differ by {furthest:.2g} at most" if furthest else "logits the same bit for bit")
+    if "weights" in reading.notes:
+        words.insert(0, "weights the same bit for bit")
     return {
         "library": reading.notes["library"],
         "tokens": tokens,
-        "bitwise": same,
+        "bitwise": furthest == 0,
         "max_abs_difference": furthest,
-        "words": f"{reading.notes['library']}: {what}, {bits}",
+        "words": f"{reading.notes['library']}: {', '.join(words)}",
     }
 
 
-def require_tensors(name: str, reading: Reading, expected: dict[str, str]) -> None:
-    """Holds the tensors that were read from a GGUF file against what the quantizer made, by SHA-256.
+def require_tokens(what: str, said: list[int], due: Answer, limit: float) -> int:
+    """Holds tokens that were written greedily against those that must be.
+
+    Where logits may be `limit` off on either side, of two tokens nearer to each other than twice that either may be
+    written; what comes after it follows from another text and is not compared.
+
+    Returns:
+        How many are the same before the first that differs.
+
+    Raises:
+        BatonError: one differs, and the model prefers the other by more.
+    """
+    first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
+    for place, (mine, theirs) in enumerate(zip(said, due.tokens, strict=True)):
+        if mine != theirs:
+            logits = due.logits[first + place]
+            if not logits[theirs] - logits[mine] <= 2 * limit:
+                raise BatonError(f"{what} writes {said} instead of {due.tokens}; it does not count.")
+            return place
+    return len(due.tokens)
+
+
+def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) -> None:
+    """Holds the weights that were read back against those that must be there, by their digests.
 
     Raises:
         BatonError: one is missing, is there beside them, or differs.
     """
-    found = reading.notes["tensors"]
     if found != expected:
         wrong = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
-        raise BatonError(f"{name} does not hold the quantized weights in {', '.join(wrong[:5])}; it does not count.")
+        raise BatonError(f"{what} does not hold the trained weights in {', '.join(wrong[:5])}; it does not count.")
 
 
 def of_llama_cpp(
-    name: str, reading: Reading, expected: list[Answer], texts: list[list[int]], *, exact: bool
+    name: str, reading: Reading, expected: Expected, texts: list[list[int]], *, exact: bool
 ) -> dict[str, Any]:
     """Holds what llama.cpp said, where its binding is installed, against what it must say.
 
-    It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same;
-    those that a text is split into must always be.
+    It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,
+    up to a choice between two as good as equal; those that a text is split into must always be.
 
     Args:
         name: Of the file.
@@ -168,10 +200,10 @@ def of_llama_cpp(
         return {}
     if said["texts"] != texts:
         raise BatonError(f"llama.cpp splits texts into other tokens by {name} than the tokenizer does.")
-    due = [answer.tokens for answer in expected]
-    shared = agreement(said["tokens"], due)
-    if exact and said["tokens"] != due:
-        raise BatonError(f"llama.cpp writes {said['tokens']} with {name} instead of {due}; it does not count.")
+    shared = agreement(said["tokens"], [answer.tokens for answer in expected.answers])
+    if exact:
+        for tokens, due in zip(said["tokens"], expected.answers, strict=True):
+            require_tokens(f"llama.cpp with {name}", tokens, due, TOLERANCE * float(abs(due.logits).max()))
     return {"llama_cpp": {"version": said["version"], "tokens": shared}}
 
 

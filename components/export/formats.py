@@ -18,6 +18,7 @@ from components.export import (
     onnx_graph,
     weights,
 )
+from components.export.answers import Expected
 from components.export.subject import Subject
 from components.shared import exportable
 from components.shared.bundles import Manifest
@@ -62,6 +63,13 @@ class Draft:
         return self.main
 
 
+def _compared(export_format: str, draft: Draft, expected: Expected, **request: Any) -> Finding:
+    """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
+    reading = check.read(export_format, draft.target, draft.subject.context, expected, **request)
+    check.require_weights(f"the {export_format} export", reading.notes["weights"], expected.weights)
+    return check.compare(export_format, reading, expected, expected.rounding)
+
+
 def _write_safetensors(draft: Draft) -> None:
     subject = draft.subject
     weights.write_whole(subject.whole, subject.tokenizer, subject.recipe, subject.folder, draft.target)
@@ -69,9 +77,7 @@ def _write_safetensors(draft: Draft) -> None:
 
 def _check_safetensors(draft: Draft) -> Finding:
     subject = draft.subject
-    reading = check.read("safetensors", draft.target, subject.context)
-    finding = check.compare("safetensors", reading, subject.whole_answers, bitwise=True)
-    return subject.beside_trained(finding, subject.whole_answers)
+    return subject.beside_trained(_compared("safetensors", draft, subject.said_whole), subject.said_whole)
 
 
 def _write_adapter(draft: Draft) -> None:
@@ -81,8 +87,7 @@ def _write_adapter(draft: Draft) -> None:
 def _check_adapter(draft: Draft) -> Finding:
     subject = draft.subject
     asked = {"base": subject.base, "dtype": subject.recipe.model.dtype}
-    reading = check.read("adapter", draft.target, subject.context, **asked)
-    return check.compare("adapter", reading, subject.trained_answers, bitwise=True)
+    return _compared("adapter", draft, subject.said_trained, **asked)
 
 
 def _write_gguf(draft: Draft) -> None:
@@ -107,10 +112,11 @@ def _check_gguf(draft: Draft) -> Finding:
     files = {}
     for kind in subject.recipe.export.gguf.types:
         name = _gguf_name(subject, kind)
-        reading = check.read("gguf", draft.target, subject.context, file=name, config=config)
-        check.require_tensors(name, reading, draft.hashes[name])
         expected = subject.ask(gguf_file.dequantized(subject.whole, kind))
-        finding = check.compare("gguf", reading, expected, bitwise=True)
+        reading = check.read("gguf", draft.target, subject.context, expected, file=name, config=config)
+        check.require_weights(name, reading.notes["tensors"], draft.hashes[name])
+        check.require_weights(f"{name}, once loaded,", reading.notes["weights"], expected.weights)
+        finding = check.compare("gguf", reading, expected, expected.rounding)
         expected_texts = [subject.tokenizer(text)["input_ids"] for text in subject.texts]
         engine = check.of_llama_cpp(name, reading, expected, expected_texts, exact=kind == "f32")
         files[name] = subject.beside_trained({**finding, **engine}, expected)
@@ -126,7 +132,8 @@ def _write_onnx(draft: Draft) -> None:
 def _check_onnx(draft: Draft) -> Finding:
     subject = draft.subject
     expected = subject.ask(subject.in_float32())
-    finding = check.compare("onnx", check.read("onnx", draft.target, subject.context), expected, bitwise=False)
+    reading = check.read("onnx", draft.target, subject.context, expected)
+    finding = check.compare("onnx", reading, expected, check.TOLERANCE)
     return subject.beside_trained(finding, expected)
 
 
@@ -139,9 +146,7 @@ def _write_mlflow(draft: Draft) -> None:
 
 def _check_mlflow(draft: Draft) -> Finding:
     subject = draft.subject
-    reading = check.read("mlflow", draft.target, subject.context)
-    finding = check.compare("mlflow", reading, subject.whole_answers, bitwise=True)
-    return subject.beside_trained(finding, subject.whole_answers)
+    return subject.beside_trained(_compared("mlflow", draft, subject.said_whole), subject.said_whole)
 
 
 def _write_oci(draft: Draft) -> None:

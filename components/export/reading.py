@@ -19,7 +19,7 @@ def main(export_format: str, folder: str, request_path: str, answers_path: str) 
     """Loads an export, asks it, and writes answers, notes and the library's name and version."""
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
-    questions = Questions(request["prompts"], request["num_tokens"])
+    questions = Questions(request["prompts"], request["num_tokens"], request["followed"])
     found, notes = READERS[export_format](folder, request, questions)
     answers.save(found, answers_path)
     with open(f"{answers_path}.json", "w", encoding="utf-8") as file:
@@ -35,8 +35,12 @@ def _model(folder: str, request: Request, **settings: Any) -> Any:
     return kind.from_pretrained(folder, trust_remote_code=request["trust_remote_code"], **settings)
 
 
+def _asked(model: Any, questions: Questions) -> tuple[list[Answer], Request]:
+    return answers.of_model(model, questions), {"weights": answers.weights(model)}
+
+
 def _safetensors(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
-    return answers.of_model(_model(folder, request, use_safetensors=True), questions), {}
+    return _asked(_model(folder, request, use_safetensors=True), questions)
 
 
 def _adapter(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
@@ -45,7 +49,7 @@ def _adapter(folder: str, request: Request, questions: Questions) -> tuple[list[
 
     labels = {} if request["num_tokens"] else {"num_labels": 1}
     base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **labels)
-    return answers.of_model(PeftModel.from_pretrained(base, folder), questions), {}
+    return _asked(PeftModel.from_pretrained(base, folder), questions)
 
 
 def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
@@ -60,10 +64,11 @@ def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Ans
     # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
     config = AutoConfig.for_model(**request["config"])
     model = _model(folder, request, gguf_file=request["file"], dtype=torch.float32, config=config)
-    notes: Request = {"tensors": hashes}
+    found, notes = _asked(model, questions)
+    notes["tensors"] = hashes
     if llama := _llama_cpp(path, request):
         notes["llama_cpp"] = llama
-    return answers.of_model(model, questions), notes
+    return found, notes
 
 
 def _llama_cpp(path: str, request: Request) -> Request | None:
@@ -101,18 +106,18 @@ def _onnx(folder: str, request: Request, questions: Questions) -> tuple[list[Ans
         found: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
         return found
 
-    found = []
-    for prompt in questions.prompts:
+    if not questions.num_tokens:
+        return [Answer([], logits([prompt], len(prompt))) for prompt in questions.prompts], {}
+    found, paths = [], []
+    for number, prompt in enumerate(questions.prompts):
         ids = list(prompt)
         for _ in range(questions.num_tokens):
             ids.append(int(logits([ids], len(ids))[0, -1].argmax()))
-        alone = logits([ids[:-1]], len(ids) - 1)[0] if questions.num_tokens else logits([ids], len(ids))
-        found.append(Answer(ids[len(prompt) :], alone))
-    if not questions.num_tokens:
-        return found, {}
-    whole = [prompt + answer.tokens[:-1] for prompt, answer in zip(questions.prompts, found, strict=True)]
-    together = logits(whole, max(map(len, whole)) + 1)  # the shapes are free: all rows at once, padded
-    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(whole, together, found, strict=True)]
+        tokens = ids[len(prompt) :]
+        paths.append(prompt + questions.continuation(number, tokens)[:-1])
+        found.append(Answer(tokens, logits(paths[-1:], len(paths[-1]))[0]))
+    together = logits(paths, max(map(len, paths)) + 1)  # the shapes are free: all rows at once, padded
+    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(paths, together, found, strict=True)]
     return found + batch, {}
 
 
@@ -122,7 +127,7 @@ def _mlflow(folder: str, request: Request, questions: Questions) -> tuple[list[A
 
     torch.set_num_threads(request["threads"])
     parts = mlflow.transformers.load_model(folder, return_type="components")
-    return answers.of_model(parts["model"], questions), {}
+    return _asked(parts["model"], questions)
 
 
 READERS = {"safetensors": _safetensors, "adapter": _adapter, "gguf": _gguf, "onnx": _onnx, "mlflow": _mlflow}

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from components.export import answers, card, check
-from components.export.answers import Answer, Questions
+from components.export.answers import Expected, Questions
 from components.shared import models, sharded, trained
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.prompts import held_out_prompts
@@ -99,14 +99,14 @@ class Subject:
         )
 
     @cached_property
-    def _loaded(self) -> tuple[Any, list[Answer]]:
+    def _loaded(self) -> tuple[Any, Expected]:
         """The model as trained, an adapter on its base, and what it says; before anything is merged into it."""
         model = trained.trained_model(self.recipe, self.tokenizer, self.folder, whole=True)
         return model, self.ask(model)
 
     @property
-    def trained_answers(self) -> list[Answer]:
-        """What the model says as it was trained."""
+    def said_trained(self) -> Expected:
+        """What the model is and says as it was trained."""
         return self._loaded[1]
 
     @cached_property
@@ -124,20 +124,20 @@ class Subject:
         return whole
 
     @cached_property
-    def whole_answers(self) -> list[Answer]:
-        """What the whole model says, in the type asked for."""
+    def said_whole(self) -> Expected:
+        """What the whole model is and says, in the type asked for."""
         return self.ask(self.whole)
 
-    def ask(self, model: Any) -> list[Answer]:
-        """Returns what a model says to the questions of the check."""
-        return answers.of_model(model, self.context.questions)
+    def ask(self, model: Any) -> Expected:
+        """Returns what a model says to the questions of the check, and its weights' digests."""
+        return answers.expected(model, self.context.questions)
 
     def in_float32(self) -> PreTrainedModel:
         """Returns a copy of the whole model in float32."""
         found: PreTrainedModel = copy.deepcopy(self.whole).float()
         return found
 
-    def beside_trained(self, finding: dict[str, Any], said: list[Answer]) -> dict[str, Any]:
+    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, Any]:
         """Adds to a finding how near the exported model's answers are to those of the model as it was trained.
 
         Returns:
@@ -145,9 +145,9 @@ class Subject:
             `max_abs_difference` of the logits of the prompts; its `words` say so where something differs.
         """
         lengths = [len(prompt) for prompt in self.context.questions.prompts]
-        pairs = list(zip(said, self.trained_answers, lengths, strict=True))
+        pairs = list(zip(said.answers, self.said_trained.answers, lengths, strict=True))
         apart = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)
-        shared = check.agreement([one.tokens for one in said], [other.tokens for other in self.trained_answers])
+        shared = check.agreement([one.tokens for one, _, _ in pairs], [other.tokens for _, other, _ in pairs])
         words = finding["words"]
         if apart:
             beside = f"{shared} of {finding['tokens']} tokens and " if finding["tokens"] else ""
