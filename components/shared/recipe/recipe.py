@@ -84,7 +84,7 @@ class Recipe(Section):
                 raise ValueError(
                     f"phases: {phase.name} trains a reward model, which nothing can go on from; put it last"
                 )
-        slots = sum(recipe.chunks.count + recipe.chunks.spare for recipe in self.phase_recipes())
+        slots = sum(recipe.chunks.slots for recipe in self.phase_recipes())
         if slots > MAX_CHUNKS:
             raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
         return self
