@@ -53,7 +53,7 @@ class Chunk:
         self.run = Run.open(run_uri)
         self.recipe: Recipe = self.run.settled_recipe()
         self.plan: Plan = self.run.plan()
-        slots = len(self.plan.targets) + self.recipe.chunks.spare
+        slots = self.plan.slots(self.recipe.chunks.spare)
         if not 1 <= index <= slots:
             raise UserError(f"chunk {index} does not exist; the run has {slots}, spare ones included.")
         self.index = index

@@ -233,7 +233,7 @@ class CheckpointKeeper:
         try:
             self.overtaken = self.chunk.restorer.standing() is not None
             retention.prune(
-                self.chunk.store, self.recipe.chunks.keep, targets=self.chunk.plan.targets, in_use=self.start_step
+                self.chunk.store.typed, self.recipe.chunks.keep, targets=self.chunk.plan.targets, in_use=self.start_step
             )
         except (BatonError, FileNotFoundError) as error:
             logger.warning("old checkpoints were not removed: %s", error)

@@ -11,11 +11,9 @@ from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback,
 from transformers.trainer_callback import ExportableState
 
 from components.shared import rng
+from components.shared.core.state import PARTS
 from components.shared.digest import tree_digest
 from components.shared.errors import ExactnessError
-
-PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
-"""What a checkpoint restores, item by item."""
 
 OF_EACH = ("rng", "log")
 """Parts that each of several processes has its own of, whatever the method."""

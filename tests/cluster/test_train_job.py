@@ -324,10 +324,9 @@ def test_two_nodes_train_a_chunk(
 
 
 def _chain(run: Run) -> list[str]:
-    from components.shared.bundles import Manifest
-    from components.shared.checkpoint_store import CheckpointStore
+    from components.shared.checkpoints.store import CheckpointStore
 
-    return [found.meta["digest"] for _, found in CheckpointStore(run).committed() if isinstance(found, Manifest)]
+    return [checkpoint.digest for checkpoint in CheckpointStore(run).committed()]
 
 
 def test_labels_find_all_jobs_of_a_chunk(controller: Controller, as_stage: Cluster) -> None:

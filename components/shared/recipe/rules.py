@@ -53,7 +53,7 @@ def _check_phases(recipe: Recipe) -> None:
     for phase, part in zip(recipe.phases, parts, strict=True):
         if part.training.spec.scores and phase is not recipe.phases[-1]:
             raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can go on from; put it last")
-    slots = sum(part.chunks.count + part.chunks.spare for part in parts)
+    slots = sum(part.chunks.slots for part in parts)
     if slots > MAX_CHUNKS:
         raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
 
