@@ -56,7 +56,10 @@ class CloudStore(ABC):
         StoreError: the address names no bucket, or more than a bucket and a prefix.
     """
 
-    scheme: ClassVar[str]
+    schemes: ClassVar[tuple[str, ...]]
+    """Beginnings of its addresses, the one it writes itself first."""
+    environment: ClassVar[tuple[str, ...]]
+    """Beginnings of the names of the variables that its client reads."""
     words: ClassVar[errors.Words]
     is_local = False
     create_is_certain = False
@@ -64,17 +67,17 @@ class CloudStore(ABC):
     def __init__(self, uri: str) -> None:
         self.root = uri.partition("://")[2].strip("/")
         self.bucket, _, self._prefix = self.root.partition("/")
-        if "@" in self.bucket or "?" in self.root:
+        pattern = f"{self.schemes[0]}://{self.words.container}"
+        if "@" in self.bucket or "?" in self.root:  # not repeated in the message: it may hold a key
             raise StoreError(
-                f"an address of a store names more than a {self.words.container} and a prefix.",
-                remedy=f"Write {self.scheme}://{self.words.container}/prefix; credentials come from the environment.",
+                f"the address of a store holds more than a {self.words.container} and a prefix.",
+                remedy=f"Write {pattern}/prefix; credentials come from the environment.",
             )
         if not self.bucket:
-            pattern = f"{self.scheme}://{self.words.container}"
             raise StoreError(
                 f"store {uri!r} names no {self.words.container}.", remedy=f"Use {pattern} or {pattern}/prefix."
             )
-        self.uri = f"{self.scheme}://{self.root}"
+        self.uri = f"{self.schemes[0]}://{self.root}"
 
     @abstractmethod
     def _open(self) -> ObjectStore:

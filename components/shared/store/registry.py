@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from components.shared.store.cloud import CloudStore
 from components.shared.store.file_system import FileSystem
 from components.shared.store.folder import Folder
 from components.shared.store.object_store import ObjectStore
 from components.shared.store.s3 import S3
 
-STORES: dict[str, Callable[[str], ObjectStore]] = {"": Folder, "file": Folder, "s3": S3, "s3a": S3}
+CLOUDS: tuple[type[CloudStore], ...] = (S3,)
+
+STORES: dict[str, Callable[[str], ObjectStore]] = {
+    "": Folder,
+    "file": Folder,
+    **{scheme: cloud for cloud in CLOUDS for scheme in cloud.schemes},
+}
 """Client by scheme; every other scheme is fsspec's."""
+
+ENVIRONMENT = tuple(beginning for cloud in CLOUDS for beginning in cloud.environment)
+"""Beginnings of the names of variables with a store's endpoint and credentials."""
 
 
 def open_store(uri: str) -> ObjectStore:

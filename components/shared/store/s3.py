@@ -26,7 +26,8 @@ class S3(CloudStore):
     Whether the server honours `If-None-Match: *`, which `create` sends, is for `Storage` to try.
     """
 
-    scheme = "s3"
+    schemes = ("s3", "s3a")
+    environment = ("AWS_",)
     words = errors.Words(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("NoCredentials", "PartialCredentials"),
