@@ -19,6 +19,9 @@ _TRANSIENT = re.compile(
     r"status code: (?:5\d\d|429|408)|SlowDown|RequestTimeout|InternalError|HTTP error|timed out|Timeout|non-partial"
     r"|ConnectionReset|ConnectionError|IncompleteRead|Interrupted"
 )
+_BUSY = re.compile(r"status code: (?:5\d\d|429)")
+_NOWHERE = re.compile(r"Error performing (?:PUT|POST) (?!.*NoSuchUpload)", re.DOTALL)
+"""A write that finds nothing: not an object is missing, but the bucket; or an upload in parts that was cleaned up."""
 _UNSUPPORTED = re.compile(r"status code: 501|NotImplemented")
 
 
@@ -33,6 +36,7 @@ class Words:
     Attributes:
         no_container: Parts of a message that say that the bucket itself is missing.
         no_credentials: Parts of a message that say that no credentials were found.
+        bad_credentials: Parts of a message that say that they are none.
         credentials: What to set where there are none.
         endpoint: The variable with the server's address.
         own_endpoint: The server where that variable is not set.
@@ -41,6 +45,7 @@ class Words:
 
     no_container: tuple[str, ...] = ()
     no_credentials: tuple[str, ...] = ()
+    bad_credentials: tuple[str, ...] = ()
     credentials: str = ""
     endpoint: str = ""
     own_endpoint: str = "the server"
@@ -54,12 +59,16 @@ def explain(error: Exception, uri: str, words: Words) -> Exception:
     # obstore appends its inner structure; the line before says it all.
     text = " ".join(everything.partition("Debug source:")[0].split())
     known = f"{kind} {text} {everything}"
-    if any(part in known for part in words.no_container):
+    is_missing = isinstance(error, FileNotFoundError)
+    if any(part in known for part in words.no_container) or (is_missing and _NOWHERE.search(everything)):
         return StoreError(f"store {uri!r}: the {words.container} does not exist.", remedy="Create it first.")
-    if isinstance(error, FileNotFoundError):
+    if is_missing:
         return FileNotFoundError(text)
-    if any(part in known for part in words.no_credentials):
+    # A pod's metadata server may be busy for a moment; that one is asked again.
+    if any(part in known for part in words.no_credentials) and not _BUSY.search(known):
         return no_credentials(uri, words)
+    if any(part in known for part in words.bad_credentials):
+        return StoreError(f"store {uri!r}: the credentials cannot be used ({text}).", remedy=words.credentials)
     if isinstance(error, PermissionError) or kind == "PermissionDeniedError" or _DENIED.search(known):
         return StoreError(
             f"store {uri!r}: access denied ({_reason(text)}).", remedy="Check the credentials and their rights."
