@@ -7,10 +7,11 @@ from collections.abc import Callable
 from components.shared.store.cloud import CloudStore
 from components.shared.store.file_system import FileSystem
 from components.shared.store.folder import Folder
+from components.shared.store.gcs import Google
 from components.shared.store.object_store import ObjectStore
 from components.shared.store.s3 import S3
 
-CLOUDS: tuple[type[CloudStore], ...] = (S3,)
+CLOUDS: tuple[type[CloudStore], ...] = (S3, Google)
 
 STORES: dict[str, Callable[[str], ObjectStore]] = {
     "": Folder,
