@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from components.shared.store.azure import Azure
 from components.shared.store.cloud import CloudStore
 from components.shared.store.file_system import FileSystem
 from components.shared.store.folder import Folder
@@ -11,7 +12,7 @@ from components.shared.store.gcs import Google
 from components.shared.store.object_store import ObjectStore
 from components.shared.store.s3 import S3
 
-CLOUDS: tuple[type[CloudStore], ...] = (S3, Google)
+CLOUDS: tuple[type[CloudStore], ...] = (S3, Google, Azure)
 
 STORES: dict[str, Callable[[str], ObjectStore]] = {
     "": Folder,

@@ -18,7 +18,7 @@ from components.shared.store import cloud
 from components.shared.store.object_store import ObjectStore
 from components.shared.store.registry import open_store
 
-KINDS = ["folder", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs"))]
+KINDS = ["folder", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs", "az"))]
 
 
 @pytest.fixture(params=KINDS)
@@ -190,14 +190,16 @@ def test_rows_are_read_by_fsspec(uri: str):
             assert file.read() == b'{"text": "1"}\n'
 
 
-@pytest.mark.parametrize("uri", [pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs")], indirect=True)
+@pytest.mark.parametrize(
+    "uri", [pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs", "az")], indirect=True
+)
 def test_a_container_that_is_not_there(uri: str):
     missing = f"{uri.partition('://')[0]}://no-such-container/x"
     with pytest.raises(StoreError, match=r"the (bucket|container) does not exist\. Create it first\."):
         Storage(missing, patience=0).check()
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_an_address_with_credentials_in_it_is_refused_and_not_repeated(scheme: str):
     for address in (f"{scheme}://key:secret@bucket/x", f"{scheme}://bucket/x?sig=secret"):
         with pytest.raises(StoreError, match="credentials come from the environment") as caught:
