@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from fsspec import AbstractFileSystem
-from obstore.fsspec import FsspecStore
 from obstore.store import AzureStore, ObjectStore
 
 from components.shared.store import errors
@@ -36,7 +37,10 @@ class Azure(CloudStore):
 
     def file_system(self) -> AbstractFileSystem:
         """Returns obstore's own file system, so that no other client is needed."""
-        return FsspecStore("az", client_options=client_options(self._endpoint()), retry_config=RETRIES)
+        from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
+
+        options = client_options(self._endpoint())
+        return cast(AbstractFileSystem, FsspecStore("az", client_options=options, retry_config=RETRIES))
 
     def _endpoint(self) -> str | None:
         return endpoint_in("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", uri=self.uri)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from fsspec import AbstractFileSystem
-from obstore.fsspec import FsspecStore
 from obstore.store import GCSStore, ObjectStore
 
 from components.shared.store import errors
@@ -36,5 +37,7 @@ class Google(CloudStore):
 
     def file_system(self) -> AbstractFileSystem:
         """Returns obstore's own file system, so that no other client is needed."""
-        endpoint = endpoint_in("GOOGLE_BASE_URL", uri=self.uri)
-        return FsspecStore("gs", client_options=client_options(endpoint), retry_config=RETRIES)
+        from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
+
+        options = client_options(endpoint_in("GOOGLE_BASE_URL", uri=self.uri))
+        return cast(AbstractFileSystem, FsspecStore("gs", client_options=options, retry_config=RETRIES))
