@@ -129,6 +129,57 @@ def s3_store(s3_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
     return f"s3://{bucket}"
 
 
+def _loaded(name: str) -> ModuleType:
+    """Loads a module beside this file, which importlib mode leaves off the path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _started(kind: str) -> Iterator[Any]:
+    """Starts an emulator, or skips where it is not installed and cannot be: in CI it must be."""
+    emulators = _loaded("emulators")
+    try:
+        server = getattr(emulators, kind)()
+    except emulators.NotInstalledError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Any]:
+    """The session's Azure server."""
+    yield from _started("Azurite")
+
+
+@pytest.fixture(scope="session")
+def fake_google() -> Iterator[Any]:
+    """The session's Google server."""
+    yield from _started("FakeGoogle")
+
+
+@pytest.fixture
+def az_store(azurite: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URI of a fresh, empty container, with the environment that reaches it."""
+    for name, value in azurite.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"az://{azurite.container()}"
+
+
+@pytest.fixture
+def gs_store(fake_google: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URI of a fresh, empty bucket, with the environment that reaches it."""
+    for name, value in fake_google.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"gs://{fake_google.bucket()}"
+
+
 @pytest.fixture
 def faulty_proxy() -> Iterator[Callable[[str], FaultyProxy]]:
     """Starts a `FaultyProxy` in front of the endpoint it is given; all of them end with the test."""

@@ -18,7 +18,7 @@ from components.shared.storage import Storage
 Seen = dict[str, list[str]]
 """Address of a file → what it looked like, and the SHA-256 of its content."""
 
-TAGS = ("ETag", "etag", "blob_id")
+TAGS = ("ETag", "etag", "e_tag", "blob_id")
 """Names under which file systems tell a mark of an object's content."""
 
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from components.shared.files import Files
-    from components.shared.s3 import S3
+from components.shared.store.object_store import ObjectStore
 
 GOOD_FOR = 10.0
 """Seconds after which an unchanged lease counts as left behind."""
@@ -23,7 +20,7 @@ SETTLE = 0.5
 """Seconds in which a writer that saw no lease has written its own."""
 
 
-def create(client: S3 | Files, key: str, data: bytes) -> bool:
+def create(client: ObjectStore, key: str, data: bytes) -> bool:
     """Writes an object unless there is one, holding the lease `<key>.lease`.
 
     Returns:
@@ -42,7 +39,7 @@ def create(client: S3 | Files, key: str, data: bytes) -> bool:
             client.remove(lease)
 
 
-def _acquire(client: S3 | Files, key: str, lease: str, owner: bytes) -> bool:
+def _acquire(client: ObjectStore, key: str, lease: str, owner: bytes) -> bool:
     """Waits for the lease; returns False once there is nothing left to hold it for."""
     seen, since = b"", time.monotonic()
     while client.size(key) is None:
@@ -58,7 +55,7 @@ def _acquire(client: S3 | Files, key: str, lease: str, owner: bytes) -> bool:
     return False
 
 
-def _holder(client: S3 | Files, lease: str) -> bytes:
+def _holder(client: ObjectStore, lease: str) -> bytes:
     try:
         return client.read(lease)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The object store: a folder and S3 behave alike, and what passes by itself is tried again."""
+"""The object store as all of Baton uses it: patient with what passes by itself, clear about what does not."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import errno
 import hashlib
 import logging
 import os
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from fsspec import AbstractFileSystem
 
 from components.shared import lease
-from components.shared.errors import BatonError, StoreError, UnavailableError
-from components.shared.files import OWN, Files, Folder
-from components.shared.s3 import S3
-from components.shared.store_errors import explain, is_missing
+from components.shared.core.patience import Attempt, attempts, insist
+from components.shared.errors import BatonError, UnavailableError
+from components.shared.store.errors import UnsupportedError, without_signature
+from components.shared.store.object_store import OWN, Entry, ObjectStore
+from components.shared.store.registry import open_store
 
 logger = logging.getLogger("baton")
 
 PATIENCE = "BATON_STORE_PATIENCE"
 """Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+FIRST_PAUSE = 0.4
 LONGEST_PAUSE = 10.0
+"""Seconds between two tries at an operation."""
 T = TypeVar("T")
 
 
@@ -36,50 +35,30 @@ class Storage:
     """Objects below one URI, named by paths relative to it.
 
     Args:
-        uri: A folder, `file://…`, `s3://bucket[/prefix]` or any other fsspec URI. The endpoint and
-            credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+        uri: A folder or an address whose scheme `store.registry` or fsspec knows. The endpoint and credentials come
+            from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
         patience: Seconds for which an operation is tried again while the store does not answer;
             10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
 
     Attributes:
         sent: Bytes of files uploaded by this process.
         received: Bytes of files downloaded by it.
+        client: What moves the bytes; its errors are its library's, see `translated`.
 
     Raises:
-        StoreError: the URI has an unknown protocol.
+        StoreError: the URI has an unknown protocol, or names no bucket.
     """
 
     def __init__(self, uri: str, *, patience: float | None = None) -> None:
         self.patience = float(os.environ.get(PATIENCE, 10)) if patience is None else patience
-        self._uri = uri
+        self.client: ObjectStore = open_store(uri)
+        self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
         self.sent = self.received = 0
-        if uri.startswith(("s3://", "s3a://")):
-            self.is_local = False
-            self.root = uri.partition("://")[2].strip("/")
-            self.base_uri = f"s3://{self.root}"
-        else:
-            self.root = _root(uri, self.fs)
-            self.is_local = isinstance(self.fs, LocalFileSystem)
-            self.base_uri = self.root if self.is_local else self.fs.unstrip_protocol(self.root)
-        if not self.is_local and not self.root:
-            raise StoreError(f"store {uri!r} names no bucket.", remedy="Use s3://bucket or s3://bucket/prefix.")
 
     @cached_property
-    def fs(self) -> Any:
+    def fs(self) -> AbstractFileSystem:
         """The fsspec file system, for those who read files that are not Baton's."""
-        try:
-            return fsspec.core.url_to_fs(self._uri, **_options(self._uri))[0]
-        except (ValueError, TypeError, ImportError) as error:
-            raise StoreError(
-                f"store {self._uri!r} cannot be opened: {error}.", remedy="Use a folder or s3://bucket."
-            ) from None
-
-    @cached_property
-    def client(self) -> S3 | Files:
-        """What moves the bytes."""
-        if self.base_uri.startswith("s3://"):
-            return S3(self.base_uri)
-        return Folder(self.fs) if self.is_local else Files(self.fs)
+        return self.client.file_system()
 
     def uri(self, path: str = "") -> str:
         """Returns the address of an object for people and for other processes."""
@@ -96,11 +75,11 @@ class Storage:
             FileNotFoundError: there is no such object.
             StoreError: the store refused or could not be reached.
         """
-        return self._patiently(lambda: self.client.read(self._object(path)))
+        return self._patiently(lambda: self.client.read(path))
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a whole object, replacing what was there; readers see the old or the new one."""
-        self._patiently(lambda: self.client.write(self._object(path), data))
+        self._patiently(lambda: self.client.write(path, data))
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes an object only if there is none: put-if-absent.
@@ -110,15 +89,15 @@ class Storage:
             where the answer to the put that won was lost on its way.
         """
         if self.has_conditional_put:
-            return self._patiently(lambda: self.client.create(self._object(path), data))
-        return self._patiently(lambda: lease.create(self.client, self._object(path), data))
+            return self._patiently(lambda: self.client.create(path, data))
+        return self._patiently(lambda: lease.create(self.client, path, data))
 
     @cached_property
     def has_conditional_put(self) -> bool:
-        """Whether the store refuses a put where there is an object: tried once, with an object made for it."""
-        if self.is_local:
+        """Whether the store refuses a put where there is an object: known, or tried once with an object made for it."""
+        if self.client.create_is_certain:
             return True
-        path = self._object(f"{OWN}probe-{uuid.uuid4().hex}")
+        path = f"{OWN}probe-{uuid.uuid4().hex}"
 
         def probe() -> bool:
             try:
@@ -128,10 +107,8 @@ class Storage:
 
         try:
             return self._patiently(probe)
-        except StoreError as error:
-            if "501" in str(error) or "NotImplemented" in str(error):
-                return False
-            raise
+        except UnsupportedError:
+            return False
 
     def exists(self, path: str) -> bool:
         """Tells whether there is an object of this name."""
@@ -139,26 +116,24 @@ class Storage:
 
     def size(self, path: str) -> int | None:
         """Returns an object's size in bytes, None where there is none."""
-        return self._patiently(lambda: self.client.size(self._object(path)))
+        return self._patiently(lambda: self.client.size(path))
 
     def list(self, path: str) -> list[str]:
         """Returns the names directly below a path, sorted; none where there is nothing."""
-        names = self._patiently(lambda: self.client.list(self._object(path)))
+        names = self._patiently(lambda: self.client.list(path))
         return sorted({name for name in names if name and not name.startswith(OWN)})
 
-    def find(self, path: str) -> dict[str, tuple[int, datetime]]:
-        """Returns size in bytes and time of writing of all objects below a path, by their paths relative to it."""
-        below = self._object(path)
-        found = self._patiently(lambda: self.client.find(below))
-        return {key.removeprefix(below).lstrip("/"): entry for key, entry in sorted(found.items())}
+    def find(self, path: str) -> dict[str, Entry]:
+        """Returns all objects below a path, by their paths relative to it, sorted."""
+        return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
     def remove(self, path: str) -> None:
         """Removes an object, if it is there."""
-        self._patiently(lambda: self.client.remove(self._object(path)))
+        self._patiently(lambda: self.client.remove(path))
 
     def tidy(self, path: str) -> None:
         """Removes a folder, if it is empty and the store has such things."""
-        self.client.tidy(self._object(path))
+        self.client.tidy(path)
 
     def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
         """Copies a local file into the store.
@@ -176,12 +151,12 @@ class Storage:
             check()
             digest = hashlib.sha256()
 
-            def seen(block: Any) -> None:
+            def seen(block: bytes) -> None:
                 check()
                 digest.update(block)
 
             try:
-                self.client.upload(local_path, self._object(path), seen)
+                self.client.upload(local_path, path, seen)
             except Exception:
                 check()  # the client may have put another error in the place of the one raised
                 raise
@@ -207,11 +182,11 @@ class Storage:
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
 
         def receive() -> str:
-            known = self.client.size(self._object(path)) if size is None else size
+            known = self.client.size(path) if size is None else size
             if known is None:
                 raise FileNotFoundError(self.uri(path))
             try:
-                digest = self.client.download(self._object(path), local_path, known)
+                digest = self.client.download(path, local_path, known)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -229,7 +204,7 @@ class Storage:
 
         def read_through() -> tuple[int, str]:
             digest, size = hashlib.sha256(), 0
-            for block in self.client.blocks(self._object(path)):
+            for block in self.client.blocks(path):
                 digest.update(block)
                 size += len(block)
             return size, digest.hexdigest()
@@ -244,27 +219,18 @@ class Storage:
         """
         path = f"{OWN}check-{uuid.uuid4().hex}"
         with self.translated():
-            self.client.write(self._object(path), b"baton")
-            self.client.remove(self._object(path))
-
-    def _object(self, path: str) -> str:
-        """Returns the client's own name of an object."""
-        return self.key(path).partition("/")[2] if isinstance(self.client, S3) else self.key(path)
+            self.client.write(path, b"baton")
+            self.client.remove(path)
 
     def _patiently(self, operation: Callable[[], T]) -> T:
         """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
-        began, pause = time.monotonic(), 0.2
-        while True:
-            try:
-                with self.translated():
-                    return operation()
-            except UnavailableError as error:
-                # A generator of its own: the global one is part of the training state.
-                pause = min(2 * pause, LONGEST_PAUSE) * random.Random().uniform(0.75, 1.25)
-                if time.monotonic() - began + pause > self.patience:
-                    raise
-                logger.warning("%s Next try in %.1f s.", error.message, pause)
-            time.sleep(pause)
+
+        def attempt() -> T:
+            with self.translated():
+                return operation()
+
+        tries = attempts(self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25)
+        return insist(attempt, UnavailableError, tries, _warn)
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
@@ -274,28 +240,11 @@ class Storage:
         except BatonError:
             raise
         except Exception as error:
-            if is_missing(error):
-                raise FileNotFoundError(" ".join(str(error).partition("Debug source:")[0].split())) from None
-            raise explain(error, self.uri()) from error
+            explained = self.client.explain(error)
+            is_clear = isinstance(explained, FileNotFoundError)
+            # A signed address in the cause would be printed with a traceback.
+            raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
 
 
-def _root(uri: str, fs: Any) -> str:
-    root: str = fs._strip_protocol(uri)
-    return root.rstrip("/")
-
-
-def _options(uri: str) -> dict[str, Any]:
-    if not uri.startswith(("s3://", "s3a://")):
-        return {"auto_mkdir": True} if "://" not in uri or uri.startswith("file://") else {}
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return {
-        "use_listings_cache": False,
-        "client_kwargs": {"region_name": region} if region else {},
-        "config_kwargs": {
-            "connect_timeout": 5,
-            "read_timeout": 60,
-            "retries": {"mode": "standard", "max_attempts": 4},
-            "request_checksum_calculation": "when_required",
-            "response_checksum_validation": "when_required",
-        },
-    }
+def _warn(error: UnavailableError, attempt: Attempt) -> None:
+    logger.warning("%s Next try in %.1f s.", error.message, attempt.pause)

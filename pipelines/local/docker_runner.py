@@ -19,13 +19,17 @@ from urllib.parse import urlparse
 from components.shared.errors import UserError
 from components.shared.models import cache_dir
 from components.shared.recipe import Recipe
+from components.shared.store.registry import ENVIRONMENT
 from pipelines.local import containers
 
 NETWORK = "BATON_DOCKER_NETWORK"
 """Environment variable: Docker network of the containers. When left out, the host's where an address that they need is
 on this machine, Docker's own otherwise."""
 
-FORWARDED = ("AWS_", "HF_", "HUGGING_FACE_", "MLFLOW_", "WANDB_", "OMP_", "MKL_", "TOKENIZERS_", "BATON_STORE_")
+FORWARDED = (
+    *ENVIRONMENT,
+    *("HF_", "HUGGING_FACE_", "MLFLOW_", "WANDB_", "OMP_", "MKL_", "TOKENIZERS_", "BATON_STORE_"),
+)
 """Beginnings of the names of environment variables that containers get."""
 FORWARDED_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 

@@ -22,6 +22,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from components.shared import events
+from components.shared.store.registry import ENVIRONMENT
 from pipelines.local import processes
 
 WARM = "BATON_WARM"
@@ -43,7 +44,8 @@ _PRELOADED = (
 )
 _EXECUTOR = "kfp.dsl.executor_main"
 _READ_LATE = (
-    *("AWS_", "BATON_", "MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR"),
+    *ENVIRONMENT,
+    *("BATON_", "MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR"),
     *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
 )
 """Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""

@@ -17,6 +17,7 @@ from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
+from components.shared.store.registry import ENVIRONMENT
 from pipelines.local import processes, warm
 
 _context = multiprocessing.get_context("forkserver")
@@ -44,7 +45,7 @@ def _DupFd(descriptor: int) -> Any:  # noqa: N802
 
 def _credentials() -> dict[str, str]:
     """The forked processes have the environment of the server they are forked from, which is older."""
-    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)}
 
 
 def _redirected(

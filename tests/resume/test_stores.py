@@ -1,4 +1,4 @@
-"""A run ends on the same bits on a folder and on S3."""
+"""A run ends on the same bits on every kind of store."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from components.shared.runs import Run
 
 
 @pytest.mark.s3
-def test_the_same_run_on_s3_ends_on_the_same_digest(
-    s3_store: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_the_same_run_elsewhere_ends_on_the_same_digest(
+    kind: str, request: pytest.FixtureRequest, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:
-    run = legs.prepare(legs.changed(recipes["scratch"], store=s3_store, chunks__count=3), "on-s3")
+    store_uri: str = request.getfixturevalue(f"{kind}_store")
+    run = legs.prepare(legs.changed(recipes["scratch"], store=store_uri, chunks__count=3), "elsewhere")
     legs.train(run)
-    assert run.uri == f"{s3_store}/runs/on-s3"
+    assert run.uri == f"{store_uri}/runs/elsewhere"
     assert legs.losses(run) == legs.losses(undisturbed["scratch"])
     assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
     store = CheckpointStore(run)

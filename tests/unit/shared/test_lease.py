@@ -8,8 +8,8 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from components.shared import lease
-from components.shared.s3 import S3
 from components.shared.storage import Storage
+from components.shared.store.s3 import S3
 
 pytestmark = pytest.mark.s3
 

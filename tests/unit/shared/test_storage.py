@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from components.shared.errors import StoreError
-from components.shared.files import BLOCK
 from components.shared.storage import Storage
+from components.shared.store.object_store import BLOCK
 
 
 def test_write_and_read(store: str):
@@ -217,7 +217,7 @@ def test_an_endpoint_that_is_no_address(aws_env: Any, s3_credentials: dict[str, 
     assert "AWS_ENDPOINT_URL is no address (Invalid endpoint: localhost:9000)" in refused(USES["check"], "s3://bucket")
 
 
-@pytest.mark.parametrize("uri", ["foo://bucket", "S3://bucket", "gs://bucket", "github://x", "s3://"])
+@pytest.mark.parametrize("uri", ["foo://bucket", "S3://bucket", "gcs://bucket", "github://x", "s3://"])
 def test_a_protocol_that_cannot_be_used(uri: str):
     message = refused(USES["check"], uri)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles, s3, storage
+from components.shared import bundles, storage
 from components.shared.errors import BatonError, StoreError, UnavailableError
 from components.shared.storage import Storage
+from components.shared.store import cloud
 
 pytestmark = pytest.mark.s3
 MEGABYTE = 1_000_000
@@ -22,9 +23,9 @@ MEGABYTE = 1_000_000
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a few megabytes a large object, and pauses and patience with one request short."""
-    monkeypatch.setattr(s3, "PART", 5 * 1024 * 1024)
-    monkeypatch.setattr(s3, "RANGE", 5 * 1024 * 1024)
-    monkeypatch.setattr(s3, "READ_TIMEOUT", "1s")
+    monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
+    monkeypatch.setattr(cloud, "RANGE", 5 * 1024 * 1024)
+    monkeypatch.setattr(cloud, "READ_TIMEOUT", "1s")
     monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.2)
 
 

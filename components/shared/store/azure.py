@@ -1,0 +1,46 @@
+"""Azure's blob storage: `az://container[/prefix]`, in the account that the environment names."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fsspec import AbstractFileSystem
+from obstore.store import AzureStore, ObjectStore
+
+from components.shared.store import errors
+from components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
+
+
+class Azure(CloudStore):
+    """Blobs of one container below a prefix.
+
+    The account is `AZURE_STORAGE_ACCOUNT_NAME`; credentials are its key, a shared access signature, a service principal
+    or a workload's identity, by the variables that obstore reads. Put-if-absent is `If-None-Match: *`.
+    """
+
+    schemes = ("az",)
+    environment = ("AZURE_",)
+    create_is_certain = True
+    words = errors.Words(
+        container="container",
+        no_container=("ContainerNotFound", "container does not exist"),
+        no_credentials=("Error performing token request", "Account must be specified"),
+        bad_credentials=("Invalid Access Key",),
+        credentials="Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or name a key for the latter in "
+        "resources.secret_env.",
+        endpoint="AZURE_STORAGE_ENDPOINT",
+        own_endpoint="Azure's own endpoint",
+    )
+
+    def _open(self) -> ObjectStore:
+        return AzureStore(self.bucket, client_options=client_options(self._endpoint()), retry_config=RETRIES)
+
+    def file_system(self) -> AbstractFileSystem:
+        """Returns obstore's own file system, so that no other client is needed."""
+        from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
+
+        options = client_options(self._endpoint())
+        return cast(AbstractFileSystem, FsspecStore("az", client_options=options, retry_config=RETRIES))
+
+    def _endpoint(self) -> str | None:
+        return endpoint_in("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", uri=self.uri)

@@ -1,0 +1,243 @@
+"""Objects of a cloud by way of obstore: parallel parts and ranges, and few processor cycles per byte.
+
+For Baton's own objects fsspec's clients spent three times the processor time per byte and 0.6 s of import in every pod;
+the figures are in `DECISIONS.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlparse
+
+import obstore
+from fsspec import AbstractFileSystem
+from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+from components.shared.errors import StoreError
+from components.shared.store import errors
+from components.shared.store.object_store import BLOCK, Entry
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+PART = 16 * 1024 * 1024
+"""Bytes per request when a large object is written."""
+RANGE = 8 * 1024 * 1024
+"""Bytes per request when an object is read."""
+PARALLEL = 4
+"""Requests in flight for one large object."""
+
+READ_TIMEOUT = "20s"
+"""How long a request waits for the next bytes of its answer."""
+
+RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+
+
+class CloudStore(ABC):
+    """Objects of one bucket below a prefix; a kind of cloud says how it is reached and what its errors mean.
+
+    Args:
+        uri: `<scheme>://bucket[/prefix]`.
+
+    Raises:
+        StoreError: the address names no bucket, or more than a bucket and a prefix.
+    """
+
+    schemes: ClassVar[tuple[str, ...]]
+    """Beginnings of its addresses, the one it writes itself first."""
+    environment: ClassVar[tuple[str, ...]]
+    """Beginnings of the names of the variables that its client reads."""
+    words: ClassVar[errors.Words]
+    is_local = False
+    create_is_certain = False
+
+    def __init__(self, uri: str) -> None:
+        self.root = uri.partition("://")[2].strip("/")
+        self.bucket, _, self._prefix = self.root.partition("/")
+        pattern = f"{self.schemes[0]}://{self.words.container}"
+        if "@" in self.bucket or "?" in self.root:  # not repeated in the message: it may hold a key
+            raise StoreError(
+                f"the address of a store holds more than a {self.words.container} and a prefix.",
+                remedy=f"Write {pattern}/prefix; credentials come from the environment.",
+            )
+        if not self.bucket:
+            raise StoreError(
+                f"store {uri!r} names no {self.words.container}.", remedy=f"Use {pattern} or {pattern}/prefix."
+            )
+        self.uri = f"{self.schemes[0]}://{self.root}"
+
+    @abstractmethod
+    def _open(self) -> ObjectStore:
+        """Returns obstore's client of the bucket."""
+
+    @abstractmethod
+    def file_system(self) -> AbstractFileSystem:
+        """Returns an fsspec file system that reads the same objects."""
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return self._open()
+
+    def read(self, path: str) -> bytes:
+        """Returns a whole object."""
+        return bytes(obstore.get(self._store, self._key(path)).bytes())
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a small object, replacing what was there."""
+        obstore.put(self._store, self._key(path), data, use_multipart=False)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes an object unless there is one, by a conditional put."""
+        try:
+            obstore.put(self._store, self._key(path), data, mode="create")
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        return True
+
+    def size(self, path: str) -> int | None:
+        """Returns an object's bytes, None where there is no object."""
+        try:
+            return int(obstore.head(self._store, self._key(path))["size"])
+        except (NotFoundError, FileNotFoundError):
+            return None
+
+    def list(self, path: str) -> list[str]:
+        """Returns the names directly below a path."""
+        listing = obstore.list_with_delimiter(self._store, self._key(path) or None)
+        keys = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
+        return [key.rstrip("/").rsplit("/", 1)[-1] for key in keys]
+
+    def find(self, path: str) -> dict[str, Entry]:
+        """Returns all objects at any depth below a path, by their paths relative to it."""
+        below = self._key(path)
+        return {
+            entry["path"].removeprefix(below).lstrip("/"): Entry(entry["size"], entry["last_modified"])
+            for batch in obstore.list(self._store, below or None)
+            for entry in batch
+        }
+
+    def remove(self, path: str) -> None:
+        """Removes an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, self._key(path))
+
+    def tidy(self, path: str) -> None:  # noqa: B027 - not abstract
+        """Does nothing: there are no folders that could be left empty."""
+
+    def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
+        """Sends a file in parallel parts.
+
+        Args:
+            local_path: The file.
+            path: Where to.
+            seen: Called with the bytes in their order; what it raises ends the upload.
+        """
+        size = os.path.getsize(local_path)
+        if size <= PART:
+            with open(local_path, "rb") as file:
+                data = file.read()
+            seen(data)
+            obstore.put(self._store, self._key(path), data, use_multipart=False)
+            return
+        with open(local_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            # The object appears when its last part is confirmed: a writer that dies before leaves no half of one.
+            obstore.put(
+                self._store,
+                self._key(path),
+                _parts(mapped, seen),
+                use_multipart=True,
+                chunk_size=PART,
+                max_concurrency=PARALLEL,
+            )
+
+    def download(self, path: str, local_path: str, size: int) -> str:
+        """Fetches an object of known size in parallel ranges.
+
+        Returns:
+            SHA-256 of the bytes, taken in their order while later ones are on their way.
+        """
+        digest = hashlib.sha256()
+        with open(local_path, "wb") as file:
+            os.ftruncate(file.fileno(), size)
+            self._fetch_into(self._key(path), file.fileno(), size, digest)
+        return digest.hexdigest()
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yields an object's bytes in order."""
+        for block in obstore.get(self._store, self._key(path)).stream(min_chunk_size=BLOCK):
+            yield bytes(block)
+
+    def explain(self, error: Exception) -> Exception:
+        """Returns what to raise in place of obstore's error."""
+        return errors.explain(error, self.uri, self.words)
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}".strip("/")
+
+    def _fetch_into(self, key: str, descriptor: int, size: int, digest: _Hash) -> None:
+        def receive(start: int) -> obstore.Bytes:
+            end = min(start + RANGE, size)
+            data = obstore.get_range(self._store, key, start=start, end=end)
+            if len(data) != end - start:
+                raise ConnectionError(f"{len(data)} bytes came of {end - start} asked for")
+            os.pwrite(descriptor, data, start)  # unlike a write to a mapping, this frees the interpreter
+            return data
+
+        starts = iter(range(0, size, RANGE))
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            coming = deque(pool.submit(receive, start) for start in islice(starts, PARALLEL + 2))
+            try:
+                while coming:
+                    data = coming.popleft().result()
+                    coming.extend(pool.submit(receive, start) for start in islice(starts, 1))
+                    digest.update(data)  # from the answer itself: reading the file back costs a fault per page
+            finally:
+                for request in coming:
+                    request.cancel()
+
+
+def client_options(endpoint: str | None) -> ClientConfig:
+    """Returns the time limits of a client, which speaks plain HTTP only with an endpoint that says so."""
+    return {
+        "allow_http": bool(endpoint and endpoint.startswith("http:")),
+        "connect_timeout": "5s",
+        "read_timeout": READ_TIMEOUT,
+        "timeout": "120s",
+    }
+
+
+def endpoint_in(*variables: str, uri: str) -> str | None:
+    """Returns the server's address from the first of these variables that is set.
+
+    Raises:
+        StoreError: it is no address.
+    """
+    for variable in variables:
+        if endpoint := os.environ.get(variable):
+            if urlparse(endpoint).scheme not in ("http", "https"):
+                raise StoreError(
+                    f"store {uri!r}: {variables[-1]} is no address (Invalid endpoint: {endpoint}).",
+                    remedy="Write http://HOST:PORT or https://HOST.",
+                )
+            return endpoint
+    return None
+
+
+def _parts(mapped: mmap.mmap, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    for start in range(0, len(mapped), PART):
+        part = mapped[start : start + PART]
+        seen(part)
+        yield part

@@ -1,0 +1,88 @@
+"""A folder of this machine, or one that several mount: readers see all of a file or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from components.shared.store.file_system import FileSystem
+from components.shared.store.object_store import OWN
+
+TRIES = 100
+"""Times that a file's folder is made while others remove it as empty."""
+
+
+class Folder(FileSystem):
+    """Files of a folder: written beside their place and moved there.
+
+    A writer that is killed leaves a `.baton-…` file, which no listing shows; never half a file in its place.
+
+    Args:
+        uri: A path or `file://…`.
+    """
+
+    is_local = True
+    create_is_certain = True
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, auto_mkdir=True)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a file; readers see the old one or the new one."""
+        with _sibling(self._key(path)) as temporary:
+            _write_synced(temporary, data)
+            os.replace(temporary, self._key(path))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a file unless there is one: a hard link, which the file system gives to one."""
+        with _sibling(self._key(path)) as temporary:
+            _write_synced(temporary, data)
+            try:
+                os.link(temporary, self._key(path))
+            except FileExistsError:
+                return False
+            return True
+
+    def tidy(self, path: str) -> None:
+        """Removes a folder, if nothing is in it."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self._key(path))
+
+    def _opened(self, path: str) -> BinaryIO:
+        return _opened(self._key(path))
+
+
+@contextlib.contextmanager
+def _sibling(key: str) -> Iterator[str]:
+    """Yields a temporary name beside a file: in the same file system, so that a rename or link is atomic."""
+    temporary = f"{os.path.dirname(key)}/{OWN}{uuid.uuid4().hex}"
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _opened(path: str) -> BinaryIO:
+    """Opens a file to be written, in a folder that others tidy away whenever it is empty."""
+    folder, tries = os.path.dirname(path), 0
+    while True:
+        tries += 1
+        try:
+            os.makedirs(folder, exist_ok=True)
+            return open(path, "wb")
+        except (FileNotFoundError, FileExistsError):  # tidied away meanwhile, or a file is in its place
+            if os.path.isfile(folder):
+                raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
+            if tries == TRIES:
+                raise
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    with _opened(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # before the rename: else a crash could leave the name of an empty file

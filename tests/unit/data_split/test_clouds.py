@@ -1,0 +1,44 @@
+"""Users' rows in a cloud: listed, read from front to end and by column, and known again."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from components.data_split import streams, tables
+from components.retrain import content
+from components.shared.sources import files
+from components.shared.storage import Storage
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+def storage(request: pytest.FixtureRequest) -> Storage:
+    """A store with rows in two kinds of files."""
+    uri: str = request.getfixturevalue(f"{request.param}_store")
+    storage, packed = Storage(uri), io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "é"], "unused": [1, 2]}), packed)
+    storage.write("rows/b.parquet", packed.getvalue())
+    storage.write("rows/a.jsonl", '{"text": "ü"}\n'.encode() * 100_000)
+    return storage
+
+
+def test_rows_in_a_cloud(storage: Storage):
+    lines, columns = files([storage.uri("rows")])
+    assert [file.suffix for file in (lines, columns)] == [".jsonl", ".parquet"]
+    assert b"".join(streams.blocks(lines)) == storage.read("rows/a.jsonl")
+    rows: list[Any] = list(tables.parquet(columns))
+    assert [row.values["text"] for row in rows] == ["a", "é"]
+
+
+def test_a_file_of_the_same_size_is_known_for_another(storage: Storage):
+    (file,) = files([storage.uri("rows/a.jsonl")])
+    before = content._signature(file)
+    assert content._signature(file) == before
+    storage.write("rows/a.jsonl", '{"text": "ö"}\n'.encode() * 100_000)
+    assert content._signature(file) != before

@@ -1,0 +1,118 @@
+"""Google's and Azure's errors: one message with what to do, and no credential in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from components.shared.errors import StoreError, UnavailableError
+from components.shared.storage import Storage
+from components.shared.store.errors import Words, explain, without_signature
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials of this machine's."""
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+
+
+def refused(uri: str) -> StoreError:
+    with pytest.raises(StoreError) as caught:
+        Storage(uri, patience=0).check()
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def set_env(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+CREDENTIALS: dict[str, tuple[str, dict[str, str], str]] = {
+    "az without an account": ("az://c", {}, "no credentials found. Set AZURE_STORAGE_ACCOUNT_NAME and"),
+    "az with a key that is none": (
+        "az://c",
+        {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "not base64!"},
+        "the credentials cannot be used",
+    ),
+    "gs with a file that is not there": (
+        "gs://b",
+        {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"},
+        "the credentials cannot be used (Generic GCS error: Unable to open service account file from /nowhere.json",
+    ),
+    "gs with a key that is none": (
+        "gs://b",
+        {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key_id": "secret"}'},
+        "the credentials cannot be used",
+    ),
+}
+
+
+@pytest.mark.parametrize(("uri", "environment", "message"), CREDENTIALS.values(), ids=CREDENTIALS)
+def test_credentials(uri: str, environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch):
+    set_env(monkeypatch, environment)
+    error = refused(uri)
+    assert str(error).startswith(f"store {uri!r}: {message}")
+    assert "resources.secret_env" in str(error.remedy)
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("uri", "variable", "credentials"),
+    [
+        ("az://c", "AZURE_STORAGE_ENDPOINT", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "aaaa"}),
+        ("gs://b", "GOOGLE_BASE_URL", {"GOOGLE_BEARER_TOKEN": "x"}),
+    ],
+    ids=["az", "gs"],
+)
+def test_endpoints(uri: str, variable: str, credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    set_env(monkeypatch, {**credentials, variable: endpoint})
+    error = refused(uri)
+    assert isinstance(error, UnavailableError)
+    assert str(error) == f"store {uri!r}: {endpoint} cannot be reached. Check {variable} and the network."
+
+    monkeypatch.setenv(variable, "localhost:9000")
+    assert f"{variable} is no address (Invalid endpoint: localhost:9000)" in str(refused(uri))
+
+
+@pytest.mark.s3
+def test_a_key_that_is_not_the_accounts_is_denied(az_store: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "AAAA" * 10)
+    assert "access denied (AuthorizationFailure" in refused(az_store).message
+
+
+@pytest.mark.s3
+def test_a_signature_is_in_no_message(az_store: str, azurite: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "sv=2021-08-06&sp=rwl&sig=secretsecret")
+    for use in (lambda storage: storage.check(), lambda storage: storage.list(""), lambda storage: storage.read("a")):
+        with pytest.raises(StoreError) as caught:
+            use(Storage(az_store, patience=0))
+        assert "secretsecret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+def test_what_makes_an_address_a_credential_is_cut_out():
+    text = "PUT https://x/c/o?sp=rw&sig=ab%2Fcd&se=1: 'https://y/?X-Amz-Signature=0af' X-Goog-Signature=1b"
+    assert without_signature(text) == (
+        "PUT https://x/c/o?sp=rw&sig=…&se=1: 'https://y/?X-Amz-Signature=…' X-Goog-Signature=…"
+    )
+
+
+def test_a_metadata_server_that_is_busy_is_asked_again():
+    words = Words(no_credentials=("token request",))
+    for status, kind in ((403, StoreError), (503, UnavailableError), (429, UnavailableError)):
+        error = RuntimeError(f"token request: Server returned non-2xx status code: {status} Whatever")
+        assert type(explain(error, "gs://b", words)) is kind
+
+
+def test_an_upload_in_parts_that_was_cleaned_up_is_no_missing_bucket():
+    for body, kind in (("<Code>NoSuchUpload</Code>", FileNotFoundError), ("Not Found", StoreError)):
+        error = FileNotFoundError(f"Object at location x not found: Error performing PUT http://h/b/x in 1ms: {body}")
+        assert type(explain(error, "s3://b", Words())) is kind
