@@ -26,7 +26,7 @@ from components.shared.errors import DamagedError
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines.cli.app import app
-from tests.unit.shared.shards import TOKENS
+from tests.unit.shared.checkpoints.shards import TOKENS
 
 SHARDS = Path(__file__).with_name("shards.py")
 
@@ -35,7 +35,7 @@ SHARDS = Path(__file__).with_name("shards.py")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes saved: `checkpoint` in shards, and weights and logits as they had them in memory."""
     out = tmp_path_factory.mktemp("shards")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SHARDS.parents[3])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SHARDS.parents[4])}
     done = subprocess.run([sys.executable, str(SHARDS), str(out)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return out

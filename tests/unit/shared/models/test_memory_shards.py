@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components.shared import memory, skeleton
-from tests.unit.shared.test_memory import LORA, base, items, recipe
+from tests.unit.shared.models.test_memory import LORA, base, items, recipe
 
 EMBEDDING = 400 * 32
 BLOCK = 4 * 32 * 32 + 3 * 32 * 96 + 2 * 32

@@ -10,7 +10,7 @@ import pytest
 
 from components.shared import sweep_figures, sweep_page, sweep_view
 from components.shared.sweeps import Sweep
-from tests.unit.shared.swept import SEVEN, Swept
+from tests.unit.sweep.swept import SEVEN, Swept
 
 ONE = {"training.learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}}
 
