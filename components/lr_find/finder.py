@@ -20,9 +20,10 @@ from transformers import TrainerCallback
 from components.shared import code, events, pages, svg, trained
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
-from components.train_chunk import arguments, methods
-from components.train_chunk.chunk import Chunk
-from components.train_chunk.slices import Tokens
+from components.train_chunk import methods
+from components.train_chunk.trainer import arguments
+from components.train_chunk.stage import Chunk
+from components.train_chunk.data.slices import Tokens
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""

@@ -25,7 +25,7 @@ from components.shared import recipe_file
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.train_chunk.chunk import Chunk
+from components.train_chunk.stage import Chunk
 from components.train_chunk.trainjob import stage
 from components.train_chunk.trainjob.cluster import Cluster
 from components.train_chunk.trainjob.job import Job

@@ -25,8 +25,8 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.resume import Handover
+    from components.train_chunk.stage import Chunk
+    from components.train_chunk.checkpointing.callback import Handover
 
     begin = Handover.on_step_begin
 
@@ -40,7 +40,7 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
 
 def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import Chunk
 
     told = events.emit
 
@@ -66,8 +66,8 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
     """
     import tempfile
 
-    from components.train_chunk import staging
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.checkpointing import staging
+    from components.train_chunk.stage import Chunk
 
     staging.MEMORY = memory
     if disk:

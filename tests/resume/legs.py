@@ -74,7 +74,7 @@ def split_and_tokenize(recipe_json: str, name: str) -> None:
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import Chunk
 
     if kill_at:
         _kill_at(kill_at)
@@ -87,7 +87,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     from transformers import Trainer
 
     from components.shared import machine
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import Chunk
 
     step = Trainer.training_step
 

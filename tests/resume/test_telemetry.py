@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.shared import telemetry
+from components.train_chunk.reporting import telemetry
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
