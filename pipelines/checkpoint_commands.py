@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from components.shared import merging, retention
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import UserError
 from components.shared.runs import Run
 from pipelines import results
@@ -38,10 +37,10 @@ def show_checkpoint(
     with reported(output):
         store = CheckpointStore(_existing(run_uri))
         wanted = step if step is not None else max(store.steps(), default=0)
-        manifest = store.manifest(wanted)
-        if manifest is None:
+        checkpoint = store.read(wanted)
+        if checkpoint is None:
             raise UserError(f"run {run_uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
-        document = {"step": wanted, "uri": store.uri(wanted, manifest), **asdict(manifest)}
+        document = {"step": wanted, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
         print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
 
 
@@ -96,7 +95,7 @@ def merge_checkpoint(
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
 
 
-def _chosen(given: str) -> tuple[CheckpointStore, int, Manifest]:
+def _chosen(given: str) -> tuple[CheckpointStore, Checkpoint]:
     """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
 
     Raises:
@@ -105,10 +104,9 @@ def _chosen(given: str) -> tuple[CheckpointStore, int, Manifest]:
     uri, separator, step = given.rpartition("@")
     is_step = bool(separator) and step.isdigit()
     store = CheckpointStore(_existing(uri if is_step else given))
-    committed = ((at, found) for at, found in store.committed() if isinstance(found, Manifest))
-    for at, manifest in committed:
-        if not is_step or at == int(step):
-            return store, at, manifest
+    for checkpoint in store.committed():
+        if not is_step or checkpoint.step == int(step):
+            return store, checkpoint
     raise UserError(
         f"run {store.run.uri!r} has no whole checkpoint{f' of step {step}' if is_step else ''}.",
         remedy="`baton checkpoints list` shows those that it has.",

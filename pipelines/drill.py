@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from components.shared import recipe_file
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
+from components.shared.errors import DamagedError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, now
 from pipelines import processes, prove, results
@@ -216,13 +216,16 @@ class Drill:
     def _committed(self, run: Run) -> list[int]:
         """Returns the steps that are committed, ascending; reads back each that was not there at the last kill."""
         store, steps = CheckpointStore(run), []
-        for step, found in store.committed():
+
+        def note_damaged(step: int, error: DamagedError) -> None:
             steps.append(step)
-            if not isinstance(found, Manifest):
-                self._problems.append(f"step {step}: {found}")
-            elif found.folder not in self._verified:
-                self._problems += [f"step {step}: {problem}" for problem in store.verify(step, found)]
-                self._verified.add(found.folder)
+            self._problems.append(f"step {step}: {error}")
+
+        for checkpoint in store.committed(note_damaged):
+            steps.append(checkpoint.step)
+            if checkpoint.manifest.folder not in self._verified:
+                self._problems += [f"step {checkpoint.step}: {problem}" for problem in store.verify(checkpoint)]
+                self._verified.add(checkpoint.manifest.folder)
         return steps[::-1]
 
 

@@ -142,7 +142,7 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Any:
         resources.with_cache(found)
         previous = found.outputs["Output"]
     verified = []
-    slots = recipe.chunks.count + recipe.chunks.spare
+    slots = recipe.chunks.slots
     for index in range(1, slots + 1):
         name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
         chunk, kept = one_chunk(recipe, run_uri, index, previous, standing, name, placed)

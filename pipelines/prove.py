@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from components.shared import recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, now
@@ -83,9 +83,9 @@ def _variant(
 def outcome(run: Run, count: int) -> dict[str, Any]:
     """Returns what a finished run logged, and the state and files of its last checkpoint."""
     store, plan = CheckpointStore(run), run.plan()
-    manifest = store.manifest(plan.num_steps)
-    assert manifest is not None
-    losses = {entry["step"]: entry["loss"] for entry in store.history(plan.num_steps, manifest) if "loss" in entry}
+    checkpoint = store.read(plan.num_steps)
+    assert checkpoint is not None
+    losses = {entry["step"]: entry["loss"] for entry in store.history(checkpoint) if "loss" in entry}
     return {
         "chunks": count,
         "run": run.name,
@@ -93,10 +93,10 @@ def outcome(run: Run, count: int) -> dict[str, Any]:
         "targets": list(plan.targets),
         "steps": sorted(losses),
         "losses": [losses[step] for step in sorted(losses)],
-        "weights_sha256": weights_sha256(manifest.files),
-        "state_digest": manifest.meta["digest"],
-        "parts": manifest.meta["state"],
-        "fingerprint": manifest.meta["fingerprint"],
+        "weights_sha256": weights_sha256(checkpoint.manifest.files),
+        "state_digest": checkpoint.digest,
+        "parts": checkpoint.meta.state,
+        "fingerprint": checkpoint.meta.fingerprint.to_json(),
     }
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 
@@ -41,22 +40,23 @@ def list_checkpoints(run: Run) -> list[dict[str, Any]]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
     rows: list[dict[str, Any]] = []
-    for step, found in store.committed():
-        if isinstance(found, DamagedError):
-            rows.append({"step": step, "problem": str(found)})
-            continue
-        meta = found.meta
+
+    def note_damaged(step: int, error: DamagedError) -> None:
+        rows.append({"step": step, "problem": str(error)})
+
+    for checkpoint in store.committed(note_damaged):
+        meta = checkpoint.meta
         rows.append(
             {
-                "step": step,
-                "uri": store.uri(step, found),
-                "digest": meta["digest"],
-                "finished": meta.get("finished", False),
-                "parent": meta["parent"]["step"] if meta["parent"] else None,
-                "chunk": meta["chunk"],
-                "level": meta["restored"]["level"],
-                "bytes": found.bytes,
-                "created": meta["created"],
+                "step": checkpoint.step,
+                "uri": store.uri(checkpoint),
+                "digest": meta.digest,
+                "finished": meta.finished,
+                "parent": meta.parent.step if meta.parent else None,
+                "chunk": meta.chunk,
+                "level": meta.restored.level,
+                "bytes": checkpoint.bytes,
+                "created": meta.created,
             }
         )
     return rows[::-1]
@@ -66,24 +66,23 @@ def verify_checkpoints(run: Run) -> list[dict[str, Any]]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
     rows: list[dict[str, Any]] = []
-    digests: dict[int, str] = {}
-    for step, found in reversed(list(store.committed())):
-        if isinstance(found, DamagedError):
-            rows.append({"step": step, "ok": False, "problems": [str(found)]})
-            continue
-        problems = store.verify(step, found) or store.code(step, found)
-        parent = found.meta["parent"]
-        if parent and digests.get(parent["step"], parent["digest"]) != parent["digest"]:
-            problems.append(f"continues another state of step {parent['step']} than the one that is here")
-        digests[step] = found.meta["digest"]
-        rows.append({"step": step, "ok": not problems, "problems": problems, "digest": found.meta["digest"]})
-    return rows
+
+    def note_damaged(step: int, error: DamagedError) -> None:
+        rows.append({"step": step, "ok": False, "problems": [str(error)]})
+
+    checkpoints = list(store.committed(note_damaged))
+    digests = {checkpoint.step: checkpoint.digest for checkpoint in checkpoints}
+    for checkpoint in checkpoints:
+        problems = store.verify(checkpoint) or store.code(checkpoint)
+        parent = checkpoint.meta.parent
+        if parent and digests.get(parent.step, parent.digest) != parent.digest:
+            problems.append(f"continues another state of step {parent.step} than the one that is here")
+        rows.append({"step": checkpoint.step, "ok": not problems, "problems": problems, "digest": checkpoint.digest})
+    return sorted(rows, key=lambda row: row["step"])
 
 
 def _train_metrics(run: Run) -> dict[str, float]:
     store = CheckpointStore(run)
-    for step, found in store.committed():
-        if isinstance(found, Manifest) and store.is_whole(step, found):
-            losses = [entry["loss"] for entry in store.history(step, found) if "loss" in entry]
-            return {"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {}
-    return {}
+    newest = next(store.whole(), None)
+    losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
+    return {"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {}

@@ -6,9 +6,8 @@ import logging
 import time
 from typing import Any
 
-from components.shared import bundles, events, forking, retention
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared import events, forking, retention
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.proof import proof_part
 from components.shared.runs import Run, now
@@ -35,30 +34,29 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
     attempts = run.records(f"train-chunk-{index:03d}")
-    is_last = index >= len(plan.targets) + recipe.chunks.spare
+    is_last = index >= plan.slots(recipe.chunks.spare)
     if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return before
     behind = plan.target(index) < forking.began(run)
-    found = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
-    if found is None:
+    checkpoint = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
+    if checkpoint is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
-    step, manifest = found
-    bundles.require_whole(run.storage, store.prefix(step), manifest, store.verify(step, manifest))
+    store.require_whole(checkpoint, store.verify(checkpoint))
     part = {
-        **proof_part(store, step, manifest),
+        **proof_part(store, checkpoint),
         "chunk": index,
         "attempts": [_figures(attempt) for attempt in attempts],
         "verified": True,
         "verified_at": now(),
         "verify_seconds": time.time() - started,
     }
-    _mark(run, store, step, manifest)
+    _mark(run, store, checkpoint)
     part["removed"] = retention.summary(retention.prune(store, recipe.chunks.keep, targets=plan.targets))
     run.put(f"proof/chunk-{index:03d}.json", part)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
-    events.emit("verified", step=step, bytes=manifest.bytes, digest=manifest.meta["digest"])
+    events.emit("verified", step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest)
     return part
 
 
@@ -69,28 +67,28 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
     up for it, and there is none behind the last.
     """
     before: dict[str, Any] | None = run.get(f"proof/chunk-{index:03d}.json")
-    if before is None or before["step"] != target or store.manifest(target) is not None:
+    if before is None or before["step"] != target or store.read(target) is not None:
         return None
-    later = any(isinstance(found, Manifest) and at > target for at, found in store.committed())
+    later = any(checkpoint.step > target for checkpoint in store.committed())
     if not later and not is_last:
         logger.warning("%s is no longer there; a later chunk makes up for it", store.storage.uri(store.prefix(target)))
     return before if later or not is_last else None
 
 
-def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> tuple[int, Manifest] | None:
+def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> Checkpoint | None:
     """Returns the checkpoint a chunk left, None for one that was taken away before its first."""
     partial = attempt is not None and attempt["outcome"] == "partial"
     step = attempt["to_step"] if attempt and partial else target
-    manifest = store.manifest(step)
-    if manifest is None and attempt and attempt["outcome"] == "already_done" and store.run.get(TRIAL):
+    checkpoint = store.read(step)
+    if checkpoint is None and attempt and attempt["outcome"] == "already_done" and store.run.get(TRIAL):
         step = attempt["to_step"]  # a trial that caught up with others has a checkpoint beyond the target alone
-        manifest = store.manifest(step)
-    if manifest is not None:
-        return step, manifest
+        checkpoint = store.read(step)
+    if checkpoint is not None:
+        return checkpoint
     if not partial:
         raise DamagedError(f"{store.storage.uri(store.prefix(step))}: the chunk left no checkpoint there.")
     # The chunk after it may have come further and let retention take this one.
-    return next(((at, found) for at, found in store.committed() if isinstance(found, Manifest)), None)
+    return store.newest()
 
 
 def _figures(attempt: dict[str, Any]) -> dict[str, Any]:
@@ -99,15 +97,15 @@ def _figures(attempt: dict[str, Any]) -> dict[str, Any]:
     return {name: attempt[name] for name in (*names, *more) if name in attempt}
 
 
-def _mark(run: Run, store: CheckpointStore, step: int, manifest: Manifest) -> None:
+def _mark(run: Run, store: CheckpointStore, checkpoint: Checkpoint) -> None:
     """Writes which checkpoint is newest and which has the lowest evaluation loss so far."""
     before = run.get("promoted.json")
-    if before and before["newest"]["step"] > step:
+    if before and before["newest"]["step"] > checkpoint.step:
         return
-    losses = store.evaluation_losses(step, manifest)
-    committed = {at: found for at, found in store.committed() if isinstance(found, Manifest)}
-    best = min((at for at in committed if at in losses), key=losses.__getitem__, default=None)
-    document: dict[str, Any] = {"newest": {"step": step, "uri": store.uri(step, manifest)}}
+    losses = store.evaluation_losses(checkpoint)
+    measured = (found for found in store.committed() if found.step in losses)
+    best = min(measured, key=lambda found: losses[found.step], default=None)
+    document: dict[str, Any] = {"newest": {"step": checkpoint.step, "uri": store.uri(checkpoint)}}
     if best is not None:
-        document["best"] = {"step": best, "uri": store.uri(best, committed[best]), "eval_loss": losses[best]}
+        document["best"] = {"step": best.step, "uri": store.uri(best), "eval_loss": losses[best.step]}
     run.put("promoted.json", document)

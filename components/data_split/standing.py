@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 
 from components.shared import bundles
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run, now
 
 logger = logging.getLogger("baton")
@@ -46,8 +45,7 @@ def _lost_bundle(run: Run, prefix: str) -> str | None:
     manifest = bundles.usable_manifest(run.storage, prefix)
     if manifest is None:
         return prefix
-    present = run.storage.find(manifest.path(prefix))
-    if all(name in present and present[name][0] == entry["size"] for name, entry in manifest.files.items()):
+    if bundles.is_whole(run.storage, prefix, manifest):
         return None
     bundles.mark_damaged(run.storage, prefix, manifest)
     return prefix
@@ -59,9 +57,5 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     chunks = sorted(record for record in records if record.startswith("train-chunk-"))
     left = run.require(f"records/{chunks[-1]}")["to_step"] if chunks else 0
     reached = max(store.verified_step(), left)
-    for step, manifest in store.committed():
-        if step < reached:
-            break
-        if isinstance(manifest, Manifest) and store.is_whole(step, manifest):
-            return None
-    return store.prefix(reached) if reached else None
+    newest = next(store.whole(), None)
+    return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

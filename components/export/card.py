@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -42,13 +43,13 @@ class Facts:
     Attributes:
         step: Step of the checkpoint.
         checkpoint: Its address.
-        meta: What its manifest says: `digest` of the state, `chain` of digests over all chunks.
+        meta: What its manifest says.
         licence: As the Hub spells it, where known.
     """
 
     step: int
     checkpoint: str
-    meta: dict[str, Any]
+    meta: CheckpointMeta
     licence: str | None
 
 
@@ -173,8 +174,8 @@ def _lineage(run: Run, facts: Facts) -> str:
     lines = [
         f"- run: {run.uri}",
         f"- checkpoint: {facts.checkpoint}, step {facts.step}",
-        f"- state digest: `{facts.meta['digest']}`",
-        f"- resume proof: `{facts.meta['chain']}`",
+        f"- state digest: `{facts.meta.digest}`",
+        f"- resume proof: `{facts.meta.chain}`",
     ]
     return "## Lineage\n\n" + "\n".join(lines)
 

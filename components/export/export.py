@@ -82,7 +82,7 @@ def _export(subject: Subject, export_format: str, main: Export | None) -> Export
             "run": run.name,
             "format": export_format,
             "digest": subject.digest,
-            "step": subject.step,
+            "step": subject.checkpoint.step,
             "settings": settings,
             "checked": finding,
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from components.export import answers, card, check
 from components.export.answers import Answer, Questions
 from components.shared import models, sharded, trained
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.prompts import held_out_prompts
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -37,7 +37,7 @@ class Subject:
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
         self.run = run
         self.scratch = scratch
-        self.step, self.checkpoint = trained.chosen_checkpoint(run)
+        self.checkpoint = trained.chosen_checkpoint(run)
         # Kernels of attention that training may use need a GPU, and change no weight.
         self.recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": None})})
 
@@ -49,12 +49,12 @@ class Subject:
     @property
     def digest(self) -> str:
         """State digest of the checkpoint."""
-        return str(self.checkpoint.meta["digest"])
+        return self.checkpoint.digest
 
     @cached_property
     def folder(self) -> str:
         """Local files of the checkpoint, every byte checked; of one in shards, the model put together."""
-        fetched = CheckpointStore(self.run).fetch(self.step, self.checkpoint, f"{self.scratch}/checkpoint")
+        fetched = CheckpointStore(self.run).fetch(self.checkpoint, f"{self.scratch}/checkpoint")
         return sharded.as_whole(fetched, self.scratch)
 
     @cached_property
@@ -65,8 +65,8 @@ class Subject:
     @cached_property
     def facts(self) -> card.Facts:
         """What the model card says of the checkpoint."""
-        address = CheckpointStore(self.run).uri(self.step, self.checkpoint)
-        return card.Facts(self.step, address, self.checkpoint.meta, card.licence(self.recipe, self.base))
+        address = CheckpointStore(self.run).uri(self.checkpoint)
+        return card.Facts(self.checkpoint.step, address, self.checkpoint.meta, card.licence(self.recipe, self.base))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

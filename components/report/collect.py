@@ -9,9 +9,8 @@ from typing import Any
 
 from components.report import judged
 from components.shared import forking, lineage, recipe_file
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
-from components.shared.errors import DamagedError, StoreError
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from components.shared.errors import StoreError
 from components.shared.proof import proof_part
 from components.shared.runs import Run
 
@@ -23,37 +22,38 @@ def collect(run: Run) -> dict[str, Any]:
     recipe, records = run.recipe(), run.records()
     evaluation = run.get("evaluation.json")
     store = CheckpointStore(run)
-    found = dict(store.committed())
-    committed = {step: manifest for step, manifest in found.items() if isinstance(manifest, Manifest)}
-    newest = max(committed, default=0)
-    history = store.history(newest, committed[newest]) if committed else []
+    damaged: list[int] = []
+    committed = list(store.committed(lambda step, _: damaged.append(step)))
+    newest = committed[0] if committed else None
+    reached = newest.step if newest else 0
+    history = store.history(newest) if newest else []
     tracking = run.get("tracking.json") or {}
     export = run.get("export.json") or {}
     plan = run.get("plan.json")
-    finished = newest in committed and committed[newest].meta.get("finished", False)
+    finished = newest is not None and newest.meta.finished
     return {
         "run": run.name,
         "recipe_name": recipe.name,
-        "state": _state(bool(plan and (finished or newest >= plan["num_steps"])), evaluation),
+        "state": _state(bool(plan and (finished or reached >= plan["num_steps"])), evaluation),
         "created": run.require("recipe.json")["created"],
         "run_uri": run.uri,
         "fork": run.get(forking.NAME),
         "family": _family(run),
         "model_uri": export.get("model_uri"),
-        "headline": _headline(run, evaluation, newest, committed.get(newest)),
+        "headline": _headline(run, evaluation, newest),
         "history": [entry for entry in history if "loss" in entry],
         "evals": [entry for entry in history if "eval_loss" in entry],
         "chunks": _chunks(plan, records),
-        "cost": _cost(records, committed.get(newest)),
+        "cost": _cost(records, newest),
         "stages": _stages(records),
-        "proof": _proof(store, found),
+        "proof": _proof(store, committed, damaged),
         "samples": evaluation["samples"] if evaluation else [],
         "exports": export.get("exports", []),
         "registry": export.get("registry"),
         "evaluation": judged.collected(run, evaluation),
         "data": {**(run.get("split.json") or {}), **_tokens(run)},
         "recipe_yaml": recipe_file.to_yaml(recipe),
-        "versions": _versions(committed.get(newest)),
+        "versions": newest.meta.fingerprint.versions if newest else {},
         "tracking": {"mlflow": tracking.get("mlflow"), "run_id": tracking.get("run_id")},
     }
 
@@ -74,19 +74,20 @@ def _state(done: bool, evaluation: dict[str, Any] | None) -> str:
     return "rejected" if gate and not gate["passed"] else "succeeded"
 
 
-def _headline(run: Run, evaluation: dict[str, Any] | None, steps: int, manifest: Manifest | None) -> dict[str, Any]:
+def _headline(run: Run, evaluation: dict[str, Any] | None, newest: Checkpoint | None) -> dict[str, Any]:
     tokens, split = run.get("tokens.json") or {}, run.get("split.json") or {}
     plan = run.get("plan.json")
+    steps = newest.step if newest else 0
     epochs = steps / plan["steps_per_epoch"] if plan else 0
     values: dict[str, Any] = {
         "steps": steps,
-        "stopped_before": plan["num_steps"] if plan and manifest and manifest.meta.get("finished") else None,
+        "stopped_before": plan["num_steps"] if plan and newest and newest.meta.finished else None,
         "chunks": len(plan["targets"]) if plan else None,
         "train_rows": split.get("train"),
         "eval_rows": split.get("eval"),
         "trained_tokens": round(tokens.get("tokens", 0) * epochs),
         "parameters": evaluation and evaluation["parameters"],
-        "trainable_parameters": manifest and manifest.meta["trainable_parameters"],
+        "trainable_parameters": newest and newest.meta.trainable_parameters,
     }
     for when in ("before", "after"):
         found = evaluation[when] if evaluation else {}
@@ -136,13 +137,13 @@ def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
     }
 
 
-def _cost(records: list[dict[str, Any]], newest: Manifest | None) -> dict[str, Any]:
+def _cost(records: list[dict[str, Any]], newest: Checkpoint | None) -> dict[str, Any]:
     """Returns what training in chunks cost: time, steps trained in vain, bytes, and how long saving held it up."""
-    attempts, work = _attempts(records), newest.meta["work"] if newest else {}
+    attempts = _attempts(records)
     stalls = [seconds for attempt in attempts for seconds in attempt.get("save_stalls", ())]
     return {
-        "goodput": work.get("goodput"),
-        "lost_steps": work.get("lost_steps"),
+        "goodput": newest.meta.work.goodput if newest else None,
+        "lost_steps": newest.meta.work.lost_steps if newest else None,
         "bytes_sent": sum(attempt.get("bytes_sent", 0) for attempt in attempts),
         "bytes_received": sum(attempt.get("bytes_received", 0) for attempt in attempts),
         "save_stall": statistics.median(stalls) if stalls else None,
@@ -166,24 +167,15 @@ def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
     return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
 
 
-def _proof(store: CheckpointStore, found: dict[int, Manifest | DamagedError]) -> list[dict[str, Any]]:
+def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[dict[str, Any]]:
     """Returns a row for each checkpoint that is there, and for each that was read back before it went."""
     parts = [store.run.require(f"proof/chunk-{chunk:03d}.json") for chunk in sorted(store.proven_chunks())]
     read_back = {(part["step"], part["digest"]) for part in parts}
-    rows = {part["step"]: {**part, "gone": "damaged" if part["step"] in found else "removed"} for part in parts}
-    for step, manifest in found.items():
-        if isinstance(manifest, Manifest):
-            row = proof_part(store, step, manifest)
-            rows[step] = {**row, "verified": (step, row["digest"]) in read_back, "gone": None}
+    rows = {part["step"]: {**part, "gone": "damaged" if part["step"] in damaged else "removed"} for part in parts}
+    for checkpoint in committed:
+        verified = (checkpoint.step, checkpoint.digest) in read_back
+        rows[checkpoint.step] = {**proof_part(store, checkpoint), "verified": verified, "gone": None}
     return [rows[step] for step in sorted(rows)]
-
-
-def _versions(manifest: Manifest | None) -> dict[str, str]:
-    if manifest is None:
-        return {}
-    from components.shared.fingerprint import LIBRARIES
-
-    return {name: manifest.meta["fingerprint"][name] for name in ("python", *LIBRARIES)}
 
 
 def write_report(run_uri: str) -> dict[str, Any]:

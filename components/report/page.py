@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 from components.report import figures, judged
 from components.shared import pages, tree_figure
+from components.shared.core.state import PARTS
 from components.shared.pages import count, number, size
 
-PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4

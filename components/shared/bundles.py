@@ -165,6 +165,12 @@ def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
     return _standing(storage, prefix)[0]
 
 
+def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
+    """Tells whether all files of a bundle are there in full size, which costs one listing."""
+    present = storage.find(manifest.path(prefix))
+    return all(name in present and present[name][0] == entry["size"] for name, entry in manifest.files.items())
+
+
 def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
     """Notes that files differ from their manifest, so that the bundle can be committed again."""
     storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")

@@ -13,6 +13,7 @@ from typing import Any
 from components.shared import bundles
 from components.shared.bundles import Manifest, Publication
 from components.shared.cache import NodeCache
+from components.shared.checkpoints.store import CheckpointStore as TypedCheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.pickles import code_in, may_be_pickle
 from components.shared.runs import Run
@@ -26,6 +27,11 @@ class CheckpointStore:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.storage = run.storage
+
+    @property
+    def typed(self) -> TypedCheckpointStore:
+        """The same checkpoints, with what their manifests say typed."""
+        return TypedCheckpointStore(self.run)
 
     def prefix(self, step: int) -> str:
         """Returns where the checkpoint of a step lies in the store."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Self
+
+from components.shared.core.document import Document
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
 
@@ -12,6 +14,48 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
 def library_versions() -> dict[str, str]:
     """Returns the versions of Python and of the libraries that compute."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+class Fingerprint(Document):
+    """What bits depend on besides the recipe and the data."""
+
+    device: str = ""
+    cpu: str = ""
+    cuda: str | None = None
+    world_size: int = 1
+    """Processes that train together."""
+    strategy: str = "ddp"
+    """How they share the work; written only where there are several."""
+    threads: int = 0
+    deterministic: bool = False
+    tf32: bool = False
+    python: str = ""
+    torch: str = ""
+    transformers: str = ""
+    trl: str = ""
+    peft: str = ""
+    accelerate: str = ""
+    numpy: str = ""
+    deepspeed: str | None = None
+
+    @classmethod
+    def here(cls, world_size: int = 1, strategy: str = "ddp") -> Self:
+        """Returns this process's fingerprint; call it after threads and determinism are set.
+
+        Args:
+            world_size: Processes that train together.
+            strategy: How they share the work, where there are several.
+        """
+        return cls.model_validate(fingerprint(world_size, strategy))
+
+    def differences(self, theirs: Fingerprint) -> list[str]:
+        """Returns a line for each entry in which another fingerprint differs."""
+        return differences(self.to_json(), theirs.to_json())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of Python and of the libraries that compute."""
+        return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
 
 
 def fingerprint(world_size: int = 1, strategy: str = "ddp") -> dict[str, Any]:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.shared import bundles, fork_rules, recipe_file, sharded
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta, Origin, Work
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError, DamagedError, UserError
 from components.shared.fork_rules import Changes
 from components.shared.pickles import code_in
@@ -82,18 +82,19 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     after = recipe_file.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
     changed = fork_rules.require_warm(before, after) if warm else fork_rules.require_cold(before, after)
     store = CheckpointStore(parent)
-    step, manifest = _chosen(store, step)
+    checkpoint = _chosen(store, step)
+    step, digest = checkpoint.step, checkpoint.digest
     plan = _plan(parent, after, step) if warm else None
     with tempfile.TemporaryDirectory(prefix="baton-fork-") as scratch:
-        folder = _fetched(store, step, manifest, scratch)
-        note = {"parent": parent.uri, "step": step, "digest": manifest.meta["digest"], "warm": warm, "changed": changed}
+        folder = _fetched(store, checkpoint, scratch)
+        note = {"parent": parent.uri, "step": step, "digest": digest, "warm": warm, "changed": changed}
         run.set_once(NAME, note)
         if plan:
-            _carry(parent, run, after, plan, _Start(step, manifest, folder), fork_rules.of_state(before, after))
+            _carry(parent, run, after, plan, _Start(checkpoint, folder), fork_rules.of_state(before, after))
         else:
             after = _begin_cold(run, before, after, folder, scratch)
     lines = fork_rules.in_words(changed, step=step, end=plan.num_steps if plan else 0, warm=warm)
-    return Fork(run, step, manifest.meta["digest"], after, lines, warm)
+    return Fork(run, step, digest, after, lines, warm)
 
 
 def require_start(run: Run) -> None:
@@ -123,21 +124,18 @@ def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     return [*overrides, *(["training.lr_find=null"] if given and before.training.lr_find else [])]
 
 
-def _chosen(store: CheckpointStore, step: int | None) -> tuple[int, Manifest]:
+def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
     """Returns the checkpoint to fork.
 
     Raises:
         UserError: there is none, or none of this step.
         DamagedError: its manifest was found damaged.
     """
-    if step is not None and (manifest := store.manifest(step)):
-        return step, manifest
-    committed = [(at, found) for at, found in store.committed() if isinstance(found, Manifest)]
-    if step is None:
-        for at, found in committed:
-            if store.is_whole(at, found):
-                return at, found
-    there = ", ".join(str(at) for at, _ in reversed(committed)) or "none"
+    if step is not None and (checkpoint := store.read(step)):
+        return checkpoint
+    if step is None and (newest := next(store.whole(), None)):
+        return newest
+    there = ", ".join(str(checkpoint.step) for checkpoint in reversed(list(store.committed()))) or "none"
     raise UserError(
         f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
         remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
@@ -167,18 +165,18 @@ def _plan(parent: Run, recipe: Recipe, step: int) -> Plan:
     return plan
 
 
-def _fetched(store: CheckpointStore, step: int, manifest: Manifest, scratch: str) -> str:
+def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
     """Brings a checkpoint here, every byte checked, and no code in it.
 
     Raises:
         DamagedError: it is not what was committed, or a pickle of it holds code.
     """
     try:
-        folder = store.fetch(step, manifest, f"{scratch}/checkpoint")
+        folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
         raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
     if found := code_in(folder):
-        raise DamagedError(f"{store.storage.uri(store.prefix(step))} is not used: {'; '.join(found)}.")
+        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(found)}.")
     return folder
 
 
@@ -186,8 +184,7 @@ def _fetched(store: CheckpointStore, step: int, manifest: Manifest, scratch: str
 class _Start:
     """A parent's checkpoint, brought to this machine."""
 
-    step: int
-    manifest: Manifest
+    checkpoint: Checkpoint
     folder: str
 
 
@@ -201,30 +198,32 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
             run.put(name, document)
     run.set_once("plan.json", plan.to_json())
     store = CheckpointStore(run)
-    publication = store.publication(start.step)
+    step = start.checkpoint.step
+    publication = store.publication(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
         publication.send(start.folder)
-    if publication.files != start.manifest.files:
-        raise DamagedError(f"step {start.step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
+    if publication.files != start.checkpoint.manifest.files:
+        raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.settled_recipe(), plan)
-    store.commit(start.step, publication, {**_meta(parent, start, changed), "identity": identity})
+    store.commit(step, publication, _meta(parent, start.checkpoint, changed, identity))
 
 
-def _meta(parent: Run, start: _Start, changed: Changes) -> dict[str, Any]:
+def _meta(parent: Run, start: Checkpoint, changed: Changes, identity: str) -> CheckpointMeta:
     """Returns what the manifest of a warm fork's first checkpoint says."""
-    meta = start.manifest.meta
+    meta = start.meta
     # The state of a fork that has not trained yet was made by the recipe of its own parent.
-    differs = fork_rules.combined(meta.get("forked_from", {}).get("changed", {}), changed)
-    origin = {"run_uri": parent.uri, "step": start.step, "digest": meta["digest"], "changed": differs}
-    return {
-        **{name: value for name, value in meta.items() if name not in ("run", "step")},
-        "forked_from": origin,
-        "parent": None,
-        "restored": {**meta["restored"], "step": start.step, "checked": None, "skipped": []},
-        "finished": bool(meta.get("finished")) and not differs,
-        "created": now(),
-        "work": {"started": time.time(), "trained_seconds": 0.0, "goodput": 0.0, "lost_steps": 0, "lost_seconds": 0.0},
-    }
+    differs = fork_rules.combined(meta.forked_from.changed if meta.forked_from else {}, changed)
+    return meta.model_copy(
+        update={
+            "forked_from": Origin(run_uri=parent.uri, step=start.step, digest=meta.digest, changed=differs),
+            "parent": None,
+            "restored": meta.restored.model_copy(update={"step": start.step, "checked": None, "skipped": []}),
+            "finished": meta.finished and not differs,
+            "created": now(),
+            "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+            "identity": identity,
+        }
+    )
 
 
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:

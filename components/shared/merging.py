@@ -8,9 +8,8 @@ import shutil
 import tempfile
 from typing import Any
 
-from components.shared import bundles, sharded
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared import sharded
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError, UserError
 
 TRAINING = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
@@ -18,13 +17,12 @@ TRAINING = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^
 SIZE = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
 
 
-def merge(store: CheckpointStore, step: int, manifest: Manifest, folder: str, shard_size: str) -> dict[str, Any]:
+def merge(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_size: str) -> dict[str, Any]:
     """Writes the model of a checkpoint that is in shards to a new folder; a whole one is left where it is.
 
     Args:
         store: The run's checkpoints.
-        step: Step of the checkpoint.
-        manifest: What is committed for it.
+        checkpoint: One of them.
         folder: Folder to write to, which must not exist or be empty.
         shard_size: Largest file of weights, such as `5GB`.
 
@@ -35,8 +33,8 @@ def merge(store: CheckpointStore, step: int, manifest: Manifest, folder: str, sh
         UserError: the folder holds something, or the size is none.
         DamagedError: the checkpoint is not what was committed.
     """
-    found = {"step": step, "uri": store.uri(step, manifest), "was_sharded": False}
-    if f"{sharded.WEIGHTS}/{sharded.METADATA}" not in manifest.files:
+    found = {"step": checkpoint.step, "uri": store.uri(checkpoint), "was_sharded": False}
+    if f"{sharded.WEIGHTS}/{sharded.METADATA}" not in checkpoint.manifest.files:
         return found
     if not SIZE.fullmatch(shard_size):
         raise UserError(f"{shard_size!r} is no size of a file; expected one such as 500MB or 5GB.")
@@ -45,10 +43,8 @@ def merge(store: CheckpointStore, step: int, manifest: Manifest, folder: str, sh
     target = os.path.abspath(folder)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".baton-merge-", dir=os.path.dirname(target)) as scratch:
-        names = [name for name in manifest.files if not TRAINING.match(name)]
-        local = bundles.fetch(
-            store.storage, store.prefix(step), manifest, os.path.join(scratch, "checkpoint"), names=names
-        )
+        names = [name for name in checkpoint.manifest.files if not TRAINING.match(name)]
+        local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)
         if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
             raise DamagedError(f"{found['uri']} has no config.json, without which nobody can load its weights.")
         merged = os.path.join(scratch, "merged")

@@ -30,6 +30,10 @@ class Plan:
         """Returns the step to which a chunk trains; spare chunks, behind the last, have the last one's target."""
         return self.targets[min(index, len(self.targets)) - 1]
 
+    def slots(self, spare: int) -> int:
+        """Returns how many chunks the run has, spare ones included."""
+        return len(self.targets) + spare
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         return {**asdict(self), "targets": list(self.targets)}

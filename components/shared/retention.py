@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from components.shared import bundles, events
-from components.shared.bundles import REMOVED, Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.bundles import REMOVED
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.recipe import Keep
 
@@ -86,7 +86,7 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 
 def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps = _inventory(store)
-    whole = {step: manifest for step, found in steps.items() if (manifest := _whole(store, step, found))}
+    whole = {step: checkpoint for step, found in steps.items() if (checkpoint := _whole(store, step, found))}
     if not whole:
         return []
     newest = max(whole)
@@ -150,22 +150,23 @@ def _inventory(store: CheckpointStore) -> dict[int, _Step]:
     return steps
 
 
-def _whole(store: CheckpointStore, step: int, found: _Step) -> Manifest | None:
-    """Returns a step's manifest if all its files are there in full size and nobody has found them damaged."""
+def _whole(store: CheckpointStore, step: int, found: _Step) -> Checkpoint | None:
+    """Returns a step's checkpoint if all its files are there in full size and nobody has found them damaged."""
     if not found.manifests:
         return None
     try:
-        manifest = store.manifest(step)
+        checkpoint = store.read(step)
     except (DamagedError, FileNotFoundError):
         return None
-    if manifest is None:
+    if checkpoint is None:
         return None
+    manifest = checkpoint.manifest
     present = found.attempts.get(manifest.folder, {})
     paths = {manifest.path(store.prefix(step), name): entry["size"] for name, entry in manifest.files.items()}
-    return manifest if all(path in present and present[path][0] == size for path, size in paths.items()) else None
+    return checkpoint if all(path in present and present[path][0] == size for path, size in paths.items()) else None
 
 
-def _staying(store: CheckpointStore, whole: dict[int, Manifest], keep: Keep, targets: Sequence[int]) -> set[int]:
+def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
     proven = store.proven_chunks()
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
@@ -173,24 +174,24 @@ def _staying(store: CheckpointStore, whole: dict[int, Manifest], keep: Keep, tar
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
     if keep.best:
-        losses = store.evaluation_losses(max(whole), whole[max(whole)])
+        losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
         staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
     return staying
 
 
-def _committed(step: int, found: _Step, whole: Manifest | None) -> list[Removal]:
+def _committed(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
     """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
     if not found.manifests:
         return []
     removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=found.manifests)
     if whole:
-        removal.attempts = [whole.folder]
-        removal.files = _sizes(found.attempts[whole.folder])
+        removal.attempts = [whole.manifest.folder]
+        removal.files = _sizes(found.attempts[whole.manifest.folder])
     return [removal]
 
 
-def _strays(step: int, found: _Step, whole: Manifest | None) -> list[Removal]:
+def _strays(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
     """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
 
     The mark of such a removal stays: its writer may only have slept, and commit after all.
@@ -198,7 +199,7 @@ def _strays(step: int, found: _Step, whole: Manifest | None) -> list[Removal]:
     marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in found.marks}
     strays = []
     for attempt, files in sorted(found.attempts.items()):
-        if (whole is None or attempt != whole.folder) and (attempt in marked or _is_abandoned(files)):
+        if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files)):
             strays.append(Removal(step, "never committed, or not whole", [attempt], files=_sizes(files), forget=False))
     return strays
 

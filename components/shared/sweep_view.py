@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.shared import bundles, lineage
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from components.shared.sweeps import Sweep
 
@@ -210,12 +209,11 @@ def _trial(sweep: Sweep, row: Mapping[str, Any], *, with_losses: bool) -> Trial:
 
 def _losses(store: CheckpointStore) -> list[dict[str, Any]]:
     """Returns the losses that a run logged up to its newest checkpoint."""
-    for step, found in store.committed():
-        if isinstance(found, Manifest):
-            try:
-                return [entry for entry in store.history(step, found) if entry.get("loss") is not None]
-            except FileNotFoundError:  # retention was faster
-                continue
+    for checkpoint in store.committed():
+        try:
+            return [entry for entry in store.history(checkpoint) if entry.get("loss") is not None]
+        except FileNotFoundError:  # retention was faster
+            continue
     return []
 
 

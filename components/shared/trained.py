@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from components.shared import bundles, models, sharded
 from components.shared.bundles import Manifest
 from components.shared.cache import NodeCache
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -17,43 +17,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def final_checkpoint(run: Run) -> tuple[int, Manifest]:
+def final_checkpoint(run: Run) -> Checkpoint:
     """Returns the checkpoint that the run ended on: of its last step, or where early stopping ended it.
 
     Raises:
         BatonError: the run has not come that far.
     """
-    last = run.plan().num_steps
-    manifest = CheckpointStore(run).manifest(last)
-    if manifest is None:
-        committed = [(step, found) for step, found in CheckpointStore(run).committed() if isinstance(found, Manifest)]
-        if committed and committed[0][1].meta.get("finished"):
-            return committed[0]
-        newest = committed[0][0] if committed else 0
-        raise BatonError(
-            f"run {run.name!r} is at step {newest} of {last}: its chunks, spare ones included, did not reach the end.",
-            remedy=f"Go on with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
-            f"{run.name}; chunks.spare adds chunks for machines that are taken away.",
-        )
-    return last, manifest
+    store, last = CheckpointStore(run), run.plan().num_steps
+    if checkpoint := store.read(last):
+        return checkpoint
+    newest = store.newest()
+    if newest and newest.meta.finished:
+        return newest
+    raise BatonError(
+        f"run {run.name!r} is at step {newest.step if newest else 0} of {last}: its chunks, spare ones included, did "
+        "not reach the end.",
+        remedy=f"Resume it with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
+        f"{run.name}; chunks.spare adds chunks for machines that are preempted.",
+    )
 
 
-def chosen_checkpoint(run: Run) -> tuple[int, Manifest]:
+def chosen_checkpoint(run: Run) -> Checkpoint:
     """Returns the checkpoint that the run's result is taken from: the last, or the best where `export.checkpoint` asks.
 
     Raises:
         BatonError: the run has not come to its end.
     """
-    last, manifest = final_checkpoint(run)
+    last = final_checkpoint(run)
     if run.recipe().export.checkpoint == "last":
-        return last, manifest
+        return last
     store = CheckpointStore(run)
-    losses = store.evaluation_losses(last, manifest)
-    committed = {step: found for step, found in store.committed() if isinstance(found, Manifest) and step in losses}
-    if not committed:
-        return last, manifest
-    best = min(committed, key=lambda step: (losses[step], step))
-    return best, committed[best]
+    losses = store.evaluation_losses(last)
+    measured = [checkpoint for checkpoint in store.committed() if checkpoint.step in losses]
+    return min(measured, key=lambda checkpoint: (losses[checkpoint.step], checkpoint.step), default=last)
 
 
 def final_folder(run: Run, scratch: str) -> str:
@@ -64,8 +60,7 @@ def final_folder(run: Run, scratch: str) -> str:
     Raises:
         DamagedError: the checkpoint is not what was committed.
     """
-    step, manifest = chosen_checkpoint(run)
-    return sharded.as_whole(CheckpointStore(run).fetch(step, manifest, f"{scratch}/checkpoint"), scratch)
+    return sharded.as_whole(CheckpointStore(run).fetch(chosen_checkpoint(run), f"{scratch}/checkpoint"), scratch)
 
 
 def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts: Collection[str] | None = None) -> str:

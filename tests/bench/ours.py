@@ -10,7 +10,7 @@ from typing import Any
 
 from components.data_split import stdlib_docs
 from components.shared import events, recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from tests.bench.bench import Bench
 from tests.bench.process import Event, Trace, watch
@@ -77,7 +77,7 @@ class Ours:
 
     def committed(self, run: Run) -> int:
         """Returns the step of the newest checkpoint, 0 where there is none."""
-        return next((step for step, _ in CheckpointStore(run).committed()), 0)
+        return next((checkpoint.step for checkpoint in CheckpointStore(run).committed()), 0)
 
     def modules(self) -> str:
         """Returns a file with the names of all modules that a chunk has imported at its end."""

@@ -19,13 +19,13 @@ FILES = 8
 
 
 def fetch(run_uri: str, step: str, folder: str) -> Callable[[], None]:
-    from components.shared.checkpoint_store import CheckpointStore
+    from components.shared.checkpoints.store import CheckpointStore
     from components.shared.runs import Run
 
     store = CheckpointStore(Run.open(run_uri))
-    manifest = store.manifest(int(step))
-    assert manifest
-    return lambda: print(store.fetch(int(step), manifest, folder), file=sys.stderr)
+    checkpoint = store.read(int(step))
+    assert checkpoint
+    return lambda: print(store.fetch(checkpoint, folder), file=sys.stderr)
 
 
 def send(folder: str, uri: str) -> Callable[[], None]:

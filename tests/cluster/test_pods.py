@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from components.shared import fingerprint
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -29,17 +28,16 @@ LATER = ("evaluate", "export", "report")
 TAINT = {"key": "baton/leaving", "effect": "NoSchedule"}
 
 
-def _final(run: Run) -> dict[str, Any]:
+def _final(run: Run) -> CheckpointMeta:
     """Returns what the manifest of the newest checkpoint says."""
-    step, manifest = next(iter(CheckpointStore(run).committed()))
-    assert isinstance(manifest, Manifest)
-    assert step == run.plan().num_steps
-    return manifest.meta
+    newest = next(CheckpointStore(run).committed())
+    assert newest.step == run.plan().num_steps
+    return newest.meta
 
 
 def _assert_same_bits(run: Run, undisturbed: Run) -> None:
     ours, theirs = _final(run), _final(undisturbed)
-    assert ours["state"] == theirs["state"], fingerprint.differences(ours["fingerprint"], theirs["fingerprint"])
+    assert ours.state == theirs.state, ours.fingerprint.differences(theirs.fingerprint)
 
 
 def _chunks(run: Run) -> list[tuple[int, str, int]]:
@@ -93,7 +91,7 @@ def test_a_pod_deleted_and_the_run_submitted_again(
     assert str(started.failure()) == "train chunk 2: pod deleted during operation"
     assert not started.of("evaluate")
     run = Run(Storage(store), "again")
-    newest, _ = next(iter(CheckpointStore(run).committed()))
+    newest = next(CheckpointStore(run).committed()).step
     assert newest % 5 == 0, "nothing is saved on the signal: the container ends with its first process"
     resubmitted = backend.start(package, leave_out=LATER, run_name="again")
     resubmitted.result()

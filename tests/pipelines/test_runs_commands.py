@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from components.shared import recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines import prepare
@@ -43,14 +44,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
         checkpoints = CheckpointStore(run)
         publication = checkpoints.publication(step)
         publication.send(str(local))
-        meta = {
-            "digest": f"digest of {step}",
-            "chain": "c",
-            "parent": None,
-            "restored": {"level": "bitwise"},
-            "chunk": 1,
-        }
-        checkpoints.commit(step, publication, {**meta, "created": "2026-11-21T10:00:00Z"})
+        meta = CheckpointMeta(digest=f"digest of {step}", chain="c", chunk=1, created="2026-11-21T10:00:00Z")
+        checkpoints.commit(step, publication, meta)
     return storage
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from components.shared import configurations, recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -89,9 +89,9 @@ class Watched(LocalSweep):
 
 
 def _digest(run: Run, step: int) -> str:
-    manifest = CheckpointStore(run).manifest(step)
-    assert manifest is not None
-    return str(manifest.meta["digest"])
+    checkpoint = CheckpointStore(run).read(step)
+    assert checkpoint is not None
+    return checkpoint.digest
 
 
 def _alone(recipe: Recipe, values: dict[str, Any], name: str) -> Run:

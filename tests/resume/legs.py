@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import events, recipe_file
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -74,11 +73,11 @@ def split_and_tokenize(recipe_json: str, name: str) -> None:
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from components.train_chunk.stage import Chunk
+    from components.train_chunk.stage import run_chunk
 
     if kill_at:
         _kill_at(kill_at)
-    Chunk(run_uri, index, leave_out).bring()
+    run_chunk(run_uri, index, leave_out)
 
 
 def trying_chunk(run_uri: str, index: int, most: int) -> None:
@@ -87,7 +86,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     from transformers import Trainer
 
     from components.shared import machine
-    from components.train_chunk.stage import Chunk
+    from components.train_chunk.stage import run_chunk
 
     step = Trainer.training_step
 
@@ -98,7 +97,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
 
     Trainer.training_step = training_step
     machine.gpu = lambda: machine.GPU("a small one", 2**30)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def find_lr(run_uri: str) -> None:
@@ -207,26 +206,25 @@ def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:
 
 def steps(run: Run) -> list[int]:
     """Returns the steps that are committed."""
-    return [step for step, _ in CheckpointStore(run).committed()]
+    return [checkpoint.step for checkpoint in CheckpointStore(run).committed()]
 
 
-def final(run: Run, step: int | None = None) -> Manifest:
-    """Returns the manifest of the run's last step, or of a given one."""
-    manifest = CheckpointStore(run).manifest(step or run.plan().num_steps)
-    assert manifest is not None
-    return manifest
+def final(run: Run, step: int | None = None) -> Checkpoint:
+    """Returns the checkpoint of the run's last step, or of a given one."""
+    checkpoint = CheckpointStore(run).read(step or run.plan().num_steps)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def history(run: Run) -> list[dict[str, Any]]:
     """Returns everything that a run logged."""
-    return CheckpointStore(run).history(run.plan().num_steps, final(run))
+    return CheckpointStore(run).history(final(run))
 
 
 def losses(run: Run, step: int | None = None) -> list[tuple[int, float]]:
     """Returns the logged losses of a run, by step."""
-    step = step or run.plan().num_steps
-    history = CheckpointStore(run).history(step, final(run, step))
-    return [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+    history = CheckpointStore(run).history(final(run, step))
+    return [(int(entry["step"]), entry["loss"]) for entry in history if "loss" in entry]
 
 
 def changed(recipe: Recipe, **values: Any) -> Recipe:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from components.shared import trained
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
-from components.train_chunk.reporting.writing import matches
+from components.train_chunk.reporting.samples import matches
 
 RISING = {
     "training__learning_rate": 3.0,
@@ -26,11 +26,11 @@ def test_the_best_state_is_the_result_wherever_chunks_end(recipes: dict[str, Rec
     for count in (1, 4):
         run = legs.prepare(legs.changed(recipe, chunks__count=count), f"best-{count}")
         legs.train(run)
-        step, manifest = trained.chosen_checkpoint(run)
-        losses = CheckpointStore(run).evaluation_losses(15, legs.final(run))
-        assert losses[step] == min(losses.values())
-        assert step < 14, "the test wants a best step that is not the last evaluation"
-        found[count] = step, manifest.meta["state"]
+        best = trained.chosen_checkpoint(run)
+        losses = CheckpointStore(run).evaluation_losses(legs.final(run))
+        assert losses[best.step] == min(losses.values())
+        assert best.step < 14, "the test wants a best step that is not the last evaluation"
+        found[count] = best.step, best.meta.state
     assert found[1] == found[4]
 
 
@@ -44,12 +44,12 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
     )
     for each in (whole, run):
         legs.train(each)
-    step, manifest = trained.final_checkpoint(run)
-    losses = [loss for _, loss in sorted(CheckpointStore(run).evaluation_losses(step, manifest).items())]
-    assert manifest.meta["finished"]
-    assert step < 15
+    last = trained.final_checkpoint(run)
+    losses = [loss for _, loss in sorted(CheckpointStore(run).evaluation_losses(last).items())]
+    assert last.meta.finished
+    assert last.step < 15
     assert min(losses[-2:]) >= min(losses[:-2])  # two in a row without improvement, and not before
-    assert (step, manifest.meta["state"]) == (step_of(whole), trained.final_checkpoint(whole)[1].meta["state"])
+    assert (last.step, last.meta.state) == (step_of(whole), trained.final_checkpoint(whole).meta.state)
     outcomes = [record["outcome"] for record in run.records("train-chunk")]
     assert outcomes.count("finished") == 1
     assert (
@@ -61,7 +61,7 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
 
 
 def step_of(run: Any) -> int:
-    return trained.final_checkpoint(run)[0]
+    return trained.final_checkpoint(run).step
 
 
 def test_a_run_that_comes_to_its_end_is_not_stopped_early(recipes: dict[str, Recipe], legs: Any) -> None:
@@ -71,13 +71,13 @@ def test_a_run_that_comes_to_its_end_is_not_stopped_early(recipes: dict[str, Rec
     )
     legs.train(run)
     assert [record["outcome"] for record in run.records("train-chunk")] == ["done"]
-    assert not legs.final(run).meta["finished"]
+    assert not legs.final(run).meta.finished
 
 
 def test_writing_in_between_leaves_no_trace(recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, evaluation__write_every=3), "scratch-writing")
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
     written = run.require("samples/step-00000012.json")["samples"]
     assert len(written) == 2
     assert all(row["prompt"] and row["reference"] and row["written"] for row in written)

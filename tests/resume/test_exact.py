@@ -21,9 +21,9 @@ def test_chunks_end_on_the_bits_of_one_run(
     assert run.plan().num_steps == 15
     assert run.plan().steps_per_epoch == 5
     assert legs.losses(run) == legs.losses(undisturbed[name])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed[name]).meta["state"]
-    assert legs.final(run).meta["restored"]["step"] == run.plan().targets[-2] or name == "lora"
-    assert set(legs.final(run).meta["restored"]["checked"].values()) == {"match", "absent"}
+    assert legs.final(run).meta.state == legs.final(undisturbed[name]).meta.state
+    assert legs.final(run).meta.restored.step == run.plan().targets[-2] or name == "lora"
+    assert set(legs.final(run).meta.restored.checked.values()) == {"match", "absent"}
 
 
 @pytest.mark.parametrize("name", ["scratch", "lora"])
@@ -32,9 +32,9 @@ def test_without_the_random_state_the_bits_differ(
 ) -> None:
     run = legs.prepare(legs.changed(recipes[name], chunks__count=3), f"{name}-no-rng")
     legs.train(run, leave_out=("rng",))
-    assert legs.final(run).meta["restored"]["checked"]["rng"] == "left out"
+    assert legs.final(run).meta.restored.checked["rng"] == "left out"
     assert legs.losses(run) != legs.losses(undisturbed[name])
-    assert legs.final(run).meta["state"]["weights"] != legs.final(undisturbed[name]).meta["state"]["weights"]
+    assert legs.final(run).meta.state["weights"] != legs.final(undisturbed[name]).meta.state["weights"]
 
 
 def test_saving_inside_a_chunk_changes_nothing(
@@ -42,7 +42,7 @@ def test_saving_inside_a_chunk_changes_nothing(
 ) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=1), "scratch-every-step")
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
 
 
 def test_a_fresh_interpreter_goes_on_from_a_forked_process_with_the_same_bits(
@@ -51,15 +51,15 @@ def test_a_fresh_interpreter_goes_on_from_a_forked_process_with_the_same_bits(
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2), "scratch-fresh")
     for index, launch in (("1", warm.Forked), ("2", processes.Fresh)):
         processes.run(processes.TRAIN_CHUNK, [run.uri, index], lambda _: None, launch)
-    assert legs.final(run).meta["restored"]["step"] == run.plan().targets[0]
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.restored.step == run.plan().targets[0]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
 
 
 def test_threads_of_the_first_chunk_hold_for_the_run(recipes: dict[str, Recipe], legs: Any) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, training__threads=2), "scratch-threads")
     legs.train(run)
-    assert legs.final(run).meta["fingerprint"]["threads"] == 2
-    assert legs.final(run).meta["restored"]["level"] == "bitwise"
+    assert legs.final(run).meta.fingerprint.threads == 2
+    assert legs.final(run).meta.restored.level == "bitwise"
 
 
 def test_a_run_goes_through_again_after_retention_has_taken_what_its_chunks_left(

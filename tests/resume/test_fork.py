@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from components.shared import bundles, forking
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import Origin
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -46,10 +47,10 @@ def forked(parent: Run, legs: Any) -> Callable[..., Run]:
 def files(run: Run, step: int, name: str, scratch: Any) -> Any:
     """Reads a file of a checkpoint with torch."""
     store = CheckpointStore(run)
-    manifest = store.manifest(step)
-    assert manifest is not None
+    checkpoint = store.read(step)
+    assert checkpoint is not None
     local = f"{scratch}/{run.name}-{step}-{name}"
-    run.storage.download(manifest.path(store.prefix(step), name), local)
+    run.storage.download(checkpoint.manifest.path(store.prefix(step), name), local)
     return torch.load(local, weights_only=True)
 
 
@@ -57,18 +58,18 @@ def test_a_fork_with_nothing_changed_ends_on_its_parents_bits(
     parent: Run, forked: Callable[..., Run], legs: Any
 ) -> None:
     run = forked("same")
-    assert legs.final(run).meta["state"] == legs.final(parent).meta["state"]
+    assert legs.final(run).meta.state == legs.final(parent).meta.state
     assert legs.losses(run) == legs.losses(parent)
     assert legs.steps(run) == [15, 10, 5]
     start = legs.final(run, 5).meta
-    assert start["forked_from"] == {"run_uri": parent.uri, "step": 5, "digest": start["digest"], "changed": {}}
-    assert set(legs.final(run, 10).meta["restored"]["checked"].values()) == {"match", "absent"}
+    assert start.forked_from == Origin(run_uri=parent.uri, step=5, digest=start.digest, changed={})
+    assert set(legs.final(run, 10).meta.restored.checked.values()) == {"match", "absent"}
 
 
 @pytest.mark.slow
 def test_other_cuts_and_what_decides_no_bits_change_none(parent: Run, forked: Callable[..., Run], legs: Any) -> None:
     run = forked("recut", "chunks.count=2", "chunks.checkpoint_every=3", "evaluation.samples=1", step=10)
-    assert legs.final(run).meta["state"] == legs.final(parent).meta["state"]
+    assert legs.final(run).meta.state == legs.final(parent).meta.state
     assert run.plan().targets == (8, 15)
     assert set(run.require("fork.json")["changed"]) == {
         "chunks.checkpoint_every",
@@ -80,7 +81,7 @@ def test_other_cuts_and_what_decides_no_bits_change_none(parent: Run, forked: Ca
 def test_without_the_random_state_a_fork_ends_elsewhere(parent: Run, legs: Any) -> None:
     run = forking.fork(parent, 5, "same-no-rng").run
     legs.train(run, leave_out=("rng",))
-    assert legs.final(run).meta["state"]["weights"] != legs.final(parent).meta["state"]["weights"]
+    assert legs.final(run).meta.state["weights"] != legs.final(parent).meta.state["weights"]
 
 
 def test_a_learning_rate_holds_from_the_forks_first_step(
@@ -100,7 +101,7 @@ def test_a_learning_rate_holds_from_the_forks_first_step(
     assert {group["weight_decay"] for group in optimizer["param_groups"] if group["weight_decay"]} == {0.1}
     assert {group["initial_lr"] for group in optimizer["param_groups"]} == {5e-3}
     assert files(run, 10, "scheduler.pt", tmp_path)["base_lrs"] == [5e-3] * len(optimizer["param_groups"])
-    assert set(legs.final(run, 10).meta["restored"]["checked"].values()) == {"match", "absent"}
+    assert set(legs.final(run, 10).meta.restored.checked.values()) == {"match", "absent"}
 
 
 @pytest.mark.slow
@@ -132,11 +133,11 @@ def test_a_fork_of_a_fork_takes_over_what_neither_has_trained_with_yet(
     second = forked("second", of=first)
     direct = forked("direct", "training.learning_rate=5.0e-3")
     back = forked("back", "training.learning_rate=1.0e-2", of=first)
-    assert legs.final(second).meta["state"] == legs.final(direct).meta["state"]
-    assert legs.final(second).meta["state"] != legs.final(parent).meta["state"]
-    assert legs.final(back).meta["state"] == legs.final(parent).meta["state"]
+    assert legs.final(second).meta.state == legs.final(direct).meta.state
+    assert legs.final(second).meta.state != legs.final(parent).meta.state
+    assert legs.final(back).meta.state == legs.final(parent).meta.state
     later = forked("later", of=direct, step=10)
-    assert legs.final(later).meta["state"] == legs.final(direct).meta["state"]
+    assert legs.final(later).meta.state == legs.final(direct).meta.state
 
 
 @pytest.mark.slow
@@ -149,7 +150,7 @@ def test_the_parent_may_be_deleted(recipes: dict[str, Recipe], undisturbed: dict
     for name in ("orphan", "cold-orphan"):
         orphan = legs.prepare(Run(run.storage, name).recipe(), name)
         legs.train(orphan)
-    assert legs.final(Run(run.storage, "orphan")).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(Run(run.storage, "orphan")).meta.state == legs.final(undisturbed["scratch"]).meta.state
 
 
 @pytest.mark.slow
@@ -158,7 +159,7 @@ def test_a_cold_fork_starts_at_step_0_with_its_parents_weights(undisturbed: dict
     made = forking.fork(whole, 15, "scratch-cold", ["training.learning_rate=1.0e-9", "seed=3"], warm=False)
     assert made.recipe.model.from_scratch is None
     start = bundles.file_sha256(f"{made.recipe.model.base}/model.safetensors")
-    assert start == legs.final(whole).files["model.safetensors"]["sha256"]
+    assert start == legs.final(whole).manifest.files["model.safetensors"]["sha256"]
     run = legs.prepare(made.recipe, "scratch-cold")
     legs.train(run)
     assert [entry["step"] for entry in legs.history(run) if "loss" in entry] == list(range(1, 16))
@@ -172,9 +173,9 @@ def test_a_cold_fork_of_an_adapter_folds_it_into_its_base(undisturbed: dict[str,
     whole = undisturbed["lora"]
     made = forking.fork(whole, 15, "lora-cold", ["adapter.r=2"], warm=False)
     store = CheckpointStore(whole)
-    manifest = store.manifest(15)
-    assert manifest is not None
-    adapter = load_file(store.storage.key(manifest.path(store.prefix(15), "adapter_model.safetensors")))
+    checkpoint = store.read(15)
+    assert checkpoint is not None
+    adapter = load_file(store.storage.key(checkpoint.manifest.path(store.prefix(15), "adapter_model.safetensors")))
     name = "model.layers.0.self_attn.q_proj"
     up, down = (adapter[f"base_model.model.{name}.lora_{part}.weight"] for part in "BA")
     before = load_file(f"{base_model}/model.safetensors")[f"{name}.weight"]
@@ -237,7 +238,7 @@ def test_a_name_of_another_run_is_refused(parent: Run) -> None:
 def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=5), "damaged-parent")
     legs.train(run)
-    store, manifest = CheckpointStore(run), legs.final(run)
+    store, manifest = CheckpointStore(run), legs.final(run).manifest
     path = manifest.path(store.prefix(15), "optimizer.pt")
     data = run.storage.read(path)
     run.storage.write(path, data[:99] + bytes([data[99] ^ 1]) + data[100:])
@@ -278,4 +279,4 @@ def test_a_fork_on_s3_ends_on_the_same_bits(
     legs.train(legs.prepare(recipe, "s3-parent"))
     run = forking.fork(Run.open(f"{s3_store}/runs/s3-parent"), 10, "s3-child").run
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state

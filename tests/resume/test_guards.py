@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from pipelines import results
@@ -39,9 +39,9 @@ def halfway(trained: tuple[Run, Path]) -> Run:
 
 def _folder(run: Run, step: int) -> Path:
     store = CheckpointStore(run)
-    manifest = store.manifest(step)
-    assert manifest
-    return Path(store.uri(step, manifest))
+    checkpoint = store.read(step)
+    assert checkpoint
+    return Path(store.uri(checkpoint))
 
 
 def _flip(path: Path) -> None:
@@ -104,12 +104,12 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(
     damage(_folder(halfway, 10))
     code, printed = legs.leg(legs.chunk, halfway.uri, 3)
     assert code == 0, printed
-    restored = legs.final(halfway).meta["restored"]
-    assert restored["step"] == 8
+    restored = legs.final(halfway).meta.restored
+    assert restored.step == 8
     assert not (_folder(halfway, 8).parent.parent / "step-00000010" / "it-ran").exists()
-    assert len(restored["skipped"]) == 1
-    assert "step-00000010" in restored["skipped"][0]
-    assert legs.final(halfway).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert len(restored.skipped) == 1
+    assert "step-00000010" in restored.skipped[0]
+    assert legs.final(halfway).meta.state == legs.final(undisturbed["lora"]).meta.state
 
 
 def test_verify_finds_every_damage(halfway: Run, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_chunk_whose_predecessor_never_ran_trains_to_its_own_target(
     run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), "out-of-order")
     code, printed = legs.leg(legs.chunk, run.uri, 3)
     assert code == 0, printed
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
 
 
 def test_another_base_model_under_the_same_path_is_refused(halfway: Run, base_model: str, legs: Any) -> None:
@@ -174,7 +174,7 @@ def test_other_hardware_is_refused_where_the_recipe_says_bitwise(legs: Any, half
         code, printed = legs.leg(legs.chunk, halfway.uri, 3)
         assert code == expected, printed
         assert "torch: 1" in printed
-    assert legs.final(halfway).meta["restored"]["level"] == "consistent"
+    assert legs.final(halfway).meta.restored.level == "consistent"
 
 
 def test_one_more_row_is_another_run(halfway: Run, legs: Any) -> None:
@@ -199,5 +199,5 @@ def test_a_damaged_last_checkpoint_is_made_anew(
     assert "already_done" not in printed
     assert legs.leg(legs.verify_chunk, halfway.uri, 2)[0] == 0
     assert legs.leg(legs.chunk, halfway.uri, 3)[0] == 0
-    assert legs.final(halfway).meta["restored"]["step"] == 10
-    assert legs.final(halfway).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(halfway).meta.restored.step == 10
+    assert legs.final(halfway).meta.state == legs.final(undisturbed["lora"]).meta.state

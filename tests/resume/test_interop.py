@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -40,18 +40,18 @@ def test_a_plain_trl_script_resumes_and_ends_on_the_same_weights(
 
     run = undisturbed["lora"]
     store = CheckpointStore(run)
-    halfway, last = store.manifest(8), legs.final(run)
+    halfway, last = store.read(8), legs.final(run)
     assert halfway
     tokens = run.storage.uri(_tokens_path(run))
     output = tmp_path / "out"
-    command = [sys.executable, "-c", SCRIPT, base_model, f"{tokens}/train", store.uri(8, halfway), str(output)]
+    command = [sys.executable, "-c", SCRIPT, base_model, f"{tokens}/train", store.uri(halfway), str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    ours = load_file(f"{store.uri(15, last)}/adapter_model.safetensors")
+    ours = load_file(f"{store.uri(last)}/adapter_model.safetensors")
     theirs = load_file(output / "adapter_model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all((ours[name] == theirs[name]).all() for name in ours)
-    before = load_file(f"{store.uri(8, halfway)}/adapter_model.safetensors")
+    before = load_file(f"{store.uri(halfway)}/adapter_model.safetensors")
     assert any((before[name] != theirs[name]).any() for name in ours)
 
 

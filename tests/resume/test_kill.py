@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -39,13 +38,9 @@ def test_a_killed_chunk_is_made_good(
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     code, printed = legs.leg(legs.chunk, run.uri, 2, (), moment)
     assert code == -signal.SIGKILL, printed
-    committed = {step: found for step, found in CheckpointStore(run).committed() if step >= 5}
+    committed = {found.step: found for found in CheckpointStore(run).committed() if found.step >= 5}
     assert sorted(committed) == survives
-    assert all(isinstance(found, Manifest) and not _damage(run, step, found) for step, found in committed.items())
+    assert not any(CheckpointStore(run).verify(checkpoint) for checkpoint in committed.values())
     legs.train(run)
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
-
-
-def _damage(run: Run, step: int, manifest: Manifest) -> list[str]:
-    return CheckpointStore(run).verify(step, manifest)
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state

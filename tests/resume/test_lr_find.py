@@ -26,7 +26,7 @@ def test_the_run_is_that_of_the_rate_written_out(recipes: dict[str, Recipe], leg
     told = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, training__learning_rate=rate), "lr-told")
     legs.train(told)
     assert legs.losses(run) == legs.losses(told)
-    assert legs.final(run).meta["state"] == legs.final(told).meta["state"]
+    assert legs.final(run).meta.state == legs.final(told).meta.state
 
 
 def test_a_second_search_finds_what_the_first_did(recipes: dict[str, Recipe], legs: Any) -> None:

@@ -39,10 +39,10 @@ def test_chunks_end_on_the_bits_of_one_run(cell: Cell, grid: Any, legs: Any) -> 
     cut(parts, targets)
     legs.train(parts)
     assert legs.losses(parts, end) == legs.losses(whole, end)
-    assert legs.final(parts, end).meta["state"] == legs.final(whole, end).meta["state"]
-    assert set(legs.final(parts, end).meta["restored"]["checked"].values()) <= {"match", "absent"}
+    assert legs.final(parts, end).meta.state == legs.final(whole, end).meta.state
+    assert set(legs.final(parts, end).meta.restored.checked.values()) <= {"match", "absent"}
     if cell.has_control:
         control = legs.prepare(recipe, f"{cell.name}-control")
         cut(control, targets[-2:])  # one resume has to show it
         legs.train(control, leave_out=cell.needs)
-        assert legs.final(control, end).meta["state"] != legs.final(whole, end).meta["state"]
+        assert legs.final(control, end).meta.state != legs.final(whole, end).meta.state

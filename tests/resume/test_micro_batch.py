@@ -44,8 +44,8 @@ def told(recipes: dict[str, Recipe], legs: Any, size: int) -> Run:
 
 def assert_same(run: Run, other: Run, legs: Any) -> None:
     assert legs.losses(run) == legs.losses(other)
-    assert legs.final(run).meta["state"] == legs.final(other).meta["state"]
-    assert legs.final(run).meta["identity"] == legs.final(other).meta["identity"]
+    assert legs.final(run).meta.state == legs.final(other).meta.state
+    assert legs.final(run).meta.identity == legs.final(other).meta.identity
 
 
 def test_estimated_on_the_cpu_and_kept(recipes: dict[str, Recipe], legs: Any, auto: Any) -> None:

@@ -28,7 +28,7 @@ def _changed(legs: Any, recipe: Recipe, store: str, **chunks: Any) -> Recipe:
 
 def _require_undisturbed(run: Run, undisturbed: dict[str, Run], legs: Any) -> None:
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
 
 
 @pytest.mark.s3

@@ -29,8 +29,8 @@ def test_chunks_of_the_example_end_on_the_bits_of_one_run(own: Recipe, legs: Any
     shutil.rmtree(own.hooks.source)  # chunks have it from the store
     legs.train(parts)
     assert legs.losses(parts) == legs.losses(whole)
-    assert legs.final(parts).meta["state"] == legs.final(whole).meta["state"]
-    assert legs.final(parts).meta["restored"]["checked"]["callbacks"] == "match"
+    assert legs.final(parts).meta.state == legs.final(whole).meta.state
+    assert legs.final(parts).meta.restored.checked["callbacks"] == "match"
 
 
 def test_without_its_state_the_callback_starts_anew(own: Recipe, legs: Any) -> None:

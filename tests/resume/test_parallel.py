@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from components.shared import forking
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.sweeps import TRIAL, score_name
@@ -50,9 +49,9 @@ def test_chunks_end_on_the_bits_of_one_run(strategy: str, recipes: dict[str, Rec
     legs.train(run)
     made = legs.final(run)
     assert legs.losses(run) == legs.losses(whole(strategy))
-    assert made.meta["state"] == legs.final(whole(strategy)).meta["state"]
-    assert set(made.meta["restored"]["checked"].values()) == {"match", "absent"}
-    assert made.meta["fingerprint"]["world_size"] == 2
+    assert made.meta.state == legs.final(whole(strategy)).meta.state
+    assert set(made.meta.restored.checked.values()) == {"match", "absent"}
+    assert made.meta.fingerprint.world_size == 2
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= made.files.keys()
     assert ("model.safetensors" in made.files) == (strategy == "ddp")
     assert ("pytorch_model_fsdp_0/__1_0.distcp" in made.files) == (strategy == "fsdp")
@@ -67,7 +66,7 @@ def test_without_the_random_state_of_one_process_the_bits_differ(
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     code, printed = legs.leg(inside.without_rng_of, run.uri, 2, 1)
     assert code == 0, printed
-    assert legs.final(run).meta["state"]["weights"] != legs.final(whole(strategy)).meta["state"]["weights"]
+    assert legs.final(run).meta.state["weights"] != legs.final(whole(strategy)).meta.state["weights"]
 
 
 @pytest.mark.slow
@@ -122,10 +121,10 @@ def test_a_killed_process_ends_the_chunk_with_one_message_and_is_made_good(
     assert [line for line in printed.splitlines() if " ERROR baton" in line and "was ended by" in line], printed
     assert f"rank {rank} was ended by SIGKILL" in printed
     assert printed.count("was ended by SIGKILL") == 2, "as an event and for people"
-    committed = [step for step, found in CheckpointStore(run).committed() if isinstance(found, Manifest)]
+    committed = [checkpoint.step for checkpoint in CheckpointStore(run).committed()]
     assert committed == [8]
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(whole(strategy)).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole(strategy)).meta.state
 
 
 @pytest.mark.slow
@@ -140,7 +139,7 @@ def test_a_process_that_hangs_is_named_with_its_step(
         assert f"rank {rank}, process" in printed
     assert "in act" in printed or "in <lambda>" in printed, "the stack shows where it stands"
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(whole("ddp")).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
 
 
 @pytest.mark.slow
@@ -164,7 +163,7 @@ def test_all_processes_save_at_one_step_when_the_machine_is_taken_away(
     assert 3 <= step < 8
     for index in (2, 3):
         assert legs.leg(legs.chunk, run.uri, index)[0] == 0
-    assert legs.final(run).meta["state"] == legs.final(whole("ddp")).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
 
 
 @pytest.mark.slow
@@ -188,11 +187,11 @@ def test_another_number_of_processes_goes_on_consistently(
     run.create(parallel(legs, recipes, strategy, after, **still))
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code == 0, printed
-    restored = legs.final(run).meta["restored"]
-    assert restored["level"] == "consistent"
-    assert restored["checked"]["rng"] == "of other processes"
-    assert restored["checked"]["weights"] == ("match" if strategy == "ddp" else "of other processes")
-    assert restored["checked"]["scheduler"] == "match"
+    restored = legs.final(run).meta.restored
+    assert restored.level == "consistent"
+    assert restored.checked["rng"] == "of other processes"
+    assert restored.checked["weights"] == ("match" if strategy == "ddp" else "of other processes")
+    assert restored.checked["scheduler"] == "match"
     same = legs.prepare(parallel(legs, recipes, "ddp", 2, **still), f"{name}-same")
     legs.train(same)
     ours, theirs = ([loss for _, loss in legs.losses(found)] for found in (run, same))
@@ -233,7 +232,7 @@ def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
         assert "INFO baton: step " not in printed
         scores.append(after["value"])
     assert scores[0] != scores[1]
-    assert legs.final(run).meta["state"] == legs.final(whole(strategy)).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole(strategy)).meta.state
 
 
 @pytest.mark.slow
@@ -249,8 +248,8 @@ def test_a_fork_of_shards_ends_on_its_parents_bits_and_takes_over_a_rate(
     )
     for run in (same, other):
         legs.train(run)
-        assert set(legs.final(run, 10).meta["restored"]["checked"].values()) == {"match", "absent"}
-    assert legs.final(same).meta["state"] == legs.final(whole("fsdp")).meta["state"]
+        assert set(legs.final(run, 10).meta.restored.checked.values()) == {"match", "absent"}
+    assert legs.final(same).meta.state == legs.final(whole("fsdp")).meta.state
     rates, before = (
         {entry["step"]: entry["learning_rate"] for entry in legs.history(run) if "learning_rate" in entry}
         for run in (other, same)
@@ -271,4 +270,4 @@ def test_fresh_interpreters_and_torchrun_give_the_same_bits(
     command = [sys.executable, "-m", *launcher, "components.train_chunk", run.uri, "2"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    assert legs.final(run).meta["state"] == legs.final(whole("ddp")).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state

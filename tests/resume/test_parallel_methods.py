@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from components.shared import merging
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from tests.resume import matrix
@@ -47,7 +47,7 @@ def trained(prepared: Any, legs: Any) -> Any:
 
 def weights(run: Run, legs: Any, name: str = "model") -> dict[str, torch.Tensor]:
     """Returns the weights that a run ended on."""
-    manifest, step = legs.final(run), run.plan().num_steps
+    manifest, step = legs.final(run).manifest, run.plan().num_steps
     path = f"{manifest.path(CheckpointStore(run).prefix(step))}/{name}.safetensors"
     return load(run.storage.read(path))
 
@@ -145,10 +145,10 @@ def test_another_number_of_processes_writes_the_round_under_way_anew(
     assert len(second) == 2, "the one under way, and the third"
     assert second[0] == first[1]
     assert second[1] not in first
-    restored = legs.final(run).meta["restored"]
-    assert restored["level"] == "consistent"
-    assert restored["checked"]["method"] == "of other processes"
-    assert restored["checked"]["weights"] == restored["checked"]["scheduler"] == "match"
+    restored = legs.final(run).meta.restored
+    assert restored.level == "consistent"
+    assert restored.checked["method"] == "of other processes"
+    assert restored.checked["weights"] == restored.checked["scheduler"] == "match"
 
 
 def test_an_adapter_in_shards_is_that_of_one_process_and_comes_out_whole(
@@ -160,8 +160,8 @@ def test_an_adapter_in_shards_is_that_of_one_process_and_comes_out_whole(
     ours, theirs = ([loss for _, loss in legs.losses(run)] for run in (two, one))
     assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
     made = legs.final(two)
-    assert not [name for name in made.files if name.endswith(".safetensors")]
-    found = merging.merge(CheckpointStore(two), 8, made, str(tmp_path / "merged"), "1KB")
+    assert not [name for name in made.manifest.files if name.endswith(".safetensors")]
+    found = merging.merge(CheckpointStore(two), made, str(tmp_path / "merged"), "1KB")
     assert found["files"] == ["adapter_model.safetensors"], "one file, as PEFT reads it"
     merged, whole = load_file(tmp_path / "merged" / "adapter_model.safetensors"), weights(one, legs, "adapter_model")
     assert alike(merged, whole)

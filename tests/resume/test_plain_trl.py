@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from components.shared import bundles
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from tests.resume import matrix, plain
 from tests.resume.matrix import Cell
@@ -51,7 +51,7 @@ def test_chunks_have_the_losses_of_a_plain_script(name: str, tmp_path: Path, bas
     assert len({loss for _, loss in theirs}) > 5
     assert legs.losses(run) == theirs
     assert run.plan().targets == (3, 5, 7, 9)
-    last = CheckpointStore(run).uri(9, legs.final(run))
+    last = CheckpointStore(run).uri(legs.final(run))
     file = "adapter_model.safetensors" if name == "sft-lora" else "model.safetensors"
     ours, scripts = load_file(f"{last}/{file}"), load_file(output / file)
     assert ours.keys() == scripts.keys()

@@ -60,7 +60,7 @@ def test_a_notice_saves_within_a_second_and_spare_slots_finish(
         (3, "already_done", run.plan().num_steps),
     ]
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
 
 
 def test_the_last_slot_taken_away_leaves_the_run_unfinished_and_says_how_to_go_on(

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.bundles import Manifest
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -30,10 +29,11 @@ def racing(request: pytest.FixtureRequest, recipes: dict[str, Recipe], legs: Any
     return legs.prepare(recipe, f"race-{uuid.uuid4().hex[:8]}")
 
 
-def _manifests(run: Run) -> dict[int, Manifest]:
-    found = dict(CheckpointStore(run).committed())
-    assert all(isinstance(manifest, Manifest) for manifest in found.values()), found
-    return found  # type: ignore[return-value]
+def _committed(run: Run) -> dict[int, Checkpoint]:
+    damaged: list[int] = []
+    found = {each.step: each for each in CheckpointStore(run).committed(lambda step, _: damaged.append(step))}
+    assert not damaged
+    return found
 
 
 def _finish(run: Run, legs: Any, first: int) -> None:
@@ -45,11 +45,9 @@ def _finish(run: Run, legs: Any, first: int) -> None:
 
 def _require_undisturbed(run: Run, undisturbed: dict[str, Run], legs: Any) -> None:
     store = CheckpointStore(run)
-    assert {step: store.verify(step, manifest) for step, manifest in _manifests(run).items()} == {
-        step: [] for step in _manifests(run)
-    }
+    assert not any(store.verify(checkpoint) for checkpoint in _committed(run).values())
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
 
 
 def test_two_processes_at_one_chunk_commit_each_step_once(
@@ -62,7 +60,7 @@ def test_two_processes_at_one_chunk_commit_each_step_once(
     assert all(said[0][step] == said[1][step] for step in shared)
     manifests = [name for name in racing.storage.find(racing.path("checkpoints")) if "/manifest" in name]
     assert len(manifests) == len({name.split("/")[0] for name in manifests})
-    assert max(_manifests(racing)) == racing.plan().targets[0]
+    assert max(_committed(racing)) == racing.plan().targets[0]
     _finish(racing, legs, 2)
     _require_undisturbed(racing, undisturbed, legs)
 
@@ -74,12 +72,12 @@ def test_a_process_that_sleeps_through_its_successors_life_changes_nothing(
     sleeper = aside.Background(aside.pausing_chunk, racing.uri, 1, phase, step)
     sleeper.wait_for("paused")
     _finish(racing, legs, 1)
-    before = _manifests(racing)
+    before = _committed(racing)
     sleeper.signal(signal.SIGCONT)
     assert sleeper.wait() == 0, sleeper.printed
-    assert _manifests(racing).keys() >= before.keys()
-    assert {at: _manifests(racing)[at] for at in before} == before
-    assert max(_manifests(racing)) == racing.plan().num_steps
+    assert _committed(racing).keys() >= before.keys()
+    assert {at: _committed(racing)[at] for at in before} == before
+    assert max(_committed(racing)) == racing.plan().num_steps
     _require_undisturbed(racing, undisturbed, legs)
 
 
@@ -96,4 +94,4 @@ def test_a_process_with_other_bits_stops_and_harms_nothing(
     assert sleeper.wait() == 1
     assert "another process committed step 8" in sleeper.printed or "another process" in str(sleeper.events)
     assert legs.leg(legs.chunk, run.uri, 3)[0] == 0
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["lora"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state

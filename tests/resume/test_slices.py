@@ -86,7 +86,7 @@ def test_chunks_with_their_own_files_alone_end_on_the_bits_of_one_run(recipe: Re
         code, printed = alone(run, index, start, legs)
         assert code == 0, printed
     assert legs.losses(run) == legs.losses(whole)
-    assert legs.final(run).meta["state"] == legs.final(whole).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole).meta.state
 
 
 def test_without_one_of_its_files_a_chunk_does_not_train(recipe: Recipe, legs: Any) -> None:
@@ -104,7 +104,7 @@ def test_without_the_random_state_the_bits_differ(recipe: Recipe, whole: Run, le
     run = prepare(legs.changed(recipe, chunks__count=3), "blocks-no-rng", legs)
     legs.train(run, leave_out=("rng",))
     assert legs.losses(run) != legs.losses(whole)
-    assert legs.final(run).meta["state"]["weights"] != legs.final(whole).meta["state"]["weights"]
+    assert legs.final(run).meta.state["weights"] != legs.final(whole).meta.state["weights"]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_chunk_that_must_go_further_back_fetches_more(recipe: Recipe, whole: R
     code, printed = alone(run, 2, first, legs)
     assert code == 0, printed
     assert f"checkpoint of step {mid_chunk[0]} is not used" in printed
-    assert legs.final(run).meta["state"] == legs.final(whole).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole).meta.state
 
 
 @pytest.mark.slow

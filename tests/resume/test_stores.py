@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -19,7 +19,7 @@ def test_the_same_run_on_s3_ends_on_the_same_digest(
     legs.train(run)
     assert run.uri == f"{s3_store}/runs/on-s3"
     assert legs.losses(run) == legs.losses(undisturbed["scratch"])
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
     store = CheckpointStore(run)
     assert store.steps() == [5, 10, 15]
-    assert [store.verify(step, store.manifest(step)) for step in store.steps()] == [[], [], []]
+    assert [store.verify(store.read(step)) for step in store.steps()] == [[], [], []]

@@ -54,7 +54,7 @@ def test_a_chunk_tells_how_it_is_doing(
     assert loss in dict(legs.losses(undisturbed["scratch"])).values()
     assert {labels["phase"] for labels, _ in found["baton_chunk_phase_seconds"]} >= {"start", "import", "train", "save"}
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
 
 
 def test_a_port_that_is_taken_is_a_warning(recipes: dict[str, Recipe], legs: Any) -> None:

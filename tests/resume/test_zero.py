@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from components.shared import bundles, forking
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 
@@ -52,10 +52,10 @@ def parallel(legs: Any, recipe: Recipe, strategy: str, processes: int = 2, **val
 
 def weights(run: Run, folder: Path) -> dict[str, torch.Tensor]:
     """Returns the weights in a run's last checkpoint."""
-    store, step = CheckpointStore(run), run.plan().num_steps
-    manifest = store.manifest(step)
-    assert manifest is not None
-    return load_file(f"{store.fetch(step, manifest, str(folder))}/model.safetensors")
+    store = CheckpointStore(run)
+    checkpoint = store.read(run.plan().num_steps)
+    assert checkpoint is not None
+    return load_file(f"{store.fetch(checkpoint, str(folder))}/model.safetensors")
 
 
 @needs_deepspeed
@@ -65,8 +65,8 @@ def test_chunks_end_on_the_bits_of_one_run(strategy: str, recipes: dict[str, Rec
     legs.train(run)
     made, one = legs.final(run), legs.final(whole(strategy))
     assert legs.losses(run) == legs.losses(whole(strategy))
-    assert made.meta["state"] == one.meta["state"]
-    assert set(made.meta["restored"]["checked"].values()) == {"match", "absent"}
+    assert made.meta.state == one.meta.state
+    assert set(made.meta.restored.checked.values()) == {"match", "absent"}
     kept = {"model.safetensors", "scheduler.pt", "optimizer_0.zero", "optimizer_1.zero", "rng_state_1.pth"}
     assert kept <= made.files.keys()
     for name in kept - {"scheduler.pt", "rng_state_1.pth"}:
@@ -82,8 +82,8 @@ def test_without_the_optimizer_of_one_process_the_bits_differ(
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     code, printed = legs.leg(inside.without_the_optimizer_of, run.uri, 2, 1)
     assert code == 0, printed
-    assert legs.final(run).meta["restored"]["checked"]["weights"] == "match"
-    assert legs.final(run).meta["state"]["weights"] != legs.final(whole(strategy)).meta["state"]["weights"]
+    assert legs.final(run).meta.restored.checked["weights"] == "match"
+    assert legs.final(run).meta.state["weights"] != legs.final(whole(strategy)).meta.state["weights"]
 
 
 @needs_deepspeed
@@ -97,7 +97,7 @@ def test_three_processes_among_which_no_weight_comes_out_even(
         recipe = parallel(legs, recipes["scratch"], strategy, 3, chunks__count=count, **uneven)
         runs.append(legs.prepare(recipe, f"{strategy}-uneven-{count}"))
         legs.train(runs[-1])
-    assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
+    assert legs.final(runs[0]).meta.state == legs.final(runs[1]).meta.state
 
 
 @needs_deepspeed
@@ -130,7 +130,7 @@ def test_an_adapter_in_bf16(strategy: str, recipes: dict[str, Recipe], legs: Any
         run = legs.prepare(recipe, f"{strategy}-lora-{count}")
         legs.train(run)
         states.append(legs.final(run))
-    assert states[0].meta["state"] == states[1].meta["state"]
+    assert states[0].meta.state == states[1].meta.state
     assert "adapter_model.safetensors" in states[0].files
     assert "model.safetensors" not in states[0].files
     code, printed = legs.leg(legs.evaluate, run.uri)
@@ -149,7 +149,7 @@ def test_what_is_held_on_the_host(
         for index in range(1, count + 1):
             code, printed = legs.leg(inside.offloaded, runs[-1].uri, index)
             assert code == 0, printed
-    assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
+    assert legs.final(runs[0]).meta.state == legs.final(runs[1]).meta.state
     losses = [[loss for _, loss in legs.losses(run)] for run in (runs[0], whole(strategy))]
     assert losses[0] == pytest.approx(losses[1], rel=2e-4)
 
@@ -163,7 +163,7 @@ def test_a_process_killed_in_saving_is_made_good(recipes: dict[str, Recipe], who
     assert "rank 1 was ended by SIGKILL" in printed
     assert legs.steps(run) == [8], "without all parts there is no checkpoint"
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(whole("zero3")).meta["state"]
+    assert legs.final(run).meta.state == legs.final(whole("zero3")).meta.state
 
 
 @needs_deepspeed
@@ -210,10 +210,10 @@ def test_a_fork_takes_over_its_rate(strategy: str, recipes: dict[str, Recipe], l
     for name, overrides in {"same": [], "slower": ["training.learning_rate=5.0e-3"]}.items():
         run = forking.fork(parent, 5, f"{strategy}-{name}", overrides).run
         legs.train(run)
-        states[name] = legs.final(run).meta["state"]
+        states[name] = legs.final(run).meta.state
         rates = {line["step"]: line["learning_rate"] for line in legs.history(run) if "learning_rate" in line}
         assert rates[6] == pytest.approx((1e-2 if name == "same" else 5e-3) * 0.75)
-    assert states["same"] == legs.final(parent).meta["state"]
+    assert states["same"] == legs.final(parent).meta.state
     assert states["slower"]["weights"] != states["same"]["weights"]
 
 
@@ -228,6 +228,6 @@ def test_pretraining_with_momentum(strategy: str, recipes: dict[str, Recipe], le
         recipe = parallel(legs, recipes["scratch"], kind, chunks__count=count, **values)
         runs.append(legs.prepare(recipe, f"{strategy}-pretrain-{kind}-{count}"))
         legs.train(runs[-1])
-    assert legs.final(runs[0]).meta["state"] == legs.final(runs[1]).meta["state"]
+    assert legs.final(runs[0]).meta.state == legs.final(runs[1]).meta.state
     losses = [[loss for _, loss in legs.losses(run)] for run in runs[1:]]
     assert losses[0] == pytest.approx(losses[1], rel=2e-4)

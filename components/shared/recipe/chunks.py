@@ -87,9 +87,14 @@ class Chunks(Section):
         """Seconds without a checkpoint after which a chunk gives up."""
         return seconds(self.max_unsaved)
 
+    @property
+    def slots(self) -> int:
+        """Chunks of the run, spare ones included."""
+        return self.count + self.spare
+
     @model_validator(mode="after")
     def _fits_a_workflow(self) -> Chunks:
-        if self.count + self.spare > MAX_CHUNKS:
+        if self.slots > MAX_CHUNKS:
             raise ValueError(f"{self.count} chunks and {self.spare} spare ones are more than {MAX_CHUNKS}; use fewer")
         return self
 

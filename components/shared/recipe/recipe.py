@@ -84,7 +84,7 @@ class Recipe(Section):
                 raise ValueError(
                     f"phases: {phase.name} trains a reward model, which nothing can go on from; put it last"
                 )
-        slots = sum(recipe.chunks.count + recipe.chunks.spare for recipe in self.phase_recipes())
+        slots = sum(recipe.chunks.slots for recipe in self.phase_recipes())
         if slots > MAX_CHUNKS:
             raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
         return self
@@ -194,9 +194,19 @@ class Recipe(Section):
         return self.processes * self.resources.nodes
 
     @property
-    def micro(self) -> int:
-        """Rows per forward pass of a process; see `Training.micro`."""
-        return self.training.micro if self.training.micro_batch_size else self.training.batch_size // self.world_size
+    def micro_batch_size_per_process(self) -> int:
+        """Rows per forward pass of a process; where `training.micro_batch_size` is left out, its share of a batch.
+
+        Raises:
+            UserError: it is `auto`, and no chunk has found it yet.
+        """
+        size = self.training.micro_batch_size
+        if size == "auto":
+            raise UserError(
+                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
+                remedy="Let the first chunk run, or give a number.",
+            )
+        return size or self.training.batch_size // self.world_size
 
     @property
     def accumulation(self) -> int:

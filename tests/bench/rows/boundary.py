@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from tests.bench.bench import Bench, best, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours
@@ -73,9 +73,9 @@ def _ours(ours: Ours, size: Size) -> tuple[Run, dict[str, float]]:
 def _checkpoint(run: Run) -> str:
     """Returns where the checkpoint of a run's first chunk lies."""
     store = CheckpointStore(run)
-    manifest = store.manifest(TARGET)
-    assert manifest
-    return store.uri(TARGET, manifest)
+    checkpoint = store.read(TARGET)
+    assert checkpoint
+    return store.uri(checkpoint)
 
 
 def _saved(trace: Trace) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from tests.bench.bench import Bench, best
 from tests.bench.ours import Ours
@@ -19,8 +19,8 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     size = bench.options.large
     run, uri = _committed(bench, ours, theirs, size)
     store = CheckpointStore(run)
-    manifest = store.manifest(2)
-    assert manifest
+    checkpoint = store.read(2)
+    assert checkpoint
     columns: dict[str, list[float]] = {}
     splits: dict[str, dict[str, list[float]]] = {"ours": {}, "script": {}}
     raw_name = ""
@@ -28,17 +28,19 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         chunk = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")
         script = theirs.process(uri, size, steps=4, target=4, until=lambda event: event["event"] == "restored")
         alone = bench.transfer_down("fetch", run.uri, 2)
-        raw = bench.raw_down(store.uri(2, manifest))
+        raw = bench.raw_down(store.uri(checkpoint))
         raw_name = min(raw, key=lambda name: float(raw[name]["seconds"]))
-        their_get = bench.transfer_down("s3fs_get", store.uri(2, manifest))
+        their_get = bench.transfer_down("s3fs_get", store.uri(checkpoint))
         waited, restore = _waited(chunk), chunk.at("phase", phase="train") - chunk.at("phase", phase="restore")
         resume = script.at("restored") - script.at("built")
         keep(splits["ours"], {"fetch, alone": alone["seconds"], "fetch, waited for": waited, "restore": restore})
         keep(splits["script"], {"fetch, alone": script.at("got") - script.at("imported"), "restore": resume})
         keep(columns, {"alone": alone["seconds"] + restore, "waited": waited + restore})
         keep(columns, {"script": script.at("got") - script.at("imported") + resume, "cpu": alone["cpu"]})
-        keep(columns, {"s3fs cpu": their_get["cpu"], "speed": manifest.bytes / 1e6 / alone["seconds"]})
-        keep(columns, {"raw": manifest.bytes / 1e6 / best(raw), "s3fs": manifest.bytes / 1e6 / their_get["seconds"]})
+        keep(columns, {"s3fs cpu": their_get["cpu"], "speed": checkpoint.bytes / 1e6 / alone["seconds"]})
+        keep(
+            columns, {"raw": checkpoint.bytes / 1e6 / best(raw), "s3fs": checkpoint.bytes / 1e6 / their_get["seconds"]}
+        )
     return Row(
         title=TITLE,
         conditions=f"{size}; one torch thread on each side",

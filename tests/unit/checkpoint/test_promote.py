@@ -8,7 +8,8 @@ import pytest
 
 from components.checkpoint.promote import promote
 from components.shared import recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta, Restoration
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.plan import Plan, make_plan
 from components.shared.runs import Run
@@ -41,10 +42,7 @@ def run(tmp_path: Path) -> Run:
     store = CheckpointStore(run)
     publication = store.publication(REACHED)
     publication.send(str(files))
-    more = ("chain", "fingerprint", "seconds", "moved", "work")
-    restored = {"step": 3, "checked": None, "level": "bitwise", "skipped": []}
-    meta = {"digest": "d9", "parent": None, "restored": restored, **dict.fromkeys(more, "")}
-    store.commit(REACHED, publication, meta)
+    store.commit(REACHED, publication, CheckpointMeta(digest="d9", restored=Restoration(step=3)))
     return run
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from components.data_split.standing import standing
 from components.shared import bundles
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage

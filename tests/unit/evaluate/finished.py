@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from components.shared import bundles, models
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -63,7 +64,7 @@ def finished(
     model.save_pretrained(local / "checkpoint")
     publication = CheckpointStore(run).publication(plan.num_steps)
     publication.send(str(local / "checkpoint"))
-    CheckpointStore(run).commit(plan.num_steps, publication, {"digest": "state"})
+    CheckpointStore(run).commit(plan.num_steps, publication, CheckpointMeta(digest="state"))
     return run
 
 

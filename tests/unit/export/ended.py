@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import bundles, models
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.plan import make_plan
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -45,5 +46,5 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     (local / "checkpoint/optimizer.pt").write_bytes(b"not for anyone else")
     publication = CheckpointStore(run).publication(plan.num_steps)
     publication.send(str(local / "checkpoint"))
-    CheckpointStore(run).commit(plan.num_steps, publication, {"digest": DIGEST, "chain": CHAIN})
+    CheckpointStore(run).commit(plan.num_steps, publication, CheckpointMeta(digest=DIGEST, chain=CHAIN))
     return run

@@ -12,7 +12,8 @@ import pytest
 from components.report.collect import collect
 from components.report.page import render
 from components.shared import recipe_file
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.fingerprint import LIBRARIES
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -52,15 +53,15 @@ class History:
             "moved": {"sent": 1, "received": 1},
             "work": {"goodput": step / 100, "lost_steps": 4, "lost_seconds": 2.0, "started": 0, "trained_seconds": 1},
         }
-        self.store.commit(step, publication, meta)
+        self.store.commit(step, publication, CheckpointMeta.model_validate(meta))
 
     def read_back(self, chunk: int, step: int) -> None:
         """Write the chunk's part of the proof, as the checkpoint stage does."""
         from components.shared.proof import proof_part
 
-        manifest = self.store.manifest(step)
-        assert manifest is not None
-        part = {**proof_part(self.store, step, manifest), "chunk": chunk, "verified": True, "attempts": []}
+        checkpoint = self.store.read(step)
+        assert checkpoint is not None
+        part = {**proof_part(self.store, checkpoint), "chunk": chunk, "verified": True, "attempts": []}
         self.run.put(f"proof/chunk-{chunk:03d}.json", part)
 
     def record(self, chunk: int, start: int, end: int, outcome: str = "done", **more: Any) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.bundles import Manifest, Publication
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.bundles import Publication
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -33,9 +34,9 @@ class Checkpoints:
         publication.send(str(local))
         return publication
 
-    def commit(self, step: int, losses: dict[int, float | None] | None = None) -> Manifest:
+    def commit(self, step: int, losses: dict[int, float | None] | None = None) -> Checkpoint:
         """Upload and commit a checkpoint."""
-        meta = {"digest": f"state of {step}"}
+        meta = CheckpointMeta(digest=f"state of {step}")
         return self.store.commit(step, self.send(step, losses), meta)[0]
 
     def commit_all(self, *steps: int, losses: dict[int, float | None] | None = None) -> None:
@@ -50,23 +51,22 @@ class Checkpoints:
 
     def damage(self, step: int) -> None:
         """Flip a bit of what is committed, and have a reader find that."""
-        path, manifest = self._weights(step), self.store.manifest(step)
-        assert manifest is not None
+        path, checkpoint = self._weights(step), self.store.read(step)
+        assert checkpoint is not None
         data = self.storage.read(path)
         self.storage.write(path, bytes([data[0] ^ 1]) + data[1:])
         with pytest.raises(DamagedError):
-            self.store.fetch(step, manifest, str(self.folder / "read"))
+            self.store.fetch(checkpoint, str(self.folder / "read"))
 
     def _weights(self, step: int) -> str:
-        manifest = self.store.manifest(step)
-        assert manifest is not None
-        return manifest.path(self.store.prefix(step), "weights.bin")
+        checkpoint = self.store.read(step)
+        assert checkpoint is not None
+        return checkpoint.manifest.path(self.store.prefix(step), "weights.bin")
 
     @property
     def whole(self) -> list[int]:
         """The steps a reader can have, ascending: every byte is checked."""
-        found = [(step, manifest) for step, manifest in self.store.committed() if isinstance(manifest, Manifest)]
-        return sorted(step for step, manifest in found if self.store.verify(step, manifest) == [])
+        return sorted(found.step for found in self.store.committed() if self.store.verify(found) == [])
 
     def objects(self, step: int | None = None) -> list[str]:
         """The names of all there is, or of what is under a step."""
@@ -75,13 +75,12 @@ class Checkpoints:
 
     def newest(self) -> int:
         """The step a chunk would restore: the first, from the newest down, that comes over whole."""
-        for step, manifest in self.store.committed():
-            if isinstance(manifest, Manifest):
-                try:
-                    self.store.fetch(step, manifest, str(self.folder / f"restored-{time.monotonic_ns()}"))
-                except DamagedError:
-                    continue
-                return step
+        for checkpoint in self.store.committed():
+            try:
+                self.store.fetch(checkpoint, str(self.folder / f"restored-{time.monotonic_ns()}"))
+            except DamagedError:
+                continue
+            return checkpoint.step
         raise AssertionError("no checkpoint can be restored")
 
 

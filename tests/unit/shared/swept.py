@@ -8,7 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from components.shared.sweeps import Sweep
@@ -99,7 +100,7 @@ class Swept:
         store = CheckpointStore(run)
         publication = store.publication(steps)
         publication.send(str(local))
-        store.commit(steps, publication, {"digest": f"{run.name} {steps}"})
+        store.commit(steps, publication, CheckpointMeta(digest=f"{run.name} {steps}"))
         value = self.loss(trial, steps)
         score = {"chunk": chunk, "step": steps, "value": value, "metrics": {"eval_loss": value}, "seconds": 20.0}
         run.put(f"scores/chunk-{chunk:03d}.json", {**score, "at": "2026-11-21T10:10:00.000Z"})

@@ -10,6 +10,7 @@ import pytest
 
 from components.shared import bundles, retention
 from components.shared.bundles import Publication
+from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.recipe import Keep
 from components.shared.storage import Storage
 
@@ -144,7 +145,7 @@ def test_damaged_ones_below_the_newest_are_no_longer_seen(harm: str, checkpoints
 
     prune(checkpoints, Keep(last=2, best=0))
 
-    assert [step for step, _ in checkpoints.store.committed()] == [30, 10]
+    assert [found.step for found in checkpoints.store.committed()] == [30, 10]
     assert [name for name in checkpoints.objects(20) if name.startswith("manifest")] == []
 
 
@@ -155,9 +156,9 @@ def test_a_damaged_one_that_was_replaced_goes_and_its_successor_stays(checkpoint
 
     prune(checkpoints)
 
-    assert checkpoints.store.manifest(10) == second
+    assert checkpoints.store.read(10) == second
     assert checkpoints.whole == [10]
-    assert [name for name in checkpoints.objects() if f"/{first.folder}/" in name] == []
+    assert [name for name in checkpoints.objects() if f"/{first.manifest.folder}/" in name] == []
 
 
 def make_old(storage: Storage, publication: Publication, age: timedelta) -> None:
@@ -204,11 +205,11 @@ def test_who_commits_after_its_upload_was_taken_is_not_read(in_a_folder: Any):
     checkpoints.commit(20)
     prune(checkpoints)
 
-    checkpoints.store.commit(10, late, {"digest": "late"})
+    checkpoints.store.commit(10, late, CheckpointMeta(digest="late"))
 
-    assert checkpoints.store.manifest(10) is None
-    assert [step for step, _ in checkpoints.store.committed()] == [20]
-    assert checkpoints.commit(10).folder != late.folder  # the place is free for one that is whole
+    assert checkpoints.store.read(10) is None
+    assert [found.step for found in checkpoints.store.committed()] == [20]
+    assert checkpoints.commit(10).manifest.folder != late.folder  # the place is free for one that is whole
     assert checkpoints.whole == [10, 20]
     prune(checkpoints)
     assert checkpoints.whole == [20]
@@ -218,16 +219,16 @@ def test_who_commits_after_its_upload_was_taken_is_not_read(in_a_folder: Any):
 def test_who_commits_again_what_was_taken_is_passed_over(checkpoints: Any):
     """A writer whose answer was lost tries again, and meanwhile others have gone on and cleaned up."""
     late = checkpoints.send(10)
-    checkpoints.store.commit(10, late, {"digest": "late"})
+    checkpoints.store.commit(10, late, CheckpointMeta(digest="late"))
     checkpoints.commit(20)
     prune(checkpoints)
 
-    checkpoints.store.commit(10, late, {"digest": "late"})
+    checkpoints.store.commit(10, late, CheckpointMeta(digest="late"))
 
     assert checkpoints.whole == [20]
-    manifest = checkpoints.store.manifest(10)
-    assert manifest is not None
-    assert not checkpoints.store.is_whole(10, manifest)
+    torn = checkpoints.store.read(10)
+    assert torn is not None
+    assert not checkpoints.store.is_whole(torn)
     assert prune(checkpoints) == [10]
     assert checkpoints.objects(10) == []
 
@@ -238,10 +239,10 @@ def test_another_upload_under_a_step_that_goes_can_still_be_committed(checkpoint
     checkpoints.commit(20)
     prune(checkpoints)
 
-    manifest, ours = checkpoints.store.commit(10, late, {"digest": "late"})
+    committed, ours = checkpoints.store.commit(10, late, CheckpointMeta(digest="late"))
 
     assert ours
-    assert checkpoints.store.manifest(10) == manifest
+    assert checkpoints.store.read(10) == committed
     assert checkpoints.whole == [10, 20]
 
 

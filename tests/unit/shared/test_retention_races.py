@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.shared import retention
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.recipe import Keep
 from components.shared.runs import Run
@@ -67,7 +67,7 @@ def test_a_removal_may_die_after_any_of_its_changes(store: str, checkpoints_at: 
     finished, changes = False, 0
     while not finished:
         made = wear(checkpoints_at(store, f"r-{changes}"))
-        newest = made.store.manifest(30)
+        newest = made.store.read(30)
         mortal = CheckpointStore(Run(Mortal(store, changes=changes), made.store.run.name))
         try:
             retention.prune(mortal, ONE)
@@ -76,11 +76,11 @@ def test_a_removal_may_die_after_any_of_its_changes(store: str, checkpoints_at: 
             assert changes < 60
 
         assert made.newest() == 30, changes
-        assert made.store.manifest(30) == newest
+        assert made.store.read(30) == newest
         assert set(made.whole) <= {10, 30}
         retention.prune(made.store, ONE)
         assert made.whole == [30], changes
-        left = [name for name in made.objects() if f"/{newest and newest.folder}/" not in name]
+        left = [name for name in made.objects() if f"/{newest and newest.manifest.folder}/" not in name]
         assert {re.sub("-[0-9a-f]{12}$", "", name) for name in left} <= LEFT
         assert retention.prune(made.store, ONE) == []
         changes += 1
@@ -96,7 +96,7 @@ def test_a_removal_that_died_hides_what_it_had_begun_to_take(store: str, checkpo
         with contextlib.suppress(Died):
             retention.prune(mortal, ONE)
 
-        assert [step for step, _ in made.store.committed()] == [20]
+        assert [found.step for found in made.store.committed()] == [20]
 
 
 @pytest.mark.parametrize("repeat", range(3))
@@ -142,12 +142,12 @@ def test_one_that_slept_over_its_list_takes_only_what_was_old_then(checkpoints: 
 
 
 def test_a_reader_in_the_middle_of_a_removal_is_told_so(checkpoints: Any):
-    manifest = checkpoints.commit(10)
+    checkpoint = checkpoints.commit(10)
     checkpoints.commit(20)
     retention.prune(checkpoints.store, ONE)
 
     with pytest.raises(DamagedError, match="was removed or replaced while it was read"):
-        checkpoints.store.fetch(10, manifest, str(checkpoints.folder / "back"))
+        checkpoints.store.fetch(checkpoint, str(checkpoints.folder / "back"))
     assert checkpoints.objects(10) == []  # nobody marked what is gone
 
 

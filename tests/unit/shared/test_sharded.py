@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from components.shared import pickles, sharded
-from components.shared.checkpoint_store import CheckpointStore
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 from components.shared.storage import Storage
@@ -175,7 +176,7 @@ def run(saved: Path, tmp_path: Path) -> Run:
     for step, folder in ((20, whole), (40, saved / "checkpoint")):
         publication = store.publication(step)
         publication.send(str(folder))
-        store.commit(step, publication, {"digest": f"of {step}"})
+        store.commit(step, publication, CheckpointMeta(digest=f"of {step}"))
     return found
 
 
@@ -201,9 +202,9 @@ def test_a_whole_checkpoint_is_left_where_it_is(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_byte_that_differs_is_found_before_it_is_merged(run: Run, tmp_path: Path) -> None:
-    manifest = CheckpointStore(run).manifest(40)
-    assert manifest
-    path = manifest.path(CheckpointStore(run).prefix(40), "pytorch_model_fsdp_0/__1_0.distcp")
+    checkpoint = CheckpointStore(run).read(40)
+    assert checkpoint
+    path = checkpoint.manifest.path(CheckpointStore(run).prefix(40), "pytorch_model_fsdp_0/__1_0.distcp")
     data = bytearray(run.storage.read(path))
     data[len(data) // 2] ^= 1
     run.storage.write(path, bytes(data))

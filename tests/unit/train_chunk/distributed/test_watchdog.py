@@ -8,39 +8,41 @@ from typing import Any
 
 import pytest
 
+from components.shared.core.state import PARTS
 from components.shared.errors import ExactnessError
-from components.train_chunk.distributed import launcher as launching
+from components.train_chunk.distributed import launcher
 from components.train_chunk.checkpointing import state
-from components.train_chunk.distributed.watchdog import Pulse
+from components.train_chunk.distributed.watchdog import Sign, Watchdog
 from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.trainer.base import OF_EACH
 
 
 @pytest.fixture
-def pulse() -> Pulse:
-    return Pulse(Ranks(size=3), 600.0)
+def watchdog() -> Watchdog:
+    return Watchdog(Ranks(size=3), 600.0)
 
 
-def test_whoever_has_got_least_done_hangs(pulse: Pulse) -> None:
+def test_whoever_has_got_least_done_hangs(watchdog: Watchdog) -> None:
     rows = [
-        ["41", "7", "backward pass", "0", "0"],
-        ["40", "7", "forward pass", "0", "9"],
-        ["41", "7", "rows", "0", "0"],
+        Sign(41, 7, "backward pass", False, 0),
+        Sign(40, 7, "forward pass", False, 9),
+        Sign(41, 7, "rows", False, 0),
     ]
-    assert pulse.verdict(rows).startswith("rank 1 hangs in step 7, before or in its forward pass: no sign")
+    assert watchdog.verdict(rows).startswith("rank 1 hangs in step 7, before or in its forward pass: no sign")
 
 
-def test_several_that_have_got_as_little_done_are_all_named(pulse: Pulse) -> None:
+def test_several_that_have_got_as_little_done_are_all_named(watchdog: Watchdog) -> None:
     rows = [
-        ["41", "7", "end", "0", "0"],
-        ["40", "7", "backward pass", "0", "1"],
-        ["40", "7", "backward pass", "0", "1"],
+        Sign(41, 7, "end", False, 0),
+        Sign(40, 7, "backward pass", False, 1),
+        Sign(40, 7, "backward pass", False, 1),
     ]
-    assert pulse.verdict(rows).startswith("ranks 1, 2 hang in step 7")
+    assert watchdog.verdict(rows).startswith("ranks 1, 2 hang in step 7")
 
 
-def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(pulse: Pulse) -> None:
-    rows = [["40", "7", "writing", "0", "5"], ["41", "7", "rewards", "0", "0"], ["40", "7", "writing", "0", "4"]]
-    assert pulse.verdict(rows).startswith("rank 2 hangs in step 7, before or in its writing: no sign")
+def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(watchdog: Watchdog) -> None:
+    rows = [Sign(40, 7, "writing", False, 5), Sign(41, 7, "rewards", False, 0), Sign(40, 7, "writing", False, 4)]
+    assert watchdog.verdict(rows).startswith("rank 2 hangs in step 7, before or in its writing: no sign")
 
 
 @pytest.mark.parametrize(
@@ -53,15 +55,15 @@ def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(pulse: Pulse) 
     ],
 )
 def test_a_slow_one_is_named(
-    seconds: list[float], named: list[int], pulse: Pulse, caplog: pytest.LogCaptureFixture
+    seconds: list[float], named: list[int], watchdog: Watchdog, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="baton"):
-        pulse.name_slow(seconds)
-        pulse.name_slow(seconds)
+        watchdog.name_slow(seconds)
+        watchdog.name_slow(seconds)
     assert [record.args[0] for record in caplog.records if record.args] == named, "once"
 
 
-def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(pulse: Pulse) -> None:
+def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(watchdog: Watchdog) -> None:
     import torch
 
     class Wrapped(torch.nn.Module):
@@ -74,25 +76,25 @@ def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(p
 
     model = torch.nn.Linear(2, 2)
     wrapped = Wrapped(model)
-    pulse.time_forward(model, wrapped)
+    watchdog.time_forward(model, wrapped)
     for _ in range(3):
         model(torch.ones(1, 2))
-    assert (pulse._count, pulse.busy) == (0, 0.0)
+    assert (watchdog._count, watchdog.take_busy()) == (0, 0.0)
     wrapped(torch.ones(1, 2))
-    assert pulse._count == 2
-    assert pulse.busy > 0
+    assert watchdog._count == 2
+    assert watchdog.take_busy() > 0
     model(torch.ones(1, 2))
-    assert pulse._count == 2
+    assert watchdog._count == 2
 
 
 def digests(**changed: str) -> dict[str, str]:
-    return {name: changed.get(name, "0") for name in state.PARTS}
+    return {name: changed.get(name, "0") for name in PARTS}
 
 
 def test_what_all_processes_have_counts_once() -> None:
     alone = state.joined([digests(rng="a")], replicated=True)
     both = state.joined([digests(rng="a"), digests(rng="b")], replicated=True)
-    assert {name for name in state.PARTS if alone[name] != both[name]} == {"rng"}
+    assert {name for name in PARTS if alone[name] != both[name]} == {"rng"}
     assert both["rng"] != state.joined([digests(rng="b"), digests(rng="a")], replicated=True)["rng"], "by rank"
 
 
@@ -107,7 +109,7 @@ def test_what_a_method_has_in_each_process_may_differ() -> None:
     rows = [digests(method="1"), digests(method="2")]
     with pytest.raises(ExactnessError, match="rank 1 has other method"):
         state.joined(rows, replicated=True)
-    both = state.joined(rows, replicated=True, of_each=(*state.OF_EACH, "method"))
+    both = state.joined(rows, replicated=True, of_each=(*OF_EACH, "method"))
     assert both["method"] not in ("1", "2")
 
 
@@ -135,6 +137,6 @@ def failure(rank: int, code: int, at: int, message: str = "") -> Any:
 )
 def test_one_message_for_all_ends(failures: list[Any], text: str, code: int) -> None:
     failed: Any = SimpleNamespace(failures=dict(enumerate(failures)))
-    error = launching._explained(failed)
+    error = launcher._explained(failed)
     assert error.message == text
     assert error.exit_code == code

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: what their manifests say, which there are, which stay, what they prove."""

@@ -1,0 +1,87 @@
+"""What a checkpoint's manifest says besides its files."""
+
+from __future__ import annotations
+
+from pydantic import Field, JsonValue
+
+from components.shared.core.document import Document
+from components.shared.fingerprint import Fingerprint
+
+
+class Parent(Document):
+    """The checkpoint that was newest when this one was made."""
+
+    step: int
+    digest: str
+
+
+class Restoration(Document):
+    """The checkpoint that the process which made this one had resumed from."""
+
+    step: int = 0
+    """Its step; 0 at the start of a run."""
+    checked: dict[str, str] | None = None
+    """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
+    level: str = "bitwise"
+    """`bitwise`, or `consistent` where the machine differed."""
+    skipped: list[str] = Field(default_factory=list)
+    """Why newer checkpoints were passed over."""
+
+
+class Transfer(Document):
+    """Bytes that a process had moved to and from the store."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Work(Document):
+    """What the run had cost so far, all its chunks together."""
+
+    started: float = 0.0
+    """When the run's first chunk began, in seconds since the epoch."""
+    trained_seconds: float = 0.0
+    goodput: float = 0.0
+    """Share of the time since then that was spent on training."""
+    lost_steps: int = 0
+    """Steps trained that no checkpoint held."""
+    lost_seconds: float = 0.0
+
+
+class Origin(Document):
+    """The checkpoint of another run that a warm fork began with."""
+
+    run_uri: str
+    step: int
+    digest: str
+    changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
+    """Dotted path → value before and after, of settings that change the state restored."""
+
+
+class CheckpointMeta(Document):
+    """Whose state a checkpoint holds, made by what, where and at what cost."""
+
+    run: str = ""
+    step: int = 0
+    digest: str
+    """Digest of the whole state in memory when it was captured."""
+    state: dict[str, str] = Field(default_factory=dict)
+    """Part of the state → its digest, and `state` → all of them."""
+    parent: Parent | None = None
+    """None for the first checkpoint of a run."""
+    chain: str = ""
+    """Digest over the digests of this checkpoint and all before it."""
+    restored: Restoration = Restoration()
+    identity: str = ""
+    """Digest of recipe, data, model, code and plan, see `runs.state_identity`."""
+    finished: bool = False
+    """Whether early stopping ended the run here."""
+    fingerprint: Fingerprint = Fingerprint()
+    trainable_parameters: int = 0
+    chunk: int = 0
+    created: str = ""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Phase → seconds of the process that made it."""
+    moved: Transfer = Transfer()
+    work: Work = Work()
+    forked_from: Origin | None = None

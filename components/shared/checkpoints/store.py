@@ -1,0 +1,173 @@
+"""Checkpoints of a run: committed by manifest, found by step, never trusted without their hashes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from components.shared import bundles
+from components.shared.bundles import Manifest, Publication
+from components.shared.cache import NodeCache
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.errors import DamagedError
+from components.shared.pickles import code_in, may_be_pickle
+from components.shared.runs import Run
+
+_STEP = re.compile(r"^step-(\d{8,})$")
+
+LogEntry = dict[str, float]
+"""What a trainer logged at a step: names, `step` among them, and numbers."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        step: The step at whose end it was captured.
+        manifest: Its files.
+        meta: Whose state it is.
+    """
+
+    step: int
+    manifest: Manifest
+    meta: CheckpointMeta
+
+    @property
+    def digest(self) -> str:
+        """Digest of the state."""
+        return self.meta.digest
+
+    @property
+    def bytes(self) -> int:
+        """Total size of its files."""
+        return self.manifest.bytes
+
+
+class CheckpointStore:
+    """The checkpoints of one run, `runs/<run>/checkpoints/step-NNNNNNNN/`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.storage = run.storage
+
+    def prefix(self, step: int) -> str:
+        """Returns where the checkpoint of a step lies in the store."""
+        return self.run.path(f"checkpoints/step-{step:08d}")
+
+    def uri(self, checkpoint: Checkpoint) -> str:
+        """Returns the folder that `from_pretrained` and `resume_from_checkpoint` read."""
+        return self.storage.uri(checkpoint.manifest.path(self.prefix(checkpoint.step)))
+
+    def steps(self) -> list[int]:
+        """Returns the steps under which anything was written, ascending; not all are committed."""
+        names = self.storage.list(self.run.path("checkpoints"))
+        return sorted(int(match[1]) for name in names if (match := _STEP.match(name)))
+
+    def read(self, step: int) -> Checkpoint | None:
+        """Returns the checkpoint that is committed for a step, or None.
+
+        Raises:
+            DamagedError: the manifest is unreadable, was marked, or belongs to another run or step.
+        """
+        manifest = bundles.read_manifest(self.storage, self.prefix(step))
+        return self._checked(step, manifest) if manifest else None
+
+    def committed(self, on_damaged: Callable[[int, DamagedError], None] | None = None) -> Iterator[Checkpoint]:
+        """Yields committed checkpoints, newest first.
+
+        Args:
+            on_damaged: Called with the step and the error of each whose manifest is damaged, in its turn.
+        """
+        for step in reversed(self.steps()):
+            try:
+                checkpoint = self.read(step)
+            except DamagedError as error:
+                if on_damaged:
+                    on_damaged(step, error)
+                continue
+            if checkpoint:
+                yield checkpoint
+
+    def newest(self) -> Checkpoint | None:
+        """Returns the newest committed checkpoint."""
+        return next(self.committed(), None)
+
+    def whole(self) -> Iterator[Checkpoint]:
+        """Yields committed checkpoints whose files are all there in full size, newest first."""
+        return (checkpoint for checkpoint in self.committed() if self.is_whole(checkpoint))
+
+    def is_whole(self, checkpoint: Checkpoint) -> bool:
+        """Tells whether all files of a checkpoint are there in full size, which costs one listing."""
+        return bundles.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
+
+    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> Publication:
+        """Begins an attempt at a checkpoint; see `bundles.Publication`."""
+        return Publication(self.storage, self.prefix(step), kind="checkpoint", check=check)
+
+    def commit(self, step: int, publication: Publication, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
+        """Commits what was sent; see `bundles.Publication.commit`."""
+        manifest, ours = publication.commit({**meta.to_json(), "run": self.run.name, "step": step})
+        return self._checked(step, manifest), ours
+
+    def fetch(
+        self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
+    ) -> str:
+        """Downloads a checkpoint, every byte checked; see `bundles.fetch`."""
+        prefix = self.prefix(checkpoint.step)
+        return bundles.fetch(self.storage, prefix, checkpoint.manifest, local_dir, cache, names)
+
+    def verify(self, checkpoint: Checkpoint) -> list[str]:
+        """Reads a checkpoint back; see `bundles.verify`."""
+        return bundles.verify(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
+
+    def require_whole(self, checkpoint: Checkpoint, problems: list[str]) -> None:
+        """Marks a checkpoint in which problems were found; see `bundles.require_whole`."""
+        bundles.require_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest, problems)
+
+    def code(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
+        manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
+        with tempfile.TemporaryDirectory(prefix="baton-pickles-") as folder:
+            for name in manifest.files:
+                if may_be_pickle(name):
+                    self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
+            return code_in(folder)
+
+    def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
+        """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`."""
+        path = checkpoint.manifest.path(self.prefix(checkpoint.step), "trainer_state.json")
+        history: list[LogEntry] = json.loads(self.storage.read(path))["log_history"]
+        return history
+
+    def evaluation_losses(self, checkpoint: Checkpoint) -> dict[int, float]:
+        """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
+        losses = {int(entry["step"]): entry.get("eval_loss") for entry in self.history(checkpoint)}
+        return {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+
+    def proven_chunks(self) -> set[int]:
+        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
+        names = self.storage.list(self.run.path("proof"))
+        return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
+
+    def verified_step(self) -> int:
+        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
+        promoted = self.run.get("promoted.json")
+        return int(promoted["newest"]["step"]) if promoted else 0
+
+    def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
+        """Returns a manifest with its meta read.
+
+        Raises:
+            DamagedError: it belongs to another run or step, or is not that of a checkpoint.
+        """
+        where = self.storage.uri(self.prefix(step))
+        said = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
+        if said != ("checkpoint", self.run.name, step):
+            raise DamagedError(f"{where}: its manifest says {said}, not this run's.")
+        return Checkpoint(step, manifest, CheckpointMeta.read(manifest.meta, where))
