@@ -6,12 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.shared import code, forking, models
+from components.shared import code, forking, pinned
 from components.shared.cache import NodeCache
 from components.shared.core.state import Phase
-from components.shared.errors import ExactnessError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
 from components.train_chunk import methods
 from components.train_chunk.checkpointing.restore import Restored, Restorer
 from components.train_chunk.checkpointing.staging import Staging
@@ -27,14 +24,14 @@ class Inputs:
         restored: The checkpoint to resume from, None at the start of a run.
         skipped: Why newer checkpoints were passed over.
         tokens: The tokenized rows and the tokenizer.
-        base: Folder of the base model, None for a model from scratch.
+        models: Local folders of the models that the recipe names, by role; see `pinned`.
         code: Folder of the user's Python files, None where there are none.
     """
 
     restored: Restored | None
     skipped: list[str]
     tokens: Tokens
-    base: str | None
+    models: dict[str, str]
     code: str | None
 
 
@@ -44,7 +41,7 @@ class _Folders(NamedTuple):
     restored: Restored | None
     skipped: list[str]
     tokens: str
-    base: str | None
+    models: dict[str, str]
     code: str | None
 
 
@@ -66,14 +63,14 @@ def fetch(context: TrainContext, staging: Staging, *, to_score: bool) -> Inputs:
         methods.load(context.recipe.training.method)  # while another process fetches
     folders = context.ranks.on_node_leaders(lambda: _fetch(context, restorer, tokens, staging.folder(0), to_score))
     tokens.adopt(folders.tokens)
-    return Inputs(folders.restored, folders.skipped, tokens, folders.base, folders.code)
+    return Inputs(folders.restored, folders.skipped, tokens, folders.models, folders.code)
 
 
 def _fetch(context: TrainContext, restorer: Restorer, tokens: Tokens, scratch: str, to_score: bool) -> _Folders:
     with ThreadPoolExecutor(4) as pool:
         fetching = pool.submit(restorer.fetch, to_score=to_score)
         early = pool.submit(_fetch_tokens, context, tokens)
-        base = pool.submit(_base, context.run, context.recipe)
+        models = pool.submit(pinned.compared, context.run, context.recipe)
         own_code = pool.submit(code.fetch, context.run, scratch)
         context.clock.enter(Phase.IMPORT)
         methods.load(context.recipe.training.method)
@@ -84,7 +81,7 @@ def _fetch(context: TrainContext, restorer: Restorer, tokens: Tokens, scratch: s
             tokens.fetch(start, context.target)
     if restored is None:
         forking.require_start(context.run)
-    return _Folders(restored, restorer.skipped, tokens.folder, base.result(), own_code.result())
+    return _Folders(restored, restorer.skipped, tokens.folder, models.result(), own_code.result())
 
 
 def _fetch_tokens(context: TrainContext, tokens: Tokens) -> int:
@@ -93,16 +90,3 @@ def _fetch_tokens(context: TrainContext, tokens: Tokens) -> int:
     start = next((step for step in steps if step < context.target), 0)
     tokens.fetch(start, context.target)
     return start
-
-
-def _base(run: Run, recipe: Recipe) -> str | None:
-    """Returns the base model's folder, if it still is the model that the run began with."""
-    if recipe.model.base is None:
-        return None
-    folder = models.local_model(recipe.model.base, recipe.model.revision)
-    if models.model_identity(folder) != run.require("model.json")["base_sha256"]:
-        raise ExactnessError(
-            f"model.base {recipe.model.base!r} is not the model that this run began with.",
-            remedy="Put it back, pin model.revision, or start another run.",
-        )
-    return folder

@@ -1,4 +1,60 @@
+"""What a chunk has come to, and the record of it."""
 
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+
+from components.shared import events
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from components.shared.errors import BatonError
+from components.train_chunk.checkpointing.manager import CheckpointManager
+from components.train_chunk.checkpointing.restore import committed_at_target
+from components.train_chunk.context import TrainContext
+from components.train_chunk.reporting.accounting import Figures
+from components.train_chunk.reporting.scoring import Scoring
+
+logger = logging.getLogger("baton")
+
+
+class Ending(StrEnum):
+    """How a chunk ended."""
+
+    DONE = "done"
+    """Its target is committed."""
+    ALREADY_DONE = "already_done"
+    """Its target was committed before it began, or by another process meanwhile."""
+    FINISHED = "finished"
+    """Early stopping ended the run."""
+    PARTIAL = "partial"
+    """Its machine is preempted before the target."""
+    STOPPED = "stopped"
+    """A sweep's trial was asked to stop."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a chunk has come to.
+
+    Attributes:
+        ending: How it ended.
+        uri: Address of the run's newest checkpoint, that of the run where there is none.
+        step: Its step, 0 where there is none.
+        digest: Digest of its state, empty where there is none.
+    """
+
+    ending: Ending
+    uri: str
+    step: int = 0
+    digest: str = ""
+
+    @classmethod
+    def at(cls, ending: Ending, store: CheckpointStore, checkpoint: Checkpoint | None) -> Outcome:
+        """Returns the outcome of a chunk that has come to a checkpoint, or to none."""
+        if checkpoint is None:
+            return cls(ending, store.run.uri)
+        return cls(ending, store.uri(checkpoint), checkpoint.step, checkpoint.digest)
 
 
 def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome | None:
@@ -33,9 +89,7 @@ def conclude(context: TrainContext, manager: CheckpointManager) -> Outcome:
     return Outcome.at(ending, context.store, lineage.parent)
 
 
-def record(
-    context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None
-) -> None:
+def record(context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None) -> None:
     """Keeps what an attempt did with the run."""
     storage = context.run.storage
     context.run.record(

@@ -69,4 +69,3 @@ def run_chunk(
         manager = Attempt(context, fetched, surroundings, leave_out).train()
     ranks.leave()
     return conclude(context, manager) if manager else None
-

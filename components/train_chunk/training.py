@@ -69,9 +69,7 @@ class Attempt:
         if self._context.recipe.resources.gpus or self._context.recipe.resources.profile == "mps":
             self._take_machine()  # its memory may have no room for two models
         trainer = self._build()
-        services = Services(
-            context=self._context, staging=self._staging, watch=self._watch, watchdog=self._watchdog()
-        )
+        services = Services(context=self._context, staging=self._staging, watch=self._watch, watchdog=self._watchdog())
         attached = assembly.attach(
             trainer, services, restored, level=level, skipped=self._fetched.skipped, leave_out=self._leave_out
         )
@@ -93,7 +91,7 @@ class Attempt:
         self._context, trainer = preparation.prepare(
             self._context,
             self._fetched.tokens,
-            self._fetched.base,
+            self._fetched.models,
             self._staging.folder(0),
             code_folder=self._fetched.code,
             start_weights=self._restored is None or self._context.recipe.adapter is not None,
@@ -133,4 +131,3 @@ class Attempt:
         if step >= self._context.target or attached.callback.finished:
             return self._scoring.measure(trainer, step)
         return None
-

@@ -25,8 +25,8 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from components.train_chunk.stage import run_chunk
     from components.train_chunk.checkpointing.callback import CheckpointCallback
+    from components.train_chunk.stage import run_chunk
 
     begin = CheckpointCallback.on_step_begin
 

@@ -8,8 +8,8 @@ from typing import Any
 def offloaded(run_uri: str, index: int) -> None:
     """Runs a chunk that holds on the host what is split, as it would with GPUs; a recipe without any is refused."""
     from components.shared.recipe import Recipe
-    from components.train_chunk.trainer import zero
     from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer import zero
 
     plain = zero.arguments
 

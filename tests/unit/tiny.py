@@ -10,7 +10,7 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.shared import models, recipe_file
+from components.shared import models, pinned, recipe_file
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe, TrainTokenizer
 from components.shared.trainable import freeze
@@ -94,6 +94,7 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
         train=train,
         held_out=None,
         reference=lambda: models.start_model(given, tokenizer, base),
+        second_model=lambda: models.second_model(given, pinned.fetch(given)["teacher"]),
     )
     return methods.load(given.training.method).build(setup)
 

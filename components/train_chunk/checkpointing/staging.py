@@ -103,4 +103,3 @@ def _has_room(place: str, num_bytes: int) -> bool:
     if shutil.disk_usage(place).free < wanted:
         return False
     return place != MEMORY or psutil.virtual_memory().available >= wanted + LEFT_FREE
-

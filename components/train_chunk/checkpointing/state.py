@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+
 import torch
 from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState

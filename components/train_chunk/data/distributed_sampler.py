@@ -89,9 +89,7 @@ class DistributedBatches(Sampler[list[int]]):
 def distribute(loader: Any, *, batch_size: int, micro: int, world_size: int) -> DistributedBatches:
     """Has a loader that Accelerate prepared for one of several ranks draw its rows from `DistributedBatches`."""
     shard = loader.batch_sampler
-    batches = DistributedBatches(
-        shard.batch_sampler.sampler, batch_size=batch_size, micro=micro, world_size=world_size
-    )
+    batches = DistributedBatches(shard.batch_sampler.sampler, batch_size=batch_size, micro=micro, world_size=world_size)
     shard.batch_sampler, shard.batch_size, shard.even_batches = batches, None, False
     return batches
 

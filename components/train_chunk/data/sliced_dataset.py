@@ -10,7 +10,6 @@ from datasets.table import InMemoryTable, MemoryMappedTable, concat_tables
 from components.shared.errors import BatonError
 from components.train_chunk.data.slices import Blocks
 
-
 Row = dict[str, object]
 
 

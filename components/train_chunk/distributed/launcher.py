@@ -115,7 +115,7 @@ class _Agent(threading.Thread, Generic[T]):
             nproc_per_node=self._processes,
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=self._folder.name),
-            # A process that has imported everything and done nothing yet is as good as a fresh interpreter, and quicker.
+            # A process that has imported everything and done nothing is as good as a fresh interpreter, and quicker.
             start_method="fork" if "trl" in sys.modules else "spawn",
         )
         try:

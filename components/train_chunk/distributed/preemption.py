@@ -1,4 +1,4 @@
-"""How a train-chunk learns that its machine will be taken away: SIGTERM, a file, a metadata service, a node's taint."""
+"""Notices that a machine will be preempted: SIGTERM, a file, a metadata service, a node's taint."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class _CannotWatchError(Exception):
 
 
 def _log_notice(notice: str) -> None:
-    logger.warning("this machine will be taken away: %s", notice)
+    logger.warning("this machine will be preempted: %s", notice)
 
 
-class Watch:
-    """Watches for the notice that this machine will be taken away.
+class PreemptionWatch:
+    """Watches for the notice that this machine will be preempted.
 
     SIGTERM is caught where the watch is entered in the main thread, which is where Python allows it. The other
     sources are asked in daemon threads; one that does not answer is a warning, never an error.
@@ -78,7 +78,7 @@ class Watch:
         """The `time.monotonic()` of the first notice."""
         return self._notices[0][1] if self._notices else None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> PreemptionWatch:
         self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)

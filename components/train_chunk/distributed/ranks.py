@@ -126,7 +126,7 @@ class Ranks:
             except BatonError as error:  # the others wait in `gather`: they are told instead of left there
                 failure = error
         results = [row for row in self.gather((role, value, failure)) if row[0] is not None]
-        for _, _, error in results:
-            if error:
-                raise error
+        for _, _, theirs in results:
+            if theirs:
+                raise theirs
         return cast(T, next(value for role, value, _ in results if role == wanted))

@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from components.shared import events
 from components.train_chunk.distributed import launcher
@@ -38,7 +39,8 @@ STAGGER = 0.3
 """Seconds from one rank's stacks to the next one's, so that they do not mix in a log."""
 
 
-class Sign(NamedTuple):
+@dataclass(frozen=True)
+class Sign:
     """What a rank tells the others.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
@@ -34,5 +32,4 @@ def build(setup: Setup) -> Trainer:
         activation_offloading=recipe.training.activation_offloading,
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
-    extra: dict[str, Any] = {"ref_model": setup.reference()} if setup.has_reference() else {}
-    return setup.trainer(ChunkedDPOTrainer, config, **extra)
+    return setup.trainer(ChunkedDPOTrainer, config, **setup.with_reference())

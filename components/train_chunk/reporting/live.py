@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.train_chunk.reporting.telemetry import Telemetry
 from components.shared.tracking import Tracker
+from components.train_chunk.reporting.telemetry import Telemetry
 
 if TYPE_CHECKING:
     import wandb

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe, Training
-from components.train_chunk.trainer import sharding
 from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.trainer import sharding
 from components.train_chunk.trainer.base import Options
 
 

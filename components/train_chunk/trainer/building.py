@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
-from components.shared import models
+from components.shared import models, pinned
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
 from components.shared.trainable import freeze
@@ -14,12 +15,15 @@ from components.train_chunk.trainer import arguments
 from components.train_chunk.trainer.base import ChunkTrainer
 from components.train_chunk.trainer.chunked import Setup
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def setup(
     recipe: Recipe,
     plan: Plan,
     tokens: Tokens,
-    base: str | None,
+    folders: Mapping[str, str],
     output_dir: str,
     *,
     start_weights: bool = True,
@@ -31,12 +35,13 @@ def setup(
         recipe: The resolved recipe, its micro-batch size a number.
         plan: The run's plan.
         tokens: The tokenized rows and the tokenizer.
-        base: Folder of the base model, None for a model from scratch.
+        folders: Local folders of the models that the recipe names, by role; see `pinned`.
         output_dir: A local folder.
         start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
         evaluates: Whether held-out rows are needed; as the recipe says when None.
     """
     tokenizer = models.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+    base = folders.get(pinned.BASE)
     model = models.start_model(recipe, tokenizer, base, weights=start_weights)
     if recipe.training.trainable:
         freeze(model, recipe.training.trainable)
@@ -49,9 +54,17 @@ def setup(
         train=tokens.train(),
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: models.start_model(recipe, tokenizer, base),
+        second_model=lambda: _second_model(recipe, folders),
     )
 
 
 def build(parts: Setup) -> ChunkTrainer:
     """Builds the trainer of the recipe's method."""
     return cast(ChunkTrainer, methods.load(parts.recipe.training.method).build(parts))
+
+
+def _second_model(recipe: Recipe, folders: Mapping[str, str]) -> PreTrainedModel:
+    """Loads the second model that the method's settings name."""
+    assert recipe.training.second_model
+    role, _ = recipe.training.second_model
+    return models.second_model(recipe, folders[role])

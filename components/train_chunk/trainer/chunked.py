@@ -20,7 +20,7 @@ from components.shared import hooks, trainable
 from components.shared.recipe import Recipe
 from components.train_chunk.data import samplers
 from components.train_chunk.trainer import sharding
-from components.train_chunk.trainer.base import ChunkTrainer, Options
+from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 from components.train_chunk.trainer.parameters import Grouped
 from components.train_chunk.trainer.resumable import Resumable
 from components.train_chunk.trainer.router import Routed
@@ -39,6 +39,17 @@ class Chunked(Resumable, Zero, Sharded, Grouped, Routed):
         """Returns the recipe's order of rows, else the method's own."""
         rows = self.train_dataset  # with all columns; `train_dataset` has lost those that the model does not read
         return samplers.sampler(self.recipe, rows, self.args.max_steps) or super()._get_train_sampler(train_dataset)
+
+    def method_state(self) -> StateDict:
+        """Returns the buffers that the method's spec names."""
+        buffers = self.recipe.training.spec.buffers
+        return {**super().method_state(), **{name: getattr(self, attribute) for name, attribute in buffers.items()}}
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores them."""
+        super().load_method_state(saved)
+        for name, attribute in self.recipe.training.spec.buffers.items():
+            setattr(self, attribute, saved[name])
 
 
 class EpochOf(TrainerCallback):
@@ -68,6 +79,7 @@ class Setup:
         train: Tokenized training rows.
         held_out: Tokenized held-out rows, None where nothing is evaluated in between.
         reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
     """
 
     recipe: Recipe
@@ -77,6 +89,7 @@ class Setup:
     train: Dataset
     held_out: Dataset | None
     reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
 
     def trainer(self, kind: type[ChunkTrainer], config: TrainingArguments, **extra: object) -> ChunkTrainer:
         """Builds the method's trainer.
@@ -123,9 +136,10 @@ class Setup:
             scaler.load_state_dict({**scaler.state_dict(), "scale": recipe.training.fp16_initial_scale})
         return trainer
 
-    def has_reference(self, beta: float = 1.0) -> bool:
-        """Tells whether a copy of the start model is needed; an adapter's reference is its base."""
-        return self.recipe.adapter is None and beta > 0
+    def with_reference(self) -> Options:
+        """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
+        held = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if held else {}
 
 
 def _early_stopping(recipe: Recipe) -> list[EarlyStoppingCallback]:

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Sampler
 from transformers import StoppingCriteria, StoppingCriteriaList, Trainer, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
 from components.shared import rewards
-from components.shared.recipe import Generation
+from components.shared.recipe import Completions, Generation
+from components.train_chunk.distributed.watchdog import NullWatchdog
 from components.train_chunk.trainer.base import OF_EACH, Options, StateDict
 from components.train_chunk.trainer.chunked import Chunked, Setup
-from components.train_chunk.distributed.watchdog import NullWatchdog
 from components.train_chunk.trainer.references import MovingReference, moving
 
 if TYPE_CHECKING:
@@ -41,29 +42,24 @@ class SeekingRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class Generating(MovingReference, Chunked):
-    """Mixin for `GRPOTrainer` and `RLOOTrainer`: buffered completions and the place in their cycle are state.
+class Completing(Chunked):
+    """Mixin for trainers whose model generates: the buffered completions and the place in their cycle are state.
 
     Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
-    many as with one process, and the rewards of all are gathered before a group is compared.
+    many as with one process, and TRL gathers the figures of all.
     """
 
     of_each = (*OF_EACH, "method")
     distributes = False
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> SeekingRepeatSampler:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         sampler = super()._get_train_sampler(dataset)
         sampler.__class__ = SeekingRepeatSampler
         return sampler
 
-    def method_state(self) -> StateDict:
-        """Returns the completions that are still to be trained on, and how many micro-batches were."""
-        return {**super().method_state(), "step": self._step, "completions": self._buffered_inputs}
-
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores them."""
+        """Restores the completions that are still to be trained on, and how many micro-batches were."""
         super().load_method_state(saved)
-        self._step, self._buffered_inputs = saved["step"], saved["completions"]
         if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
             self._buffered_inputs = None
@@ -84,6 +80,10 @@ class Generating(MovingReference, Chunked):
             self.watchdog.beat("rewards")
 
 
+class Generating(MovingReference, Completing):
+    """Mixin for `GRPOTrainer` and `RLOOTrainer`, whose rewards are compared in groups over all processes."""
+
+
 class _Alive(StoppingCriteria):
     """Stops nothing; it is asked at each token."""
 
@@ -96,27 +96,34 @@ class _Alive(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
+def sampling(completions: Completions) -> Options:
+    """Returns the arguments of a configuration that say how the model generates."""
+    return {
+        "max_completion_length": completions.max_completion_length,
+        "temperature": completions.temperature,
+        "top_p": completions.top_p,
+        "top_k": completions.top_k,
+        "min_p": completions.min_p,
+        "repetition_penalty": completions.repetition_penalty,
+        "disable_dropout": completions.disable_dropout,
+    }
+
+
 def settings(setup: Setup, generation: Generation) -> Options:
     """Returns the arguments that the configurations of both trainers share."""
     num_generations = generation.num_generations
     per_device_eval = setup.arguments["per_device_eval_batch_size"]
     return {
         **setup.arguments,
+        **sampling(generation),
         **moving(generation.sync_reference),
         "per_device_eval_batch_size": -(-per_device_eval // num_generations) * num_generations,
         "num_generations": num_generations,
-        "max_completion_length": generation.max_completion_length,
-        "temperature": generation.temperature,
-        "top_p": generation.top_p,
-        "top_k": generation.top_k,
-        "min_p": generation.min_p,
-        "repetition_penalty": generation.repetition_penalty,
         "num_iterations": generation.num_iterations,
         "steps_per_generation": setup.recipe.steps_per_generation,
         "epsilon": generation.epsilon,
         "epsilon_high": generation.epsilon_high,
         "mask_truncated_completions": generation.mask_truncated,
-        "disable_dropout": generation.disable_dropout,
         "reward_weights": [function.weight for function in generation.rewards],
         "router_aux_loss_coef": 0.0 if setup.recipe.training.router else None,
     }

@@ -11,13 +11,13 @@ import dataclasses
 import gc
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
 
-from components.shared import events, machine, memory, rng, skeleton
+from components.shared import events, machine, memory, pinned, rng, skeleton
 from components.shared.errors import UserError
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
@@ -38,13 +38,13 @@ STEPS = 2
 """Optimizer steps of a trial: from the second on, the optimizer's state is there too."""
 
 
-def resolve(context: TrainContext, tokens: Tokens, base: str | None, output_dir: str) -> TrainContext:
+def resolve(context: TrainContext, tokens: Tokens, folders: Mapping[str, str], output_dir: str) -> TrainContext:
     """Finds the micro-batch size of a run whose recipe leaves it open, and notes it; the first note holds for all.
 
     Args:
         context: The chunk that is about to train.
         tokens: The tokenized rows and the tokenizer.
-        base: Folder of the base model.
+        folders: Local folders of the models that the recipe names, by role.
         output_dir: A local folder, for trials.
 
     Returns:
@@ -61,11 +61,11 @@ def resolve(context: TrainContext, tokens: Tokens, base: str | None, output_dir:
             room = USABLE * gpu.bytes
 
             def fits(rows: int) -> bool:
-                return _fits_gpu(lambda: _try(with_size(recipe, rows), context.plan, tokens, base, output_dir), room)
+                return _fits_gpu(lambda: _try(with_size(recipe, rows), context.plan, tokens, folders, output_dir), room)
 
             size, by = largest(recipe, fits), "trial"
         else:
-            size, by = largest(recipe, _fits_host(recipe, base)), "estimate"
+            size, by = largest(recipe, _fits_host(recipe, folders.get(pinned.BASE))), "estimate"
     note = {"micro_batch_size": size, "found_by": by, "device": gpu.name if gpu else "cpu"}
     try:
         context.run.set_once(FILE, note)
@@ -131,10 +131,10 @@ def _survives(trial: Callable[[], None]) -> bool:
     return True
 
 
-def _try(recipe: Recipe, plan: Plan, tokens: Tokens, base: str | None, output_dir: str) -> None:
+def _try(recipe: Recipe, plan: Plan, tokens: Tokens, folders: Mapping[str, str], output_dir: str) -> None:
     """Trains a model that is thrown away, with nothing of the user's that could act outside of it."""
     recipe = _trial(recipe)
-    setup = building.setup(recipe, plan, tokens, base, output_dir, evaluates=False)
+    setup = building.setup(recipe, plan, tokens, folders, output_dir, evaluates=False)
     size = recipe.micro_batch_size_per_process
     passes = min(2, recipe.gradient_accumulation_steps)  # gradients are there while the second one's activations are
     lengths = samplers.lengths(setup.train)

@@ -11,7 +11,6 @@ from components.shared.errors import UserError
 from components.shared.recipe import Group
 from components.train_chunk.trainer.base import ChunkTrainer
 
-
 ParamGroup = dict[str, Any]
 """A parameter group of a torch optimizer: `params` and settings."""
 
@@ -35,7 +34,7 @@ class Grouped(ChunkTrainer):
             ]
             _require_all_fit(self.groups, optimizer)
         if self.compile_optimizer:
-            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
         return optimizer
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:

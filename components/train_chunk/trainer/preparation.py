@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from components.shared import code, trained
+from components.shared import code, pinned
 from components.shared.cache import NodeCache
 from components.train_chunk.context import TrainContext
 from components.train_chunk.data.tokens import Tokens
@@ -16,7 +17,7 @@ from components.train_chunk.trainer.base import ChunkTrainer, Options
 def prepare(
     context: TrainContext,
     tokens: Tokens,
-    base: str | None,
+    folders: Mapping[str, str],
     output_dir: str,
     *,
     code_folder: str | None,
@@ -29,7 +30,7 @@ def prepare(
     Args:
         context: The chunk.
         tokens: The tokenized rows and the tokenizer.
-        base: Folder of the base model, None for a model from scratch.
+        folders: Local folders of the models that the recipe names, by role; see `pinned`.
         output_dir: A local folder.
         code_folder: Folder of the user's Python files, None where there are none.
         start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
@@ -40,9 +41,9 @@ def prepare(
         The chunk with its micro-batch size found, and the trainer.
     """
     code.install(code_folder)
-    context = micro_batch.resolve(context, tokens, base, output_dir)
+    context = micro_batch.resolve(context, tokens, folders, output_dir)
     setup = building.setup(
-        context.recipe, context.plan, tokens, base, output_dir, start_weights=start_weights, evaluates=evaluates
+        context.recipe, context.plan, tokens, folders, output_dir, start_weights=start_weights, evaluates=evaluates
     )
     return context, building.build(dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})}))
 
@@ -61,6 +62,6 @@ def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: O
     arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
     tokens = Tokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))
     tokens.fetch(0, num_steps)
-    base = trained.base_folder(recipe)
     own_code = code.fetch(context.run, folder)
-    return prepare(context, tokens, base, folder, code_folder=own_code, evaluates=False, changed=changed)[1]
+    folders = pinned.compared(context.run, recipe)
+    return prepare(context, tokens, folders, folder, code_folder=own_code, evaluates=False, changed=changed)[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader
@@ -20,7 +20,20 @@ from components.train_chunk.distributed.ranks import Ranks
 from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from typing import Protocol
+
+    class Partitioned(Protocol):
+        """What DeepSpeed makes of a weight whose values are split over the ranks."""
+
+        ds_tensor: torch.Tensor
+        ds_numel: int
+
+    class Stage3(Protocol):
+        """What is used of DeepSpeed's optimizer of stage 3."""
+
+        fp16_groups: list[list[Partitioned]]
+        fp32_partitioned_groups_flat: list[torch.Tensor]
+
 
 BUCKET = 50_000_000
 """Values that are joined at a time. DeepSpeed's own default takes ten times the memory for it."""
@@ -149,12 +162,12 @@ def _join_by_gloo() -> None:
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _splits_weights(optimizer: object) -> bool:
+def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:
     """Whether no process has the whole model, which is stage 3."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 
-def _clear_padding(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
+def _clear_padding(optimizer: Stage3) -> None:
     """Sets to 0 what stands after a weight's last value where it does not divide evenly over the ranks.
 
     DeepSpeed leaves there what happened to be in memory. Nobody computes with it, but it is saved.
@@ -165,7 +178,7 @@ def _clear_padding(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
             weights.zero_()
 
 
-def _padding(group: list[torch.nn.Parameter]) -> Iterator[tuple[int, int, torch.Tensor]]:
+def _padding(group: list[Partitioned]) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yields the padding of each weight of a group: where it lies in the group's masters, and itself."""
     rank, at = Ranks.here().rank, 0
     for weight in group:

@@ -14,8 +14,8 @@ from trl.trainer.utils import RepeatSampler
 
 from components.shared.recipe import Curriculum
 from components.train_chunk.data import samplers as ordering
-from components.train_chunk.trainer.generating import SeekingRepeatSampler
 from components.train_chunk.data.samplers import EasyFirst, GroupedByLength
+from components.train_chunk.trainer.generating import SeekingRepeatSampler
 from tests.unit import tiny
 
 RAMPS = {

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.train_chunk.distributed import preemption
-from components.train_chunk.distributed.preemption import Watch
 from components.shared.recipe import Preemption
+from components.train_chunk.distributed import preemption
+from components.train_chunk.distributed.preemption import PreemptionWatch
 
 Answer = tuple[int, str]
 
@@ -86,11 +86,11 @@ def _wait(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def _watch(on_notice: Callable[[str], None] = lambda notice: None, **settings: Any) -> Watch:
-    return Watch(Preemption(**settings), interval=0.02, on_notice=on_notice)
+def _watch(on_notice: Callable[[str], None] = lambda notice: None, **settings: Any) -> PreemptionWatch:
+    return PreemptionWatch(Preemption(**settings), interval=0.02, on_notice=on_notice)
 
 
-def _learns(watch: Watch) -> str:
+def _learns(watch: PreemptionWatch) -> str:
     _wait(lambda: watch.notice)
     assert watch.notice
     return watch.notice
@@ -98,13 +98,13 @@ def _learns(watch: Watch) -> str:
 
 SCRIPT = """
 import os, signal, sys, time
-from components.train_chunk.distributed.preemption import Watch
+from components.train_chunk.distributed.preemption import PreemptionWatch
 from components.shared.recipe import Preemption
 
 def say(*words):
     print(*words, flush=True)
 
-with Watch(Preemption(), interval=0.02, on_notice=lambda notice: say("called with", notice)) as watch:
+with PreemptionWatch(Preemption(), interval=0.02, on_notice=lambda notice: say("called with", notice)) as watch:
     ready, alive = os.pipe()
     child = os.fork()
     if child == 0:
@@ -201,9 +201,9 @@ def test_another_thread_watches_all_but_signals(tmp_path: Path) -> None:
 
 def test_the_notice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "leave").touch()
-    with Watch(Preemption(notice_file=str(tmp_path / "leave")), interval=0.02) as watch:
+    with PreemptionWatch(Preemption(notice_file=str(tmp_path / "leave")), interval=0.02) as watch:
         _learns(watch)
-    assert _warnings(caplog) == [f"this machine will be taken away: file {tmp_path / 'leave'} appeared"]
+    assert _warnings(caplog) == [f"this machine will be preempted: file {tmp_path / 'leave'} appeared"]
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -472,6 +472,7 @@ def test_taints_without_a_node_are_one_warning(
 
 def test_the_module_imports_no_client() -> None:
     clients = ("http.client", "kubernetes", "pydantic", "requests", "ssl", "urllib.request")
-    code = f"import sys, components.train_chunk.distributed.preemption; print([name for name in {clients} if name in sys.modules])"
+    module = "components.train_chunk.distributed.preemption"
+    code = f"import sys, {module}; print([name for name in {clients} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,10 +10,10 @@ import pytest
 
 from components.shared.core.state import PARTS
 from components.shared.errors import ExactnessError
-from components.train_chunk.distributed import launcher
 from components.train_chunk.checkpointing import state
-from components.train_chunk.distributed.watchdog import Sign, Watchdog
+from components.train_chunk.distributed import launcher
 from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.distributed.watchdog import Sign, Watchdog
 from components.train_chunk.trainer.base import OF_EACH
 
 

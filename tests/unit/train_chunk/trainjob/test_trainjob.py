@@ -1,4 +1,4 @@
-"""A chunk's job is made once, followed, told of, taken away on every way out, and each failure is one message."""
+"""A chunk's job is made once, followed, told of, deleted on every way out, and each failure is one message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from components.train_chunk.trainjob.job import Job
 from components.train_chunk.trainjob.manifest import Owner, labels, train_job
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
-SCRATCH = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
+SCRATCH = str(Path(__file__).parents[3] / "recipes" / "scratch.yaml")
 RUN = "s3://baton/runs/demo"
 
 
@@ -84,7 +84,7 @@ def test_a_job_that_completes(api: JobApi, capfd: pytest.CaptureFixture[str], mo
 
 @pytest.mark.parametrize("end", ["Complete", "Failed"])
 def test_nodes_that_leave_early_say_so(api: JobApi, end: str) -> None:
-    """A machine that is taken away may end its job as failed, even if its processes have saved all."""
+    """A machine that is preempted may end its job as failed, even if its processes have saved all."""
     api.pod(0)
     api.logs["job-node-0-0-abcde"] = [
         '::baton {"event": "partial", "chunk": 1, "step": 5, "of": 8, "notice": "SIGTERM"}'
@@ -202,7 +202,7 @@ def _silent(api: JobApi) -> None:
     [
         (_killed, BatonError, r"node 1 \(machine-1\) ran out of memory and was killed"),
         (_evicted, BatonError, r"node 1 \(machine-1\) was evicted: The node was low on resource"),
-        (_disrupted, BatonError, "node 1 .* was taken away: DeletionByTaintManager: taint x"),
+        (_disrupted, BatonError, "node 1 .* was preempted: DeletionByTaintManager: taint x"),
         (_lost, BatonError, "node 1 .* is lost: Node machine-1 is not responding"),
         (_told, UserError, "^no such bucket.$"),
         (_other_told, BatonError, "^its disk is full.$"),
