@@ -60,7 +60,7 @@ def measure(
         predict; `loss`, `accuracy` and `margin` of scores for `reward`; `reward`, the weighted mean over greedy
         completions, for `grpo` and `rloo`. And for pairs the log-likelihoods of both answers.
     """
-    batch_size = recipe.evaluation.batch_size or recipe.training.micro
+    batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
     limit = recipe.data.max_length
     if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
@@ -182,7 +182,7 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
         [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]],
         max_new_tokens=settings.max_completion_length,
         max_length=recipe.data.max_length,
-        batch_size=recipe.evaluation.batch_size or recipe.training.micro,
+        batch_size=recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
         progress=progress,
     )
     columns = {name: list(some[name]) for name in some.column_names if name not in ("prompt", "length")}

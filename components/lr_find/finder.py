@@ -6,7 +6,6 @@ trained here is thrown away; the run's first chunk starts from untouched state.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 import time
@@ -17,12 +16,12 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 from transformers import TrainerCallback
 
-from components.shared import code, events, pages, svg, trained
+from components.shared import events, pages, svg
+from components.shared.core.state import Phase
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
-from components.train_chunk import arguments, methods
-from components.train_chunk.chunk import Chunk
-from components.train_chunk.slices import Tokens
+from components.train_chunk.context import TrainContext
+from components.train_chunk.trainer import preparation
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""
@@ -71,20 +70,20 @@ def find(run_uri: str) -> dict[str, Any]:
         BatonError: the losses never fall, so that nothing can be concluded.
     """
     started = time.time()
-    chunk = Chunk(run_uri, 1)
-    spec = chunk.recipe.training.lr_find
+    context = TrainContext.open(run_uri, 1)
+    run, spec = context.run, context.recipe.training.lr_find
     assert spec
-    found = chunk.run.get("lr_find.json")
+    found = run.get("lr_find.json")
     if found is None:
         ramp = Ramp(spec)
         with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
-            _train(chunk, ramp, scratch)
+            _train(context, ramp, scratch)
         rate = suggest(ramp.rates, ramp.losses, spec)
         found = {"learning_rate": rate, "rates": ramp.rates, "losses": ramp.losses}
-        chunk.run.set_once("lr_find.json", found)
-        chunk.run.record("lr-find", {"seconds": time.time() - started})
+        run.set_once("lr_find.json", found)
+        run.record("lr-find", {"seconds": time.time() - started})
     events.emit("lr_found", learning_rate=found["learning_rate"])
-    return {**found, "html": page(chunk.run.name, found, spec)}
+    return {**found, "html": page(run.name, found, spec)}
 
 
 def rate_at(spec: LRFind, step: int) -> float:
@@ -153,12 +152,8 @@ def _plot(found: dict[str, Any], spec: LRFind, canvas: svg.Canvas) -> Any:
     return figure
 
 
-def _train(chunk: Chunk, ramp: Ramp, scratch: str) -> None:
-    recipe, plan, spec = chunk.recipe, chunk.plan, ramp.spec
-    arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
-    code.install(code.fetch(chunk.run, scratch))
-    chunk.tokens = Tokens(chunk.run, recipe, plan, lambda _: scratch, chunk.cache)
-    setup = chunk.setup(chunk.tokens.fetch(0, spec.steps), trained.base_folder(recipe), start_weights=True)
+def _train(context: TrainContext, ramp: Ramp, scratch: str) -> None:
+    spec = ramp.spec
     changed = {
         "max_steps": spec.steps,
         "learning_rate": spec.start,
@@ -169,9 +164,7 @@ def _train(chunk: Chunk, ramp: Ramp, scratch: str) -> None:
         "logging_steps": 1,
         "output_dir": scratch,
     }
-    trainer = methods.load(recipe.training.method).build(
-        dataclasses.replace(setup, arguments={**setup.arguments, **changed}, held_out=None)
-    )
+    trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
     trainer.add_callback(ramp)
-    events.emit("phase", phase="train", rows=plan.rows)
+    events.emit("phase", phase=Phase.TRAIN, rows=context.plan.rows)
     trainer.train()

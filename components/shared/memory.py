@@ -96,7 +96,7 @@ class _Shape:
         self.compute_bytes = 2 if self.mixed else self.weight_bytes
         writes = training.completions.max_completion_length if training.completions else 0
         self.length = recipe.data.max_length + writes
-        self.sequences = recipe.micro * training.spec.sequences_per_row
+        self.sequences = recipe.micro_batch_size_per_process * training.spec.sequences_per_row
         self.tokens = self.sequences * self.length
         self.head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self.few_bits = _few_bits(model, self.head) if quantization else set()

@@ -80,11 +80,11 @@ def split_and_tokenize(recipe_json: str, name: str) -> None:
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     if kill_at:
         _kill_at(kill_at)
-    Chunk(run_uri, index, leave_out).bring()
+    run_chunk(run_uri, index, leave_out)
 
 
 def trying_chunk(run_uri: str, index: int, most: int) -> None:
@@ -93,7 +93,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     from transformers import Trainer
 
     from components.shared import machine
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     step = Trainer.training_step
 
@@ -104,7 +104,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
 
     Trainer.training_step = training_step
     machine.gpu = lambda: machine.GPU("a small one", 2**30)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def find_lr(run_uri: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from components.shared import trained
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
-from components.train_chunk.writing import matches
+from components.train_chunk.reporting.samples import matches
 
 RISING = {
     "training__learning_rate": 3.0,

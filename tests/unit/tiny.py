@@ -15,8 +15,9 @@ from components.shared.plan import make_plan
 from components.shared.recipe import Recipe, TrainTokenizer
 from components.shared.trainable import freeze
 from components.tokenize import bpe, encoding
-from components.train_chunk import arguments, methods
-from components.train_chunk.chunked import Setup
+from components.train_chunk import methods
+from components.train_chunk.trainer import arguments
+from components.train_chunk.trainer.chunked import Setup
 
 Row = dict[str, Any]
 

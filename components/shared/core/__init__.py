@@ -1,1 +1,1 @@
-"""What every other room builds on: errors, events, digests, random state, patience."""
+"""What every other room builds on: errors, events, documents, digests, random state, patience."""

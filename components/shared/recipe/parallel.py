@@ -85,10 +85,11 @@ def check_parallel(recipe: Recipe) -> None:
         raise ValueError(
             f"training.parallel.processes: {recipe.processes} for {accelerators} accelerator(s); each needs its own"
         )
-    if training.round_size % (world * recipe.micro):
+    together = world * recipe.micro_batch_size_per_process
+    if training.round_size % together:
         raise ValueError(
             f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is no "
-            f"multiple of {world * recipe.micro}, a micro-batch in each of {world} processes; change one of them"
+            f"multiple of {together}, a micro-batch in each of {world} processes; change one of them"
         )
     if recipe.data.order == "blocks":
         raise ValueError("data.order: blocks is for one process; set it to uniform")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
+from components.shared.errors import UserError
 from components.shared.recipe import rules
 from components.shared.recipe.adapter import Adapter
 from components.shared.recipe.base import Name, Section
@@ -102,14 +103,37 @@ class Recipe(Section):
         return self.processes * self.resources.nodes
 
     @property
-    def micro(self) -> int:
-        """Rows per forward pass of a process; see `Training.micro`."""
-        return self.training.micro if self.training.micro_batch_size else self.training.batch_size // self.world_size
+    def micro_batch_size_per_process(self) -> int:
+        """Rows per forward pass of a process; where `training.micro_batch_size` is left out, its share of a batch.
+
+        Raises:
+            UserError: it is `auto`, and no chunk has found it yet.
+        """
+        size = self.training.micro_batch_size
+        if size == "auto":
+            raise UserError(
+                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
+                remedy="Let the first chunk run, or give a number.",
+            )
+        return size or self.training.batch_size // self.world_size
 
     @property
-    def accumulation(self) -> int:
+    def gradient_accumulation_steps(self) -> int:
         """Forward passes of each process per optimizer step."""
-        return self.training.batch_size // (self.micro * self.world_size)
+        return self.training.batch_size // (self.micro_batch_size_per_process * self.world_size)
+
+    @property
+    def steps_per_generation(self) -> int:
+        """Forward passes of each process over which a round of completions is spread."""
+        return self.training.round_size // (self.micro_batch_size_per_process * self.world_size)
+
+    @property
+    def split(self) -> str:
+        """How a batch is split, in words."""
+        if self.training.micro_batch_size == "auto":
+            return "split as memory allows"
+        split = f"{self.gradient_accumulation_steps} x {self.micro_batch_size_per_process}"
+        return split if self.world_size == 1 else f"{split} in each of {self.world_size} processes"
 
     @property
     def needs_all_rows(self) -> str | None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from components.shared.errors import UserError
 from components.shared.recipe.base import Positive
 from components.shared.recipe.hooks import short
 from components.shared.recipe.methods import SPECS, Methods
@@ -147,7 +146,7 @@ class Training(Methods):
                 f"{spec.name}.num_generations {self.generation.num_generations} does not divide the {self.round_size} "
                 "completions of a round (micro-batch size × steps_per_generation); change one of them"
             )
-        if self.kto and self.kto.loss == "kto" and self.micro < 2:
+        if self.kto and self.kto.loss == "kto" and self.rows_at_once < 2:
             raise ValueError("kto estimates a divergence within each micro-batch; use micro_batch_size 2 or more")
         if spec.own_order and (self.curriculum or self.group_by_length):
             raise ValueError(f"{spec.name} {spec.own_order}; leave out curriculum and group_by_length")
@@ -158,29 +157,11 @@ class Training(Methods):
         """Completions of one round of generation, of all processes together; 0 where the model does not write."""
         if self.completions is None:
             return 0
-        asked = self.generation.steps_per_generation if self.generation else None
-        return self.micro * (asked or self.accumulation)
+        steps = self.generation.steps_per_generation if self.generation else None
+        return self.rows_at_once * steps if steps else self.batch_size
 
     @property
-    def micro(self) -> int:
-        """Rows per forward pass.
-
-        Raises:
-            UserError: it is `auto`, and no chunk has found it yet.
-        """
-        if self.micro_batch_size == "auto":
-            raise UserError(
-                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
-                remedy="Let the first chunk run, or give a number.",
-            )
+    def rows_at_once(self) -> int:
+        """Rows of a forward pass with one process; see `Recipe.micro_batch_size_per_process`. Not for `auto`."""
+        assert self.micro_batch_size != "auto"
         return self.micro_batch_size or self.batch_size
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.batch_size // self.micro
-
-    @property
-    def split(self) -> str:
-        """How a batch is split, in words."""
-        return "split as memory allows" if self.micro_batch_size == "auto" else f"{self.accumulation} x {self.micro}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
-from components.train_chunk.chunked import Chunked, Setup
-from components.train_chunk.references import MovingReference, moving
+from components.train_chunk.trainer.chunked import Chunked, Setup
+from components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedDPOTrainer(MovingReference, Chunked, DPOTrainer):

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import Trainer
 from trl import KTOConfig, KTOTrainer
 
-from components.train_chunk.chunked import Chunked, Setup
-from components.train_chunk.references import MovingReference, moving
+from components.train_chunk.trainer.chunked import Chunked, Setup
+from components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedKTOTrainer(MovingReference, Chunked, KTOTrainer):

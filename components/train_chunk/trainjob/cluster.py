@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from components.shared.errors import BatonError, UserError
-from components.shared.preemption import SERVICE_ACCOUNT
+from components.train_chunk.distributed.preemption import SERVICE_ACCOUNT
 from components.train_chunk.trainjob.manifest import GROUP, NODE, PLURAL, VERSION
 
 logger = logging.getLogger("baton")

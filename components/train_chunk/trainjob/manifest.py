@@ -63,7 +63,7 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
     """
     spec = _spec(recipe, run_uri, index)
     digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
-    if found := kubeflow_run():  # not in the name: a run that is submitted again goes on with the job that it finds
+    if found := kubeflow_run():  # not in the name: a run that is submitted again follows the job that it finds
         spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": found})
     run_name = run_uri.rpartition("/")[2][:LONGEST_NAME].strip("-")
     return {

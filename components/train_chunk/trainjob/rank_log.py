@@ -64,7 +64,7 @@ class RankLog:
                 if time > self.told:  # RFC 3339 in UTC, to the nanosecond: in order as text, too
                     self.told = time
                     self._tell(text)
-        except Exception as error:  # a connection that broke, a pod that is gone: whoever follows the job asks again
+        except Exception as error:  # a connection that broke, a pod that is gone: `Job` asks again
             logger.info("the log of %s broke off: %s", self.pod, str(error).splitlines()[0] if str(error) else error)
 
     def _tell(self, text: str) -> None:

@@ -82,7 +82,7 @@ def failure(
         told: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
         tail: The last lines of that log.
     """
-    again, first = "Run again: it goes on from the newest checkpoint.", first_failed(pods)
+    again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
     for pod in sorted(pods, key=index):
         if line := _befallen(pod):
             return BatonError(f"{line}.", remedy=again)
@@ -108,7 +108,7 @@ def _befallen(pod: dict[str, Any]) -> str | None:
     if status.get("reason") == "Evicted":
         return f"{node} was evicted: {status.get('message', '').rstrip('.')}"
     if disruption := condition(pod, "DisruptionTarget"):
-        return f"{node} was taken away: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
+        return f"{node} was preempted: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
     if status.get("reason") in LOST or status.get("phase") == "Unknown":
         return f"{node} is lost: {status.get('message') or status.get('reason') or 'its machine does not answer'}"
     return None
