@@ -52,7 +52,9 @@ def build(name: str, docker: str) -> None:
         version = tomllib.load(file)["project"]["version"]
     given = {key: os.environ[key] for key in PASSED_ON if os.environ.get(key)}
     labels = {"VERSION": version, "REVISION": revision, "CREATED": created}
-    arguments = [part for key, value in (given | DEVICES[name] | labels).items() for part in ("--build-arg", f"{key}={value}")]
+    arguments = [
+        part for key, value in (given | DEVICES[name] | labels).items() for part in ("--build-arg", f"{key}={value}")
+    ]
     run(docker, "build", "--file", "images/Dockerfile", "--tag", image, *arguments, ".")
     if registry:
         run(docker, "push", image)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from components.shared.errors import UserError
 from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
-from pipelines.importing.axolotl_keys import FAMILIES, TABLE
+from pipelines.importing.axolotl_keys import BITS_AND_BYTES, TABLE
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import Kind, apply, flag, number, read, text, whole, words
+from pipelines.importing.kinds import flag, is_on, number, read, whole, words
+from pipelines.importing.table import apply, fill
 
 TOOL = "axolotl"
 NESTED = ("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs")
 """Keys whose sections are taken apart."""
 
+MODEL = "base_model"
 MICRO = "micro_batch_size"
 EMBEDDINGS = "embed_tokens|lm_head"
 """The parameters that `embedding_lr` is for."""
@@ -33,13 +34,6 @@ ATTENTION = {
 NAMES = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention"}
 """Attention by the short names of `attention`."""
 
-BITS_AND_BYTES: dict[str, tuple[str, Kind]] = {
-    "bnb_4bit_quant_type": ("type", text),
-    "bnb_4bit_use_double_quant": ("double", flag),
-    "bnb_4bit_compute_dtype": ("compute_dtype", lambda value: text(value).removeprefix("torch.")),
-}
-"""Setting of `model.quantization` by key below `bnb_config_kwargs`."""
-
 
 def convert(draft: Draft) -> None:
     """Fills a recipe from an axolotl file and settles each of its keys.
@@ -47,7 +41,6 @@ def convert(draft: Draft) -> None:
     Raises:
         UserError: the file is another kind of file, or asks for what Baton cannot do at all.
     """
-    _require_model(draft)
     method = axolotl_methods.method(draft)
     pacing.batch(draft, MICRO, "gradient_accumulation_steps", micro=1, whole_key="batch_size")
     pacing.fit_memory(draft, method)
@@ -74,25 +67,11 @@ def convert(draft: Draft) -> None:
     _schedule(draft)
     weights.compilation(draft)
     axolotl_results.results(draft, method)
-    apply(draft, TABLE, FAMILIES)
+    apply(draft, TABLE)
     pacing.plateau(draft, "lr_scheduler")
     draft.assume("training.lr_scheduler", "cosine")
     draft.assume("training.optimizer", "adamw_torch_fused")
     draft.put("resources.gpus", 1)
-
-
-def _require_model(draft: Draft) -> None:
-    if draft.has("base_model"):
-        return
-    if draft.has("model_name_or_path"):
-        raise UserError(
-            f"{draft.origin}: model_name_or_path is a key of LLaMA-Factory.",
-            remedy="Use `baton import llamafactory` for this file.",
-        )
-    raise UserError(
-        f"{draft.origin}: base_model is missing.",
-        remedy="Give an axolotl training file; it names the base model there.",
-    )
 
 
 def _adapter(draft: Draft) -> None:
@@ -119,7 +98,7 @@ def _adapter(draft: Draft) -> None:
 def _precision(draft: Draft) -> None:
     """Sets types: axolotl holds all weights in the type it computes in."""
     held = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
-    pure = next((key for key in held if draft.has(key) and read(draft, key, flag)), None)
+    pure = next((key for key in held if is_on(draft, key)), None)
     keys = ("bf16", "fp16")
     if pure and not (draft.has("bf16") or draft.has("fp16")):
         draft.put("model.dtype", held[pure], pure)
@@ -144,11 +123,7 @@ def _quantization(draft: Draft) -> None:
     bits = 8 if "load_in_8bit" in keys else 4 if keys or draft.get("adapter") == "qlora" else None
     if not weights.quantization(draft, bits, "load_in_8bit", "load_in_4bit") or bits != 4:
         return
-    for name, (path, kind) in BITS_AND_BYTES.items():
-        key = f"bnb_config_kwargs.{name}"
-        value = read(draft, key, kind)
-        if value is not None:
-            draft.put(f"model.quantization.{path}", value, key)
+    fill(draft, BITS_AND_BYTES)
 
 
 def _trained(draft: Draft) -> None:
@@ -158,7 +133,7 @@ def _trained(draft: Draft) -> None:
     rate = read(draft, "learning_rate", number, 2e-5)
     groups: list[dict[str, Any]] = draft.look("training.groups", [])
     if draft.has("lr_groups"):
-        groups = [*groups, *read(draft, "lr_groups", _groups)]
+        groups = [*groups, *read(draft, "lr_groups", _groups, [])]
         draft.carry("training.groups", "lr_groups")
     own = read(draft, "embedding_lr", number) or rate * read(draft, "embedding_lr_scale", number, 0)
     if own:
@@ -189,7 +164,7 @@ def _unfrozen(draft: Draft) -> None:
         draft.left(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
         return
     patterns = []
-    for pattern in read(draft, key, words):
+    for pattern in read(draft, key, words, []):
         whole_name = re.sub(r"\[\d*:?\d*\]$", "", pattern)
         if whole_name != pattern:
             draft.changed(key, f"{pattern}: a part of a parameter cannot be trained alone, so all of it is")
@@ -200,7 +175,7 @@ def _unfrozen(draft: Draft) -> None:
 def _arithmetic(draft: Draft) -> None:
     """Sets attention and what is recomputed."""
     for key, name in ATTENTION.items():
-        if draft.has(key) and read(draft, key, flag):
+        if is_on(draft, key):
             draft.put("model.attention", name, key)
     for key in ("attn_implementation", "attention"):
         given = str(draft.get(key, ""))
@@ -210,7 +185,8 @@ def _arithmetic(draft: Draft) -> None:
     key = "gradient_checkpointing"
     given = draft.get(key)
     offloads = given in ("offload", "offload_disk", "unsloth")
-    draft.put("training.gradient_checkpointing", offloads or read(draft, key, flag, False), key) if given else None
+    if given is not None:
+        draft.put("training.gradient_checkpointing", offloads or read(draft, key, flag, False), key)
     if offloads:
         draft.put("training.activation_offloading", True)
     if given == "offload_disk":
@@ -221,10 +197,7 @@ def _arithmetic(draft: Draft) -> None:
 
 def _schedule(draft: Draft) -> None:
     """Sets Adam's decay rates and the floor of a cosine."""
-    keys = ("adam_beta1", "adam_beta2")
-    if any(draft.has(key) for key in keys):
-        betas = [read(draft, key, number, usual) for key, usual in zip(keys, (0.9, 0.999), strict=True)]
-        draft.put("training.adam_betas", betas, *keys)
+    weights.betas(draft)
     key = "cosine_min_lr_ratio"
     if draft.has(key):
         if draft.get("lr_scheduler", "cosine") != "cosine":

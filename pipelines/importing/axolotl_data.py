@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from components.shared.errors import UserError
 from pipelines.importing import axolotl_shapes, axolotl_templates, sources
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import flag, read, text, whole, words
+from pipelines.importing.kinds import flag, read, text, whole, words
 from pipelines.importing.sources import Rows, Shape
 
 HUB = ("json", "csv", "parquet", "text")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, get_args
+from typing import Any
 
 from components.shared.errors import UserError
-from components.shared.recipe import GRPO
+from pipelines.importing import axolotl_keys
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import Kind, choice, count, flag, number, numbers, read, text, whole, words
+from pipelines.importing.kinds import number, numbers, read, whole, words
+from pipelines.importing.table import fill
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
@@ -19,53 +20,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
 }
 """Method and settings by `rl`."""
-
-
-def _spread(value: Any) -> str:
-    return "group" if value is True else "none" if value is False else text(value)
-
-
-OWN: dict[str, dict[str, tuple[str, Kind]]] = {
-    "dpo": {
-        "rl_beta": ("beta", number),
-        "dpo_beta": ("beta", number),
-        "dpo_use_weighting": ("weighting", flag),
-        "dpo_loss_type": ("loss", words),
-        "dpo_loss_weights": ("loss_weights", numbers),
-    },
-    "kto": {
-        "rl_beta": ("beta", number),
-        "kto_desirable_weight": ("desirable_weight", number),
-        "kto_undesirable_weight": ("undesirable_weight", number),
-    },
-    "orpo": {"rl_beta": ("beta", number), "orpo_alpha": ("beta", number)},
-    "cpo": {
-        "rl_beta": ("beta", number),
-        "cpo_alpha": ("likelihood", number),
-        "simpo_gamma": ("simpo_margin", number),
-    },
-    "grpo": {
-        "trl.beta": ("beta", number),
-        "trl.num_generations": ("num_generations", whole),
-        "trl.max_completion_length": ("max_completion_length", whole),
-        "trl.temperature": ("temperature", number),
-        "trl.top_p": ("top_p", number),
-        "trl.top_k": ("top_k", lambda value: count(max(number(value), 0))),
-        "trl.min_p": ("min_p", number),
-        "trl.repetition_penalty": ("repetition_penalty", number),
-        "trl.num_iterations": ("num_iterations", whole),
-        "trl.epsilon": ("epsilon", number),
-        "trl.epsilon_high": ("epsilon_high", number),
-        "trl.mask_truncated_completions": ("mask_truncated", flag),
-        "trl.importance_sampling_level": ("importance_sampling", text),
-        "trl.loss_type": (
-            "loss",
-            choice(get_args(GRPO.model_fields["loss"].annotation), {}, "no such loss; dapo is used"),
-        ),
-        "trl.scale_rewards": ("scale_rewards", _spread),
-    },
-}
-"""Setting of a method's own section by key."""
 
 
 def method(draft: Draft) -> str:
@@ -88,10 +42,7 @@ def method(draft: Draft) -> str:
     draft.put("training.method", found, "rl", "reward_model")
     for name, value in settings.items():
         draft.put(f"training.{found}.{name}", value)
-    for key, (name, kind) in OWN.get(found, {}).items():
-        value = read(draft, key, kind)
-        if value is not None:
-            draft.put(f"training.{found}.{name}", value, key)
+    fill(draft, axolotl_keys.METHODS)
     if found == "dpo":
         _dpo(draft)
     return found

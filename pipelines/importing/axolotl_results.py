@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.importing import hub
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import count, flag, number, read, whole, words
+from pipelines.importing.kinds import count, flag, number, read, whole, words
 
 METRICS = {"sacrebleu": "bleu", "chrf": "chrf"}
 """Ours by theirs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import read, text
+from pipelines.importing.kinds import read, text
 from pipelines.importing.sources import Shape
 
 SAME = ("chatml", "llama3")
@@ -53,9 +53,9 @@ def _given(draft: Draft, prefix: str) -> tuple[str | None, str]:
     """Returns the key that names a template or holds it, and its value; no key where there is none."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     if draft.has(name) and draft.get(name) != "jinja":
-        return name, read(draft, name, text)
+        return name, read(draft, name, text, "")
     if draft.has(own):
-        return own, read(draft, own, text)
+        return own, read(draft, own, text, "")
     return None, ""
 
 

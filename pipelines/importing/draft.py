@@ -113,22 +113,23 @@ class Draft:
 
     def left(self, key: str, text: str) -> None:
         """Notes that a key is not carried over, why, and what to do."""
-        self._note(Fate.left, key, text)
+        self.note(Fate.left, key, text)
 
     def changed(self, key: str, text: str) -> None:
         """Notes that a key is carried over, and in what its effect differs."""
-        self._note(Fate.changed, key, text)
+        self.note(Fate.changed, key, text)
 
     def needless(self, key: str, text: str) -> None:
         """Notes that a key is not carried over because nothing is lost without it."""
-        self._note(Fate.needless, key, text)
+        self.note(Fate.needless, key, text)
 
     def rest(self, key: str) -> None:
         """Notes that a key asks for nothing."""
         if key in self.given and not self.is_settled(key):
             self.idle.append(key)
 
-    def _note(self, fate: Fate, key: str, text: str) -> None:
+    def note(self, fate: Fate, key: str, text: str) -> None:
+        """Notes what became of a key, and why."""
         if not any(remark.key == key and remark.text == text for remark in self.remarks):
             self.carried.pop(key, None)
             self.remarks.append(Remark(fate, key, self.given.get(key), text))

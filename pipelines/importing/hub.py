@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import read, text
+from pipelines.importing.kinds import read, text
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
 """What `export.hub.repo` takes."""

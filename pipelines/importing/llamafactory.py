@@ -11,14 +11,19 @@ from typing import Any
 from components.shared.errors import UserError
 from pipelines.importing import llamafactory_data, llamafactory_results, pacing, weights
 from pipelines.importing.draft import Draft
-from pipelines.importing.llamafactory_keys import ATTENTION, FAMILIES, TABLE
-from pipelines.importing.rules import Kind, apply, flag, number, read, whole, words
+from pipelines.importing.kinds import flag, number, read, whole, words
+from pipelines.importing.llamafactory_keys import METHODS, TABLE
+from pipelines.importing.table import apply, fill
 
 TOOL = "LLaMA-Factory"
 NESTED: tuple[str, ...] = ()
 """Keys whose sections are taken apart: none, its files are flat."""
 
+MODEL = "model_name_or_path"
 MICRO = "per_device_train_batch_size"
+
+ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
+"""Attention by `flash_attn`."""
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "kto": "kto", "dpo": "dpo"}
 """Method by stage; `dpo` may be another one by `pref_loss`."""
@@ -32,18 +37,6 @@ PREFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Method and settings by `pref_loss`."""
 
-OWN: dict[str, dict[str, tuple[str, Kind]]] = {
-    "dpo": {"pref_beta": ("beta", number), "ld_alpha": ("length_desensitization", number)},
-    "kto": {
-        "pref_beta": ("beta", number),
-        "kto_chosen_weight": ("desirable_weight", number),
-        "kto_rejected_weight": ("undesirable_weight", number),
-    },
-    "orpo": {"pref_beta": ("beta", number)},
-    "cpo": {"pref_beta": ("beta", number), "simpo_gamma": ("simpo_margin", number)},
-}
-"""Setting of a method's own section by key."""
-
 
 def convert(draft: Draft) -> None:
     """Fills a recipe from a LLaMA-Factory file and settles each of its keys.
@@ -51,7 +44,6 @@ def convert(draft: Draft) -> None:
     Raises:
         UserError: the file is another kind of file, or asks for what Baton cannot do at all.
     """
-    _require_model(draft)
     method = _method(draft)
     pacing.batch(draft, MICRO, "gradient_accumulation_steps", micro=8)
     pacing.fit_memory(draft, method)
@@ -72,28 +64,15 @@ def convert(draft: Draft) -> None:
     checkpointing = not read(draft, "disable_gradient_checkpointing", flag, False)
     draft.put("training.gradient_checkpointing", checkpointing, "disable_gradient_checkpointing")
     draft.carry("training.gradient_checkpointing", "gradient_checkpointing")
-    _adam(draft)
+    weights.betas(draft)
     _attention(draft)
     weights.compilation(draft)
     llamafactory_results.results(draft, method)
-    apply(draft, TABLE, FAMILIES)
+    apply(draft, TABLE)
     pacing.plateau(draft, "lr_scheduler_type")
     draft.assume("training.learning_rate", 5e-5)
     draft.assume("data.max_length", 2048)
     draft.put("resources.gpus", 1)
-
-
-def _require_model(draft: Draft) -> None:
-    if draft.has("model_name_or_path"):
-        return
-    if draft.has("base_model"):
-        raise UserError(
-            f"{draft.origin}: base_model is a key of axolotl.", remedy="Use `baton import axolotl` for this file."
-        )
-    raise UserError(
-        f"{draft.origin}: model_name_or_path is missing.",
-        remedy="Give a LLaMA-Factory training file; it names the base model there.",
-    )
 
 
 def _method(draft: Draft) -> str:
@@ -111,10 +90,7 @@ def _method(draft: Draft) -> str:
     draft.put("training.method", method, "stage")
     for name, value in settings.items():
         draft.put(f"training.{method}.{name}", value)
-    for key, (name, kind) in OWN.get(method, {}).items():
-        value = read(draft, key, kind)
-        if value is not None:
-            draft.put(f"training.{method}.{name}", value, key)
+    fill(draft, METHODS)
     if method == "reward":
         draft.changed("stage", "the score comes from a sequence classifier, not from a value head beside the model")
     return method
@@ -219,13 +195,6 @@ def _quantization(draft: Draft) -> None:
         draft.put("model.quantization.type", kind, "quantization_type")
         double = read(draft, "double_quantization", flag, True)
         draft.put("model.quantization.double", double, "double_quantization")
-
-
-def _adam(draft: Draft) -> None:
-    keys = ("adam_beta1", "adam_beta2")
-    if any(draft.has(key) for key in keys):
-        betas = [read(draft, key, number, usual) for key, usual in zip(keys, (0.9, 0.999), strict=True)]
-        draft.put("training.adam_betas", betas, *keys)
 
 
 def _attention(draft: Draft) -> None:

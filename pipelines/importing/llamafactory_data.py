@@ -11,11 +11,12 @@ from components.shared.errors import UserError
 from components.shared.recipe.data import Side
 from pipelines.importing import llamafactory_shapes, sources
 from pipelines.importing.draft import Draft
+from pipelines.importing.kinds import flag, read, whole, words
 from pipelines.importing.llamafactory_shapes import Entry
-from pipelines.importing.rules import carry, flag, read, whole, words
 from pipelines.importing.sources import Rows, Shape
+from pipelines.importing.table import Carried, settle
 
-_MAX_SAMPLES = carry("data.max_samples", whole)
+_MAX_SAMPLES = Carried("data.max_samples", whole)
 
 LEFT = {
     "tool_format": "tool calls are not read",
@@ -131,7 +132,7 @@ def _about(name: str) -> str:
 
 def _samples(draft: Draft, sets: list[Rows], entries: Entry) -> None:
     """Sets how many rows are used: the first, or of a data set with a number of its own those that are drawn."""
-    _MAX_SAMPLES(draft, "max_samples")
+    settle(draft, "max_samples", _MAX_SAMPLES)
     if len(sets) > 1 and draft.has("max_samples"):
         draft.changed("max_samples", "counts all rows together, taken from the start, not those of each data set")
     for key, entry in entries.items():

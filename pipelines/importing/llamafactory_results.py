@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.importing import hub
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import flag, number, read, whole
+from pipelines.importing.kinds import flag, number, read, whole
 
 PRIVATE = "hub_private_repo"
 

@@ -6,13 +6,14 @@ import math
 
 from pipelines.importing import sources
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import carry, flag, number, read, steps, whole
+from pipelines.importing.kinds import flag, number, read, steps, whole
+from pipelines.importing.table import Carried, settle
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""
 
-_EVALUATE = carry("evaluation.every", steps)
-_CHECKPOINT = carry("chunks.checkpoint_every", steps)
+_EVALUATE = Carried("evaluation.every", steps)
+_CHECKPOINT = Carried("chunks.checkpoint_every", steps)
 
 
 def batch(draft: Draft, micro_key: str, accumulation_key: str, *, micro: int, whole_key: str | None = None) -> None:
@@ -29,7 +30,7 @@ def batch(draft: Draft, micro_key: str, accumulation_key: str, *, micro: int, wh
     passes = read(draft, accumulation_key, whole, 1)
     size = rows * passes
     if whole_key and draft.has(whole_key) and not draft.has(accumulation_key):
-        size = max(read(draft, whole_key, whole), rows)
+        size = max(read(draft, whole_key, whole, rows), rows)
         draft.carry("training.batch_size", whole_key)
         if size % rows:
             raise draft.wrong(whole_key, f"a multiple of {micro_key} {rows}")
@@ -128,7 +129,7 @@ def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: boo
     if strategy == "epoch":
         draft.left(strategy_key, "set evaluation.every to the number of steps of an epoch")
     elif strategy == "steps" and draft.has("eval_steps"):
-        _EVALUATE(draft, "eval_steps")
+        settle(draft, "eval_steps", _EVALUATE)
         draft.carry("evaluation.every", *strategy_keys)
     elif strategy == "steps" and draft.has(strategy_key):
         every = read(draft, "logging_steps", number, 500)  # what Transformers takes then
@@ -148,7 +149,7 @@ def checkpoints(draft: Draft) -> None:
     else:
         draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
     if draft.has("save_steps") and strategy == "steps":
-        _CHECKPOINT(draft, "save_steps")
+        settle(draft, "save_steps", _CHECKPOINT)
     elif draft.has("save_steps"):
         draft.needless("save_steps", "save_strategy is not steps")
     if draft.has("save_total_limit"):

@@ -14,6 +14,9 @@ import yaml
 from components.shared.errors import UserError
 from pipelines.importing.draft import Draft
 
+MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
+"""Trainer by its key for the base model."""
+
 SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 """Keys whose values are not repeated."""
 
@@ -22,7 +25,7 @@ def draft_of(trainer: ModuleType, file: str, target: str) -> Draft:
     """Returns what becomes of a trainer's file.
 
     Args:
-        trainer: Module of the trainer: `TOOL`, `NESTED` and `convert`.
+        trainer: Module of the trainer: `TOOL`, `MODEL`, `NESTED` and `convert`.
         file: Path of the file.
         target: Folder in which the recipe will be.
 
@@ -31,8 +34,23 @@ def draft_of(trainer: ModuleType, file: str, target: str) -> Draft:
     """
     given = flatten(load(file, trainer.TOOL), trainer.NESTED)
     draft = Draft(given, tool=trainer.TOOL, origin=file, target=target)
+    if not draft.has(trainer.MODEL):
+        raise _without_model(draft, trainer.MODEL)
     trainer.convert(draft)
     return draft
+
+
+def _without_model(draft: Draft, key: str) -> UserError:
+    """Returns the error for a file that names no model by its trainer's key, perhaps by the other one's."""
+    for other, tool in MODELS.items():
+        if other != key and draft.has(other):
+            return UserError(
+                f"{draft.origin}: {other} is a key of {tool}.",
+                remedy=f"Use `baton import {tool.lower().replace('-', '')}` for this file.",
+            )
+    article = "an" if draft.tool[0] in "aeiou" else "a"
+    remedy = f"Give {article} {draft.tool} training file; it names the base model there."
+    return UserError(f"{draft.origin}: {key} is missing.", remedy=remedy)
 
 
 def load(path: str, tool: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.importing.draft import Draft
-from pipelines.importing.rules import choice, flag, number, read
+from pipelines.importing.kinds import choice, flag, number, read
 
 MODE = choice(("default", "reduce-overhead", "max-autotune"), {}, "no such mode; training.compile says which is used")
 WITHOUT_ADAPTER = "weights in few bits cannot be trained: add adapter, or leave them whole"
@@ -62,6 +62,14 @@ def loraplus(draft: Draft, rate: float) -> None:
             "loraplus_lr_embedding",
             "for adapters on embeddings: put {pattern: lora_embedding, learning_rate: …} first in training.groups",
         )
+
+
+def betas(draft: Draft) -> None:
+    """Sets Adam's decay rates."""
+    keys = ("adam_beta1", "adam_beta2")
+    if any(draft.has(key) for key in keys):
+        usual = zip(keys, (0.9, 0.999), strict=True)
+        draft.put("training.adam_betas", [read(draft, key, number, beta) for key, beta in usual], *keys)
 
 
 def compilation(draft: Draft) -> None:

@@ -55,7 +55,7 @@ def test_ends_as_a_numbered_user_with_the_code_after_its_dependencies():
 )
 def test_an_image_is_told_its_device_and_no_argument_that_the_dockerfile_lacks(name, told, tmp_path):
     engine = tmp_path / "engine"
-    engine.write_text(f"#!/bin/sh\n[ \"$1\" = build ] && printf '%s\\n' \"$@\" >{tmp_path}/arguments\nexit 1\n")
+    engine.write_text(f'#!/bin/sh\n[ "$1" = build ] && printf \'%s\\n\' "$@" >{tmp_path}/arguments\nexit 1\n')
     engine.chmod(0o755)
     env = {**os.environ, "DOCKER": str(engine), "TAG": "x", "EXTRAS": "export"}
     subprocess.run([sys.executable, ROOT / "images" / "build.py", name], env=env, capture_output=True, check=False)

@@ -130,6 +130,13 @@ def test_dpo(imported: Make):
     assert "without a chat template" in made.text("datasets[1].type")
 
 
+def test_gradient_checkpointing_that_is_off(written: Write):
+    made = written("axolotl", f"{BASE}{DATA}gradient_checkpointing: false\n")
+
+    assert made.draft.document["training"]["gradient_checkpointing"] is False
+    assert made.draft.carried["gradient_checkpointing"] == "training.gradient_checkpointing"
+
+
 def test_kto(imported: Make):
     made = imported("axolotl/kto.yaml")
 

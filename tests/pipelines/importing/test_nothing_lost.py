@@ -93,12 +93,35 @@ def test_every_known_key_is_accounted_for_alone(tool: str, tmp_path: Path):
         "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
         "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
     }[tool]
-    for key in {*KEYS[tool].TABLE, *(f"{start}x" for start in KEYS[tool].FAMILIES)} - base.keys():
+    for key in {key.replace("*", "x") for key in (*KEYS[tool].TABLE, *KEYS[tool].METHODS)} - base.keys():
         for value in (True, "text", 2):
             path = tmp_path / "train.yaml"
             path.write_text(yaml.safe_dump({**base, key: value}), encoding="utf-8")
             said: Draft | str = drafted(TRAINERS[tool], path)
             assert key in (said if isinstance(said, str) else settled(said)), key
+
+
+OFF = {
+    "axolotl": "gradient_checkpointing activation_offloading batch_size eval_steps eval_strategy evaluation_strategy "
+    "excess_length_strategy flash_attention reward_model save_steps save_total_limit torch_compile unfrozen_parameters",
+    "llamafactory": "gradient_checkpointing disable_gradient_checkpointing adam_beta1 adam_beta2 eval_steps "
+    "evaluation_strategy predict_with_generate pure_bf16 push_to_hub save_steps save_total_limit torch_compile_mode",
+}
+"""Keys that are dealt with together with others where they are on."""
+
+
+@pytest.mark.parametrize(("tool", "key"), [(tool, key) for tool, keys in OFF.items() for key in keys.split()])
+def test_a_key_that_is_off_is_a_known_one(tool: str, key: str, tmp_path: Path):
+    base = {
+        "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
+        "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
+    }[tool]
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump({**base, key: False, "my_own_key": False}), encoding="utf-8")
+    made = drafted(TRAINERS[tool], path)
+
+    assert isinstance(made, Draft)
+    assert [remark.key for remark in made.remarks if remark.text.startswith("unknown")] == ["my_own_key"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

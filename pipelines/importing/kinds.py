@@ -1,30 +1,55 @@
-"""Entries of the tables that say what becomes of a key, and the kinds of values."""
+"""Kinds of values: what a key of another trainer may hold, and how it is read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, TypeVar, get_args, get_origin, overload
 
 from components.shared.recipe import Training
-from pipelines.importing.draft import EMPTY, Draft
+from pipelines.importing.draft import Draft
 
-Rule = Callable[[Draft, str], None]
-Kind = Callable[[Any], Any]
-
-SEVERAL_GPUS = (
-    "how many GPUs is not said here: set resources.gpus and training.parallel (ddp, fsdp, zero2 or zero3); "
-    "training.batch_size then counts the rows of all of them together"
-)
-"""Why settings of several GPUs are left to the reader."""
-OTHER_SPLITS = "Baton has no tensor, sequence or context parallelism; training.parallel splits weights by fsdp or zero3"
+Read = TypeVar("Read")
+Other = TypeVar("Other")
+Kind = Callable[[object], object]
 
 
 class UnsupportedError(Exception):
     """A value that is fine for the other trainer and that Baton has nothing for; the text says what to do."""
 
 
-def whole(value: Any) -> int:
+@overload
+def read(draft: Draft, key: str, kind: Callable[[object], Read]) -> Read | None: ...
+@overload
+def read(draft: Draft, key: str, kind: Callable[[object], Read], default: Other) -> Read | Other: ...
+def read(draft: Draft, key: str, kind: Callable[[object], Read], default: object = None) -> object:
+    """Returns a key's value, the default where it has none or one that Baton has nothing for.
+
+    Raises:
+        UserError: the value cannot be meant.
+    """
+    value = draft.get(key)
+    if value is None:
+        return default
+    try:
+        return kind(value)
+    except UnsupportedError as error:
+        draft.left(key, str(error))
+        return default
+    except ValueError as error:
+        raise draft.wrong(key, str(error)) from None
+
+
+def is_on(draft: Draft, key: str) -> bool:
+    """Tells whether a key is there and true.
+
+    Raises:
+        UserError: its value is neither true nor false.
+    """
+    return draft.has(key) and read(draft, key, flag, False)
+
+
+def whole(value: object) -> int:
     """Returns a whole number above 0."""
     result = number(value)
     if result < 1 or result != int(result):
@@ -32,7 +57,7 @@ def whole(value: Any) -> int:
     return int(result)
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """Returns a number, also where YAML 1.1 reads text: it takes `1e-4` for a word."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a number")
@@ -45,7 +70,7 @@ def number(value: Any) -> float:
     return result
 
 
-def count(value: Any) -> int:
+def count(value: object) -> int:
     """Returns a whole number, 0 included."""
     result = number(value)
     if result < 0 or result != int(result):
@@ -53,26 +78,26 @@ def count(value: Any) -> int:
     return int(result)
 
 
-def numbers(value: Any) -> list[float]:
+def numbers(value: object) -> list[float]:
     """Returns a list of numbers."""
     if not isinstance(value, list):
         raise ValueError("a list of numbers")
     return [number(item) for item in value]
 
 
-def positive(value: Any) -> float | None:
+def positive(value: object) -> float | None:
     """Returns a number above 0, None for 0: what it is for is off then."""
     return number(value) or None
 
 
-def steps(value: Any) -> int:
+def steps(value: object) -> int:
     """Returns a number of steps; a share of all steps, which Transformers takes as well, is none."""
     if 0 < number(value) < 1:
         raise UnsupportedError("a share of all steps; give a number of steps")
     return whole(value)
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     """Returns true or false, also from the words that Transformers' arguments take."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if isinstance(value, bool):
@@ -82,14 +107,14 @@ def flag(value: Any) -> bool:
     return words[str(value).lower()]
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Returns a text."""
     if not isinstance(value, str | int | float):
         raise ValueError("a text")
     return str(value)
 
 
-def words(value: Any) -> list[str]:
+def words(value: object) -> list[str]:
     """Returns a list of texts, also from one text with commas."""
     if isinstance(value, str):
         value = value.split(",")
@@ -98,7 +123,7 @@ def words(value: Any) -> list[str]:
     return [str(item).strip() for item in value]
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, object]:
     """Returns keys and values, also from `a=1,b=2`."""
     if isinstance(value, str) and all("=" in part for part in value.split(",")):
         pairs = [part.split("=", 1) for part in value.split(",")]
@@ -108,14 +133,14 @@ def mapping(value: Any) -> dict[str, Any]:
     return {str(name): _plain(given) if isinstance(given, str) else given for name, given in value.items()}
 
 
-def _plain(given: str) -> Any:
+def _plain(given: str) -> float | bool | str:
     try:
         return number(given)
     except ValueError:
         return {"true": True, "false": False}.get(given.lower(), given)
 
 
-def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Kind:
+def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Callable[[object], str]:
     """Returns a kind for names of which Baton has some.
 
     Args:
@@ -124,7 +149,7 @@ def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Ki
         why: What to do where it has none.
     """
 
-    def named(value: Any) -> str:
+    def named(value: object) -> str:
         name = aliases.get(text(value), text(value))
         if name not in allowed:
             raise UnsupportedError(why)
@@ -150,75 +175,3 @@ SCHEDULER = choice(
     {},
     "Baton has no such schedule; linear is used. See training.lr_scheduler in docs/recipe.md for the others",
 )
-
-
-def carry(path: str, kind: Kind, *, within: str | None = None) -> Rule:
-    """Returns a rule that sets a value of the recipe.
-
-    Args:
-        path: Where.
-        kind: Reads the value, None for one that asks for nothing; raises `ValueError` with what it expects, or
-            `UnsupportedError`.
-        within: Section that must be there already for the key to have an effect.
-    """
-
-    def rule(draft: Draft, key: str) -> None:
-        if within and draft.look(within) is None:
-            draft.needless(key, f"has no effect without {within}")
-            return
-        value = read(draft, key, kind)
-        if value is not None:
-            draft.put(path, value, key)
-        draft.rest(key)
-
-    return rule
-
-
-def leave(why: str) -> Rule:
-    """Returns a rule that lists a key as not carried over, unless it is off."""
-    return lambda draft, key: draft.left(key, why) if draft.has(key) else draft.rest(key)
-
-
-def drop(why: str) -> Rule:
-    """Returns a rule that lists a key as one that nothing is lost without, unless it is off."""
-    return lambda draft, key: draft.needless(key, why) if draft.has(key) else draft.rest(key)
-
-
-def read(draft: Draft, key: str, kind: Kind, default: Any = None) -> Any:
-    """Returns a key's value, the default where it has none or one that Baton has nothing for.
-
-    Raises:
-        UserError: the value cannot be meant.
-    """
-    value = draft.get(key)
-    if value is None:
-        return default
-    try:
-        return kind(value)
-    except UnsupportedError as error:
-        draft.left(key, str(error))
-        return default
-    except ValueError as error:
-        raise draft.wrong(key, str(error)) from None
-
-
-def apply(draft: Draft, table: Mapping[str, Rule], families: Mapping[str, Rule]) -> None:
-    """Deals with every key that is left: by its name, by how it begins, or as unknown.
-
-    Args:
-        draft: The recipe in the making.
-        table: Rule by key.
-        families: Rule by how a key begins.
-    """
-    for key in draft.given:
-        if draft.is_settled(key):
-            continue
-        if draft.given[key] in EMPTY:
-            draft.rest(key)
-            continue
-        family = next((rule for start, rule in families.items() if key.startswith(start)), None)
-        rule = table.get(key) or family
-        if rule is None:
-            draft.left(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
-        else:
-            rule(draft, key)
