@@ -103,7 +103,7 @@ class Chunk:
         """Returns what the chunk has come to where there is nothing to train, None where there is."""
         if self.scoring and self.scoring.is_stopped():
             return self._stopped()
-        standing = self.restorer.standing()
+        standing = self.restorer.standing(check=True)
         if standing is None or not self.has_score(standing[0]):
             return None
         step, manifest = standing

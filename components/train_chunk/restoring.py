@@ -72,14 +72,29 @@ class Restorer:
         self.skipped: list[str] = []
         self._skipped_steps: set[int] = set()
 
-    def standing(self) -> tuple[int, Manifest] | None:
-        """Returns a committed checkpoint at the target or beyond, or one that ended the run, if its files are there."""
+    def standing(self, *, check: bool = False) -> tuple[int, Manifest] | None:
+        """Returns a committed checkpoint at the target or beyond, or one that ended the run, if its files are there.
+
+        Args:
+            check: Mark and pass over one whose files differ; their bytes are read where nobody has read them back.
+        """
         for step, manifest in self.store.committed():
             if not self._stands(step, manifest):
                 return None
-            if isinstance(manifest, Manifest) and self.store.is_whole(step, manifest):
+            if isinstance(manifest, Manifest) and (
+                self._is_usable(step) if check else self.store.is_whole(step, manifest)
+            ):
                 return step, manifest
         return None
+
+    def _is_usable(self, step: int) -> bool:
+        try:
+            if checkpoint := self.store.typed.read(step):
+                self.store.typed.require_usable(checkpoint)
+        except DamagedError as error:
+            self._skip(step, error)
+            return False
+        return checkpoint is not None
 
     def fetch(self, folder: Callable[[int], str], *, to_score: bool = False) -> Restored | None:
         """Fetches the newest checkpoint before the target that is as committed, None where there is none.
