@@ -65,7 +65,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
         events.emit("stopped", chunk=context.index, step=step)
         record(context, Ending.PARTIAL, step, step)
         return Outcome.at(Ending.STOPPED, context.store, newest)
-    committed = committed_at_target(context.store, context.target)
+    committed = committed_at_target(context.store, context.target, check=True)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
     events.emit("already_done", chunk=context.index, step=committed.step)
