@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from components.shared.cache import NodeCache
 from components.shared.errors import DamagedError, UnavailableError
@@ -98,7 +98,7 @@ class Publication:
         }
         each(upload, sorted(names - self.files.keys()))
 
-    def commit(self, meta: Mapping[str, Any]) -> tuple[Manifest, bool]:
+    def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
         """Writes the manifest, unless another writer was first.
 
         Returns:
@@ -121,7 +121,7 @@ class Publication:
 
 
 def publish(
-    storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, Any]
+    storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
 ) -> tuple[Manifest, bool]:
     """Uploads a folder and commits it.
 
