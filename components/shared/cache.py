@@ -1,4 +1,4 @@
-"""Files a node has already, by their SHA-256: read through, and never trusted without it."""
+"""Files that a node has already, by their SHA-256: read through, and never trusted without it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NodeCache:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return True
         logger.warning("cached file %s is damaged; it is fetched from the store", kept)
-        os.unlink(local_path)  # a link: what is fetched there would be written into the cache
+        os.unlink(local_path)  # it is a link: a download to it would be written into the cache
         with contextlib.suppress(OSError):
             os.unlink(kept)
         return False
@@ -80,8 +80,8 @@ class NodeCache:
         entries = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # another process makes room as well
-                found = entry.stat()
-                entries.append((found.st_mtime, found.st_size, entry.path))
+                state = entry.stat()
+                entries.append((state.st_mtime, state.st_size, entry.path))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total + wanted <= self.max_bytes:

@@ -1,4 +1,4 @@
-"""Where rows come from: which files a source stands for, found before anything is paid for."""
+"""Where rows come from: which files a source names, looked up before anything is paid for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from components.shared.errors import UserError
 from components.shared.storage import Storage
+
+Value: TypeAlias = str | dict[str, object]
+"""A member of `data.source` as a recipe has it: an address, or a mapping with settings of its own."""
 
 BUILTIN = "builtin:stdlib-docs"
 """Signatures and docstrings of Python's standard library, on every machine with Python."""
@@ -22,7 +25,7 @@ TEXTS = (".txt", ".md", ".text")
 """File types of plain text; a folder with tables in it is not searched for them, as they describe the tables there."""
 
 SUFFIXES = (*TABLES, *TEXTS)
-"""File types a folder is searched for; each may also end in `.gz`, `.bz2`, `.xz` or `.zst` behind these."""
+"""File types a folder is searched for; each may also end in `.gz`, `.bz2`, `.xz` or `.zst` after these."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -32,7 +35,7 @@ NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_di
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source: a store and a path in it, so that folders and S3 read alike."""
+    """One file of a source: a store and a path in it, so that folders and clouds read alike."""
 
     storage: Storage
     path: str
@@ -56,7 +59,7 @@ def suffix(path: str) -> str:
     return os.path.splitext(name)[1]
 
 
-def parse(parameter: str) -> list[Any]:
+def parse(parameter: str) -> list[Value]:
     """Returns `data.source` from a pipeline's parameter: addresses joined by commas, or a JSON list.
 
     Raises:
@@ -70,9 +73,10 @@ def parse(parameter: str) -> list[Any]:
         raise UserError(f"source {parameter!r} is not a JSON list: {error}.") from None
 
 
-def as_parameter(source: Sequence[Any]) -> str:
+def as_parameter(source: Sequence[Value]) -> str:
     """Returns `data.source` as one parameter, which `parse` reads."""
-    return ",".join(source) if all(isinstance(part, str) for part in source) else json.dumps(source)
+    addresses = [part for part in source if isinstance(part, str)]
+    return ",".join(addresses) if len(addresses) == len(source) else json.dumps(source)
 
 
 def is_dataset_id(source: str) -> bool:
@@ -100,12 +104,12 @@ def resolve(source: str, *, base_dir: str) -> str:
             return path
     raise UserError(
         f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
-        remedy="Give a file, folder, glob, s3://… or hf://… that exists.",
+        remedy="Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
     )
 
 
 def files(sources: Sequence[str]) -> list[SourceFile]:
-    """Returns the files behind file-like sources, in a stable order.
+    """Returns the files that sources name, other than hub datasets and the builtin, in a stable order.
 
     Raises:
         UserError: a source that cannot be opened, matches nothing, or holds no known file type.
@@ -114,29 +118,29 @@ def files(sources: Sequence[str]) -> list[SourceFile]:
 
 
 def _expand(source: str) -> list[SourceFile]:
-    wild = any(sign in source for sign in "*?[") and not os.path.exists(source)
-    parent, _, name = (source.rstrip("/")).rpartition("/")
-    if wild:
-        fixed = source[: min(source.index(sign) for sign in "*?[" if sign in source)]
-        parent = fixed.rpartition("/")[0]
+    is_pattern = any(sign in source for sign in "*?[") and not os.path.exists(source)
+    address = source.rstrip("/")
+    parent = address.rpartition("/")[0]
+    if is_pattern:
+        parent = address[: min(address.index(sign) for sign in "*?[" if sign in address)].rpartition("/")[0]
+    elif parent.endswith(":/"):  # a whole bucket
+        parent = address
     storage = Storage(parent or "/")
-    pattern = source.rstrip("/")[len(parent) + 1 :]
+    path = storage.key(address[len(parent) + 1 :])
     with storage.translated():
-        if wild:
-            found = storage.fs.glob(storage.key(pattern))
-        elif storage.fs.isdir(storage.key(name)):
-            folder = storage.key(name)
-            found = [path for path in storage.fs.find(folder) if _holds_rows(path[len(folder) + 1 :])]
-            tables = [path for path in found if SourceFile(storage, path).suffix in TABLES]
-            found = tables or found
+        if is_pattern:
+            paths = storage.fs.glob(path)
+        elif parent == address or storage.fs.isdir(path):
+            rows = [each for each in storage.fs.find(path) if _holds_rows(each[len(path) + 1 :])]
+            paths = [each for each in rows if suffix(each) in TABLES] or rows
         else:
-            found = [storage.key(name)] if storage.fs.exists(storage.key(name)) else []
-    if not found:
+            paths = [path] if storage.fs.exists(path) else []
+    if not paths:
         raise UserError(
             f"data.source {source!r} matches no file.",
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
         )
-    return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(found) if not path.endswith("/")]
+    return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(paths) if not path.endswith("/")]
 
 
 def _holds_rows(path: str) -> bool:

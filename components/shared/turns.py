@@ -8,7 +8,7 @@ A turn is over when it says so, when its process is known to be dead, or when no
 it is good for: to the turn or to its runs, where a chunk that trains notes its step every ten seconds. Times are those
 that the store gives to its objects, its own time now among them, so that clocks need not agree.
 
-A holder that was only asleep may wake behind its time. It cannot do harm: checkpoints are bundles, and `accepted` takes
+A holder that was only asleep may wake after its time. It cannot do harm: checkpoints are bundles, and `accepted` takes
 one model of two that were judged against the same.
 """
 
@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
+from components.shared.core.patience import attempts
 from components.shared.runs import now
 from components.shared.storage import Storage
 
@@ -60,26 +61,17 @@ class Turns:
         Returns:
             Whether it is ours now; always, when waiting.
         """
-        told, pause = 0, 0.5
-        while True:
-            number = self._newest()
-            holder = self._get(number, "turn.json")
-            if holder is None:  # the first, or one that is being written
-                self._create(max(number, 1), "turn.json", self._document())
-                continue  # whose it is, is read back
-            is_over = self._get(number, "ended.json") is not None
-            if holder["owner"] == self._owner and not is_over:
+        told = 0
+        for _ in attempts(math.inf, pause=0.5, growth=2, longest=_LONGEST_PAUSE):
+            number, holder = self._claimed(expires_s)
+            if holder["owner"] == self._owner:
                 return True
-            if is_over or self._is_gone(number, holder, expires_s):
-                self._create(number + 1, "turn.json", self._document())
-                continue
             if not wait:
-                return False
+                break
             if told != number:
                 on_wait(holder)
                 told = number
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        return False
 
     def is_ours(self) -> bool:
         """Tells whether the newest turn is this owner's and not over."""
@@ -103,6 +95,21 @@ class Turns:
 
     def _newest(self) -> int:
         return max((int(name) for name in self._storage.list(self._folder) if name.isdecimal()), default=0)
+
+    def _claimed(self, expires_s: float) -> tuple[int, dict[str, Any]]:
+        """Returns the turn that is under way and its holder: this owner's where no other's is."""
+        while True:
+            number = self._newest()
+            holder: dict[str, Any] | None = self._get(number, "turn.json")
+            if holder is None:  # the first, or one that is being written
+                self._create(max(number, 1), "turn.json", self._document())
+                continue  # whose it is, is read back
+            is_over = self._get(number, "ended.json") is not None
+            if holder["owner"] == self._owner and not is_over:
+                return number, holder
+            if not is_over and not self._is_gone(number, holder, expires_s):
+                return number, holder
+            self._create(number + 1, "turn.json", self._document())
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:06d}"

@@ -72,7 +72,7 @@ class Parts:
                 files[name] = self.put_file(name, local)
         return self._claim(TOKENIZER, {"files": files})
 
-    def put_file(self, name: str, local_path: str) -> dict[str, Any]:
+    def put_file(self, name: str, local_path: str) -> bundles.FileEntry:
         """Sends a small file that all writers would write alike, and returns size and hash of the one that is there."""
         with open(local_path, "rb") as file:
             self.storage.create(self._path(name), file.read())
@@ -94,7 +94,7 @@ class Parts:
                 self._give_up(name)
         return folder
 
-    def commit(self, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+    def commit(self, files: dict[str, bundles.FileEntry], meta: dict[str, Any]) -> Manifest:
         """Makes the parts a bundle and returns what is committed.
 
         Raises:

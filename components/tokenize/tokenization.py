@@ -137,7 +137,7 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
 
 
 def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scratch: str) -> bundles.Manifest:
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, bundles.FileEntry] = {}
     rows: dict[str, list[tuple[str, int]]] = {side: [] for side in SIDES}
     meta: dict[str, Any] = dict.fromkeys(COUNTED, 0)
     longest = lengths.Lengths(recipe.data.max_length)
@@ -169,7 +169,7 @@ def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
             )
 
 
-def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, dict[str, Any]]:
+def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:
     """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
     state: dict[str, Any] = {
         "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],

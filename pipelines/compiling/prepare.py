@@ -12,7 +12,7 @@ from components.shared import chat_templates, exportable, models, recipe_file, s
 from components.shared.errors import UserError
 from components.shared.recipe import ACCEPTED, Recipe, Resources
 from components.shared.storage import Storage
-from components.shared.store.registry import ENVIRONMENT
+from components.shared.store.registry import environment_of
 from pipelines.compiling import profiles
 
 
@@ -141,8 +141,13 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
         found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
     if recipe.resources.image == Resources.model_fields["image"].default:
         found.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
-    if "://" in recipe.store.uri and not _names_credentials(recipe.resources):
-        found.append("resources.secret is not set: pods must get the store's credentials from their service account")
+    variables = environment_of(recipe.store.uri)
+    named = [name for _, keys in recipe.resources.secrets for name in keys.values()]
+    if variables and not any(name.startswith(variables) for name in named):
+        found.append(
+            f"neither resources.secret nor resources.secret_env names the store's credentials ({variables[0]}…): "
+            "pods must get them from their service account"
+        )
     for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
         if "://" not in source and not source.startswith("builtin:"):
             found.append(f"data.source {source!r} is a local path, which pods do not see; use s3:// or hf://")
@@ -153,10 +158,6 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
         found.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
     return found
-
-
-def _names_credentials(resources: Resources) -> bool:
-    return bool(resources.secret) or any(name.startswith(ENVIRONMENT) for name in resources.secret_env)
 
 
 def for_cluster(recipe: Recipe) -> Recipe:

@@ -103,7 +103,7 @@ class Store(Section):
     """Where runs and data live."""
 
     uri: str = "baton-store"
-    """A folder or `s3://bucket[/prefix]`."""
+    """A folder, `s3://bucket[/prefix]`, `gs://bucket[/prefix]` or `az://container[/prefix]`."""
     cache_dir: str | None = None
     """A folder on the node, in memory or on a fast disk, from which the next pod takes what it finds by its hash."""
     cache_size: Quantity = "50Gi"

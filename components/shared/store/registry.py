@@ -25,6 +25,12 @@ ENVIRONMENT = tuple(beginning for cloud in CLOUDS for beginning in cloud.environ
 """Beginnings of the names of variables with a store's endpoint and credentials."""
 
 
+def environment_of(uri: str) -> tuple[str, ...]:
+    """Returns the beginnings of the names of variables that hold a store's credentials; none for a folder."""
+    scheme = uri.partition("://")[0]
+    return next((cloud.environment for cloud in CLOUDS if scheme in cloud.schemes), ())
+
+
 def open_store(uri: str) -> ObjectStore:
     """Returns the client for an address; nothing is asked of the store yet.
 

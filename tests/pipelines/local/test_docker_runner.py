@@ -48,10 +48,35 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     assert any(line.startswith(placeholder) for line in prepare.cluster_warnings(prepare.load(str(path))))
     named = prepare.load(str(path), image="ghcr.io/me/baton-cpu:1")
     assert not any("placeholder" in line for line in prepare.cluster_warnings(named))
+
     package = tmp_path / "pipeline.yaml"
     write_package(named, str(package))
     images = {line.split("image: ")[1] for line in package.read_text().splitlines() if " image: " in line}
     assert images == {"ghcr.io/me/baton-cpu:1"}
+
+
+@pytest.mark.parametrize(
+    ("store", "resources", "warned"),
+    [
+        ("folder", {}, None),
+        ("s3://b", {}, "AWS_…"),
+        ("s3://b", {"secret": "keys"}, None),
+        ("s3://b", {"secret_env": {"HF_TOKEN": "hub/token"}}, "AWS_…"),
+        ("az://c", {"secret": "keys"}, "AZURE_…"),
+        ("az://c", {"secret_env": {"AZURE_STORAGE_ACCOUNT_KEY": "keys/key"}}, None),
+        ("gs://b", {}, "GOOGLE_…"),
+    ],
+)
+def test_a_store_whose_credentials_no_secret_holds(store, resources, warned, recipe_with):
+    lines = prepare.cluster_warnings(recipe_with(store={"uri": store}, resources=resources))
+    assert [line for line in lines if "service account" in line] == (
+        [
+            f"neither resources.secret nor resources.secret_env names the store's credentials ({warned}): "
+            "pods must get them from their service account"
+        ]
+        if warned
+        else []
+    )
 
 
 def test_needs_as_docker_takes_them():

@@ -84,6 +84,16 @@ def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("kind", ["gs", "az"])
+def test_the_other_clouds(kind: str, request: pytest.FixtureRequest) -> None:
+    uri: str = request.getfixturevalue(f"{kind}_store")
+    checks = of_store(uri)
+    assert [(name, check["state"]) for name, check in checks.items()] == [(name, "ok") for name in STORE]
+    assert checks["store: commit"]["found"].startswith("conditional put: ")
+    assert Storage(uri).find("") == {}
+
+
+@pytest.mark.s3
 def test_a_wrong_port(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"http://127.0.0.1:{_closed_port()}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

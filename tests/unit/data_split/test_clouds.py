@@ -36,6 +36,10 @@ def test_rows_in_a_cloud(storage: Storage):
     assert [row.values["text"] for row in rows] == ["a", "é"]
 
 
+def test_a_whole_bucket_is_a_source(storage: Storage):
+    assert [file.uri for file in files([storage.uri()])] == [file.uri for file in files([storage.uri("rows")])]
+
+
 def test_a_file_of_the_same_size_is_known_for_another(storage: Storage):
     (file,) = files([storage.uri("rows/a.jsonl")])
     before = content._signature(file)

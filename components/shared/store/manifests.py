@@ -1,0 +1,145 @@
+"""What was committed under a prefix: manifests by generation, and the marks beside them.
+
+    <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
+    <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
+    <prefix>/removed-<attempt>       retention is taking this attempt away (see `retention`)
+    <prefix>/manifest-2.json         what was committed in place of a damaged or removed one: put-if-absent
+
+Readers take the highest generation. Nothing is ever replaced, so there is no moment at which two processes can undo
+each other's work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, TypedDict
+
+from components.shared.errors import DamagedError
+from components.shared.storage import Storage
+
+DAMAGED = "damaged-"
+REMOVED = "removed-"
+VERSION = 1
+_GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
+
+
+class FileEntry(TypedDict):
+    """A file of a bundle: its bytes, and their SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What was committed under a prefix.
+
+    Attributes:
+        kind: What the files are, such as `checkpoint` or `tokens`.
+        folder: The attempt whose files these are, relative to the prefix.
+        files: Size and SHA-256 by relative name.
+        meta: What the writer had to say about them.
+    """
+
+    kind: str
+    folder: str
+    files: dict[str, FileEntry]
+    meta: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(entry["size"] for entry in self.files.values())
+
+    def path(self, prefix: str, name: str = "") -> str:
+        """Returns where a file lies, or their folder."""
+        return f"{prefix}/{self.folder}/{name}".rstrip("/")
+
+
+def read_manifest(storage: Storage, prefix: str) -> Manifest | None:
+    """Returns what is committed under a prefix, or None where nothing is.
+
+    Raises:
+        DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
+    """
+    return _read_newest(storage, prefix, storage.list(prefix))
+
+
+def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
+    """Returns what is committed under a prefix, or None where nothing is or it is damaged: then write it anew."""
+    return newest_usable(storage, prefix)[0]
+
+
+def newest_usable(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
+    """Returns what is committed and not known to be damaged, and the highest generation, whatever its state."""
+    names = storage.list(prefix)
+    try:
+        manifest = _read_newest(storage, prefix, names)
+    except DamagedError:
+        manifest = None
+    return manifest, _highest(names)
+
+
+def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
+    """Notes that files differ from their manifest, so that the bundle can be committed again.
+
+    The mark names the attempt: one that comes after a new commit says nothing against that.
+    """
+    storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")
+
+
+def manifest_name(generation: int) -> str:
+    """Returns the name of a generation's manifest."""
+    return "manifest.json" if generation == 1 else f"manifest-{generation}.json"
+
+
+def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifest | None:
+    """Reads the manifest of the highest generation among the names below a prefix."""
+    generation = _highest(names)
+    if generation == 0:
+        return None
+    path = f"{prefix}/{manifest_name(generation)}"
+    try:
+        manifest = _parsed(storage.read(path), storage.uri(path))
+    except FileNotFoundError:  # retention took it between the listing and this
+        return None
+    if REMOVED + manifest.folder in names:
+        return None
+    if DAMAGED + manifest.folder in names:
+        raise DamagedError(f"{storage.uri(prefix)} was found damaged before.")
+    return manifest
+
+
+def _highest(names: Sequence[str]) -> int:
+    """Returns the highest generation of a manifest among names, 0 where there is none."""
+    matches = (_GENERATION.match(name) for name in names)
+    return max((int(match[1] or 1) for match in matches if match), default=0)
+
+
+def _parsed(data: bytes, where: str) -> Manifest:
+    try:
+        document = json.loads(data)
+        if document["version"] != VERSION:
+            raise ValueError(f"version {document['version']!r}")
+        manifest = Manifest(**document)
+        for name, entry in manifest.files.items():
+            if not (_is_safe(name) and isinstance(entry["size"], int) and len(entry["sha256"]) == 64):
+                raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
+        if not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
+            raise ValueError(f"folder {manifest.folder!r}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{where} is not a manifest of version {VERSION}: {error}.") from None
+    return manifest
+
+
+def _is_safe(name: object) -> bool:
+    """Tells a relative name from one that would be read, or written, outside the folder that it is joined to."""
+    if not isinstance(name, str) or "\\" in name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
