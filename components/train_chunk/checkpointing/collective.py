@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from components.shared.bundles import Publication
 from components.shared.errors import BatonError
+from components.shared.store.manifests import FileEntry
 from components.train_chunk.checkpointing.lineage import Capture
 from components.train_chunk.checkpointing.staging import Staging
 from components.train_chunk.context import TrainContext
@@ -14,7 +15,7 @@ from components.train_chunk.distributed.preemption import PreemptionWatch
 from components.train_chunk.distributed.watchdog import NullWatchdog
 from components.train_chunk.trainer.base import Place
 
-Files = dict[str, dict[str, int | str]]
+Files = dict[str, FileEntry]
 """Name → size and SHA-256 of files that were sent."""
 
 
