@@ -34,6 +34,10 @@ if TYPE_CHECKING:
         fp16_groups: list[list[Partitioned]]
         fp32_partitioned_groups_flat: list[torch.Tensor]
 
+        def checkpoint_event_prologue(self) -> None: ...
+        def checkpoint_event_epilogue(self) -> None: ...
+        def load_state_dict(self, parts: object, **options: bool) -> None: ...
+
 
 BUCKET = 50_000_000
 """Values that are joined at a time. DeepSpeed's own default takes ten times the memory for it."""
