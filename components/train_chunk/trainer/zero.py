@@ -34,11 +34,9 @@ if TYPE_CHECKING:
         fp16_groups: list[list[Partitioned]]
         fp32_partitioned_groups_flat: list[torch.Tensor]
 
-        def checkpoint_event_prologue(self) -> None:
-            """Gathers what a checkpoint needs."""
-
-        def checkpoint_event_epilogue(self) -> None:
-            """Parts it again."""
+        def checkpoint_event_prologue(self) -> None: ...
+        def checkpoint_event_epilogue(self) -> None: ...
+        def load_state_dict(self, parts: object, **options: bool) -> None: ...
 
 
 BUCKET = 50_000_000

@@ -42,7 +42,7 @@ def test_steps_of_an_epoch_are_those_of_the_trainer(
     trainer = tiny.trainer(recipe, prompts, tmp_path)
     plan = make_plan(recipe, rows)
     batches = len(trainer.get_train_dataloader())
-    assert math.ceil(batches / recipe.training.accumulation) == plan.steps_per_epoch
+    assert math.ceil(batches / recipe.gradient_accumulation_steps) == plan.steps_per_epoch
     seen = sum(1 for _ in trainer.get_train_dataloader())
     assert seen == batches
 

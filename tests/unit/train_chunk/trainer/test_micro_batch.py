@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from components.shared import machine, recipe_file
+from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import UserError
+from components.shared.plan import Plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
+from components.train_chunk.context import TrainContext
+from components.train_chunk.data.tokens import Tokens
+from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.reporting.clock import Clock
 from components.train_chunk.trainer import micro_batch
 
 
@@ -45,16 +51,16 @@ def test_nothing_fits() -> None:
 
 
 def test_the_number_takes_auto_s_place() -> None:
-    settled = micro_batch.with_size(recipe(), 8).training
-    assert (settled.micro, settled.accumulation, settled.split) == (8, 3, "3 x 8")
+    given = micro_batch.with_size(recipe(), 8)
+    assert (given.micro_batch_size_per_process, given.gradient_accumulation_steps, given.split) == (8, 3, "3 x 8")
 
 
 def test_auto_is_not_used_as_a_number() -> None:
-    training = recipe().training
-    for use in (lambda: training.micro, lambda: training.accumulation):
+    auto = recipe()
+    for use in (lambda: auto.micro_batch_size_per_process, lambda: auto.gradient_accumulation_steps):
         with pytest.raises(UserError, match="is auto, and the first chunk has not found it yet"):
             use()
-    assert training.split == "split as memory allows"
+    assert auto.split == "split as memory allows"
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -76,21 +82,28 @@ def test_another_word_is_refused() -> None:
     assert "training.micro_batch_size: Input should be 'auto' (got 'large')" in str(caught.value)
 
 
-class Attempt:
-    """As much of a chunk as `settle` needs, in a run whose size another process notes meanwhile."""
+def chunk(run: Run) -> TrainContext:
+    """Returns the first chunk of a run whose data and model are as good as there."""
+    plan = Plan(rows=24, steps_per_epoch=1, num_steps=1, targets=(1,))
+    for name in ("data.json", "model.json"):
+        run.put(name, {})
+    return TrainContext(
+        run=run,
+        recipe=run.settled_recipe(),
+        plan=plan,
+        store=CheckpointStore(run),
+        index=1,
+        target=1,
+        identity="",
+        ranks=Ranks(),
+        clock=Clock(),
+    )
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.recipe = run, run.settled_recipe()
 
-    def settle(self) -> None:
-        """Takes over what was found."""
-        self.recipe = self.run.settled_recipe()
-
-
-def test_whoever_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Storage(str(tmp_path)), "raced")
     run.create(recipe())
-    attempt = Attempt(run)
+    context = chunk(run)
 
     def fits(given: Recipe, base: str | None) -> Any:
         run.set_once("micro_batch.json", {"micro_batch_size": 2, "found_by": "trial", "device": "another"})
@@ -98,8 +111,10 @@ def test_whoever_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(micro_batch, "_fits_host", fits)
     monkeypatch.setattr(machine, "gpu", lambda: None)
-    micro_batch.settle(attempt, "", None)  # type: ignore[arg-type]
-    assert attempt.recipe.training.micro == 2
+    tokens = Tokens(run, context.recipe, context.plan, lambda _: str(tmp_path))
+    resolved = micro_batch.resolve(context, tokens, {}, str(tmp_path))
+    assert resolved.recipe.micro_batch_size_per_process == 2
+    assert resolved.identity != context.identity
 
 
 ERRORS = {
