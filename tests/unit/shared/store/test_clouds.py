@@ -103,7 +103,7 @@ def test_a_signature_is_in_no_message(az_store: str, azurite: Any, monkeypatch: 
 
 
 @pytest.fixture(params=["gs", "az"])
-def behind(request: pytest.FixtureRequest, faulty_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Any]:
+def faulty(request: pytest.FixtureRequest, faulty_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Any]:
     """An empty store of each of the two clouds, and the proxy that can fail in front of it."""
     uri: str = request.getfixturevalue(f"{request.param}_store")
     variable = {"gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}[request.param]
@@ -126,10 +126,10 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.s3
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_transient_fault_passes_unnoticed(
-    fault: Callable[[Any], Any], behind: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[Any], Any], faulty: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
-    uri, proxy = behind
+    uri, proxy = faulty
     (tmp_path / "large").write_bytes(os.urandom(6_000_000))
     storage = Storage(uri, patience=20)
     rule = fault(proxy)
@@ -140,8 +140,8 @@ def test_a_transient_fault_passes_unnoticed(
 
 
 @pytest.mark.s3
-def test_an_outage_has_one_message(behind: tuple[str, Any]):
-    uri, proxy = behind
+def test_an_outage_has_one_message(faulty: tuple[str, Any]):
+    uri, proxy = faulty
     with proxy.outage(), pytest.raises(UnavailableError, match="cannot be reached"):
         Storage(uri, patience=0).read("a")
 
