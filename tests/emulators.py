@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +40,10 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 class NotInstalledError(Exception):
     """There is no such emulator here, and none can be had."""
+
+
+class NoInstallerError(NotInstalledError):
+    """This machine lacks what would install it."""
 
 
 class Process:
@@ -225,20 +229,20 @@ def _ask(port: int, method: str, path: str, body: bytes, headers: dict[str, str]
         connection.close()
 
 
-def _installed(name: str, version: str, install: object, path: str) -> Path:
+def _installed(name: str, version: str, install: Callable[[str, Path], None], path: str) -> Path:
     """Returns a path of a package that is installed once, by whichever process is first."""
     folder = BUILD / f"{name}-{version}"
     with _locked(BUILD / f"{name}.lock"):
         if not (folder / path).exists():
             shutil.rmtree(folder, ignore_errors=True)
-            install(version, folder)  # type: ignore[operator]
+            install(version, folder)
     return folder / path
 
 
 def _npm(version: str, folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        raise NotInstalledError("Azurite needs Node.js with npm")
+        raise NoInstallerError("Azurite needs Node.js with npm")
     _run([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error", f"azurite@{version}"])
 
 

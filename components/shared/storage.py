@@ -1,4 +1,4 @@
-"""The object store as all of Baton uses it: patient with what passes by itself, clear about what does not."""
+"""The object store as all of Baton uses it: patient with faults that pass, clear about those that stay."""
 
 from __future__ import annotations
 

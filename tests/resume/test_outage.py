@@ -1,4 +1,4 @@
-"""A store that is away, and no room to stage: training goes on, says so, and ends on the same bits."""
+"""A store that is away, and no room to stage: training continues, says so, and ends on the same bits."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from components.shared.runs import Run
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+@pytest.mark.parametrize("kind", ["s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gs", "az"))])
 def test_the_same_run_elsewhere_ends_on_the_same_digest(
     kind: str, request: pytest.FixtureRequest, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:

@@ -114,13 +114,13 @@ def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path
 
     late.send(str(other))
     first, won = publish(storage, folder)
-    standing, ours = late.commit({"step": 4})
+    committed, ours = late.commit({"step": 4})
 
     assert won
     assert not ours
-    assert standing == first == bundles.read_manifest(storage, "p/q")
-    assert bundles.verify(storage, "p/q", standing) == []
-    assert contents(bundles.fetch(storage, "p/q", standing, str(tmp_path / "back"))) == FILES
+    assert committed == first == bundles.read_manifest(storage, "p/q")
+    assert bundles.verify(storage, "p/q", committed) == []
+    assert contents(bundles.fetch(storage, "p/q", committed, str(tmp_path / "back"))) == FILES
 
 
 class LostAnswer(Storage):

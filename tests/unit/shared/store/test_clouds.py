@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from components.shared.errors import StoreError, UnavailableError
 from components.shared.storage import Storage
+from components.shared.store import cloud
 from components.shared.store.errors import Words, explain, without_signature
 
 
@@ -96,6 +100,60 @@ def test_a_signature_is_in_no_message(az_store: str, azurite: Any, monkeypatch: 
         with pytest.raises(StoreError) as caught:
             use(Storage(az_store, patience=0))
         assert "secretsecret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+@pytest.fixture(params=["gs", "az"])
+def faulty(request: pytest.FixtureRequest, faulty_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Any]:
+    """An empty store of each of the two clouds, and the proxy that can fail in front of it."""
+    uri: str = request.getfixturevalue(f"{request.param}_store")
+    variable = {"gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}[request.param]
+    address = urlsplit(os.environ[variable])
+    proxy = faulty_proxy(f"{address.scheme}://{address.netloc}")
+    monkeypatch.setenv(variable, f"{proxy.endpoint}{address.path}")
+    return uri, proxy
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "503 twice": lambda proxy: proxy.status(503, times=2),
+    "429 twice": lambda proxy: proxy.status(429, times=2),
+    "reset before an answer": lambda proxy: proxy.reset(times=2),
+    "reset in a body received": lambda proxy: proxy.reset(after=1_000_000, methods="GET", times=2),
+    "short body": lambda proxy: proxy.short(after=1_000_000, methods="GET", times=2),
+    "answer lost": lambda proxy: proxy.lost_answer(methods="PUT", times=1),
+}
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_transient_fault_passes_unnoticed(
+    fault: Callable[[Any], Any], faulty: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
+    uri, proxy = faulty
+    (tmp_path / "large").write_bytes(os.urandom(6_000_000))
+    storage = Storage(uri, patience=20)
+    rule = fault(proxy)
+    digest = storage.upload(str(tmp_path / "large"), "a/large")
+    assert storage.download("a/large", str(tmp_path / "back")) == digest
+    assert storage.list("a") == ["large"]
+    assert rule.hits > 0
+
+
+@pytest.mark.s3
+def test_an_outage_has_one_message(faulty: tuple[str, Any]):
+    uri, proxy = faulty
+    with proxy.outage(), pytest.raises(UnavailableError, match="cannot be reached"):
+        Storage(uri, patience=0).read("a")
+
+
+@pytest.mark.s3
+def test_without_its_condition_both_creators_would_win(
+    gs_store: str, faulty_proxy: Any, monkeypatch: pytest.MonkeyPatch
+):
+    proxy = faulty_proxy(os.environ["GOOGLE_BASE_URL"])
+    monkeypatch.setenv("GOOGLE_BASE_URL", proxy.endpoint)
+    proxy.drop_header("x-goog-if-generation-match")
+    assert [Storage(gs_store).create("one", data) for data in (b"1", b"2")] == [True, True]
 
 
 def test_what_makes_an_address_a_credential_is_cut_out():

@@ -119,6 +119,18 @@ def test_listings(client: ObjectStore):
     assert set(client.find("")) == {"d/a.json", "d/b", "d/c/x", "d/c/y/z", "dd/z", "top"}
 
 
+def test_names_may_hold_more_than_letters(client: ObjectStore, tmp_path: Path):
+    name = "a b/é+%25&=~ü.json"
+    client.write(name, b"1")
+    assert client.read(name) == b"1"
+    assert not client.create(name, b"2")
+    assert client.list("a b") == ["é+%25&=~ü.json"]
+    assert set(client.find("")) == {name}
+    assert client.download(name, str(tmp_path / "x"), 1) == hashlib.sha256(b"1").hexdigest()
+    client.remove(name)
+    assert client.find("") == {}
+
+
 def test_what_is_removed_is_not_listed(client: ObjectStore):
     client.write("d/a", b"1")
     client.write("d/b", b"2")

@@ -80,7 +80,7 @@ def test_what_is_there_already_needs_no_lease(plain_s3: Any):
     assert [request for request in plain_s3.proxy.requests() if ".lease" in request] == []
 
 
-def test_a_lease_left_behind_is_taken_over(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_lease_of_a_writer_that_died_is_taken_over(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lease, "GOOD_FOR", 0.5)
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     storage = Storage(plain_s3.store)
