@@ -1,0 +1,1 @@
+"""What every other room builds on: errors, events, digests, random state, patience."""
