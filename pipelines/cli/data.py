@@ -107,7 +107,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> dic
         BatonError: the rows could not be looked at.
     """
 
-    def heard(event: dict[str, Any]) -> None:
+    def heard(event: processes.Event) -> None:
         if event["event"] not in ("rejected", "quality"):  # they name files that are gone in a moment
             display.heard(event)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from pipelines.local.processes import Event
 
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
@@ -49,7 +50,7 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._progress.stop()
 
-    def heard(self, event: dict[str, Any]) -> None:
+    def heard(self, event: Event) -> None:
         """Shows one event."""
         kind = event["event"]
         if kind == "stage":
@@ -78,7 +79,7 @@ class Display:
             console.print(f"✓ {self._name} ({time.monotonic() - self._since:.1f} s) {self._note}".rstrip())
 
 
-def _note(event: dict[str, Any]) -> str:
+def _note(event: Event) -> str:
     match event["event"]:
         case "split":
             return f"{event['train']:,} rows to train on, {event['eval']:,} held out, {event['rejected']:,} rejected"
@@ -124,7 +125,7 @@ def _note(event: dict[str, Any]) -> str:
             return ""
 
 
-def _warning(event: dict[str, Any]) -> str:
+def _warning(event: Event) -> str:
     match event["event"]:
         case "skipped":
             return f"The checkpoint of step {event['step']} is not used: {event['reason']}"

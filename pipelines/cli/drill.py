@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from pipelines.cli.options import (
     reported,
 )
 from pipelines.compiling import prepare
+
+if TYPE_CHECKING:
+    from pipelines.proving.drill import Found, Kill
 
 
 def drill(
@@ -65,7 +68,7 @@ def drill(
 
 
 class _Display(Display):
-    def killed(self, kill: dict[str, Any], of: int) -> None:
+    def killed(self, kill: Kill, of: int) -> None:
         """Shows a kill in the place of the stage that it ended."""
         for task in self._progress.tasks:
             if not task.finished:
@@ -75,7 +78,7 @@ class _Display(Display):
         console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: Found) -> None:
     """Prints a drill for people.
 
     Args:
@@ -106,7 +109,7 @@ def print_table(found: dict[str, Any]) -> None:
     screen.print(verdict(found), soft_wrap=True)
 
 
-def verdict(found: dict[str, Any]) -> str:
+def verdict(found: Found) -> str:
     """Returns the sentence that a drill comes down to."""
     count, digest = len(found["kills"]), found["undisturbed"]["state_digest"][:16]
     short = f" ({found['wanted']} were asked for)" if count < found["wanted"] else ""

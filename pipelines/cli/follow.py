@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from types import TracebackType
-from typing import Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -12,6 +12,8 @@ from rich.table import Table
 
 from pipelines.cli.display import console
 from pipelines.kubeflow import run_view
+from pipelines.kubeflow.api import Run
+from pipelines.kubeflow.endpoint import Client
 from pipelines.kubeflow.run_view import Stage
 
 EXPLAIN_EVERY_S = 30.0
@@ -49,7 +51,7 @@ class Follow:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._progress.stop()
 
-    def seen(self, client: Any, run: Any) -> None:
+    def seen(self, client: Client, run: Run) -> None:
         """Shows what has changed since the run was last looked at."""
         stages = run_view.stages(run)
         now = time.monotonic()
@@ -68,7 +70,7 @@ class Follow:
         ended = sum(stage.state in MARKS for stage in stages)
         self._progress.update(self._line, description=running or "waiting", completed=ended, total=len(stages) or None)
 
-    def _is_new(self, stage: Stage, states: Any) -> bool:
+    def _is_new(self, stage: Stage, states: Container[str]) -> bool:
         return stage.state in states and (stage.key, stage.state) not in self._told
 
 

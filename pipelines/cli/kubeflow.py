@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -33,6 +33,11 @@ from pipelines.compiling import prepare
 from pipelines.compiling.package import Pipeline, write_package
 from pipelines.kubeflow import capacity
 
+if TYPE_CHECKING:
+    from pipelines.kubeflow.api import Run
+    from pipelines.kubeflow.endpoint import Client
+    from pipelines.kubeflow.run_view import Stage
+
 GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
 Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
@@ -41,6 +46,34 @@ NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
 """Pipeline → its parameter for the name."""
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
 """By the state of a run; 0 where it has succeeded or goes on."""
+
+
+class StageShown(TypedDict):
+    """A stage, for `--output json`."""
+
+    name: str
+    state: str
+    seconds: float | None
+    message: str | None
+
+
+class Failed(TypedDict):
+    """A stage that failed, for `--output json`."""
+
+    stage: str
+    message: str | None
+
+
+class Shown(TypedDict, total=False):
+    """A run, for `--output json`."""
+
+    run: str
+    run_id: str
+    url: str
+    state: str
+    sweep_uri: str
+    stages: list[StageShown]
+    failed: list[Failed]
 
 
 def submit(
@@ -74,6 +107,7 @@ def submit(
         loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
         warn_about_cluster(loaded)
         name = check_name(run_name or prepare.new_run_name(loaded))
+        parameter = NAMED_BY.get(pipeline)
         with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
             package = os.path.join(folder, f"{loaded.name}.yaml")
             write_package(_for_pods(loaded, endpoint, namespace, pipeline), package, pipeline)
@@ -82,18 +116,20 @@ def submit(
                 endpoint,
                 experiment=experiment or loaded.name,
                 run_name=name,
-                arguments={parameter: name} if (parameter := NAMED_BY.get(pipeline)) else {},
+                arguments={parameter: name} if parameter else {},
                 token=connection.token(),
                 namespace=namespace,
                 service_account=service_account,
                 cache=cache,
             )
         console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
-        found = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": "submitted"}
-        found |= _trials(loaded, name) if pipeline is Pipeline.sweep else {}
+        shown: Shown = {"run": name, "run_id": submission.run_id, "url": submission.url, "state": "submitted"}
+        if pipeline is Pipeline.sweep:
+            shown["sweep_uri"] = f"{loaded.store.uri.rstrip('/')}/sweeps/{name}"
+            console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
         if wait:
-            found |= _followed(endpoint, submission.run_id, name, namespace, timeout)
-        _end(found, output)
+            shown |= _followed(endpoint, submission.run_id, name, namespace, timeout)
+        _end(shown, output)
 
 
 def status(
@@ -116,11 +152,11 @@ def status(
 
         client, found = _found(endpoint, run, namespace)
         if wait:
-            shown = _shown(endpoint, found, {})
+            shown = _shown(endpoint, found, found.state or "pending")
             _end(shown | _followed(endpoint, found.run_id, run, namespace, timeout), output)
             return
         stages = run_view.explained(client, found, run_view.stages(found))
-        shown = _shown(endpoint, found, {"state": run_view.outcome(found.state, stages)})
+        shown = _shown(endpoint, found, run_view.outcome(found.state, stages))
         if output is Output.text:
             console.print(f"[bold]{found.display_name}[/]: {shown['state']}")
             console.print(follow.table(stages, is_over=found.state in FINAL_STATES))
@@ -142,7 +178,7 @@ def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, outpu
                 f"run '{found.display_name}' is {found.state.lower()} already; expected one that goes on.",
             )
         client.terminate_run(found.run_id)
-        _end(_shown(endpoint, found, {"state": "canceling"}), output)
+        _end(_shown(endpoint, found, "canceling"), output)
 
 
 def retry(
@@ -169,7 +205,7 @@ def retry(
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
             ) from None
         console.print(f"[bold]{name}[/] goes on")
-        shown = _shown(endpoint, found, {"state": "retried"})
+        shown = _shown(endpoint, found, "retried")
         if wait:
             shown |= _followed(endpoint, found.run_id, name, namespace, timeout)
         _end(shown, output)
@@ -187,13 +223,6 @@ def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pi
     return capacity.fitted(recipe, namespace, console.print) if pipeline is Pipeline.sweep else recipe
 
 
-def _trials(recipe: Recipe, name: str) -> dict[str, str]:
-    """Tells where the trials of a sweep are shown, and returns its address."""
-    uri = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
-    console.print(f"its trials: baton sweep status {uri}", soft_wrap=True)
-    return {"sweep_uri": uri}
-
-
 def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
     """Returns the recipe with the address of the Kubeflow page in the pods' environment, for links from MLflow."""
     page = os.environ.get(KUBEFLOW_PAGE) or endpoint
@@ -204,7 +233,7 @@ def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
     return recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"env": env})})
 
 
-def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Any, Any]:
+def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Client, Run]:
     """Returns kfp's client and the run, and says so where several have its name."""
     from pipelines.kubeflow import endpoint as connection
     from pipelines.kubeflow.find_run import find
@@ -216,13 +245,13 @@ def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Any, Any]:
     return client, found
 
 
-def _shown(endpoint: str, run: Any, more: dict[str, Any]) -> dict[str, Any]:
+def _shown(endpoint: str, run: Run, state: str) -> Shown:
     from pipelines.kubeflow.submit import run_url
 
-    return {"run": run.display_name, "run_id": run.run_id, "url": run_url(endpoint, run.run_id), **more}
+    return {"run": run.display_name, "run_id": run.run_id, "url": run_url(endpoint, run.run_id), "state": state}
 
 
-def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> dict[str, Any]:
+def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> Shown:
     """Waits for a run and returns its state, and what failed."""
     from pipelines.cli.follow import Follow
     from pipelines.kubeflow import endpoint as connection
@@ -246,11 +275,13 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
         raise typer.Exit(130) from None
     failed = [stage for stage in follow.stages if stage.state == "FAILED"]
     _advise(follow.stages, run_id)
-    found: dict[str, Any] = {"state": run_view.outcome(state, follow.stages)}
-    return found | ({"failed": [{"stage": s.name, "message": s.message} for s in failed]} if failed else {})
+    found: Shown = {"state": run_view.outcome(state, follow.stages)}
+    if failed:
+        found["failed"] = [{"stage": stage.name, "message": stage.message} for stage in failed]
+    return found
 
 
-def _advise(stages: list[Any], run_id: str) -> None:
+def _advise(stages: list[Stage], run_id: str) -> None:
     """Says of each stage that failed, or cannot start, what helps and where its log is."""
     for stage in stages:
         if stage.hint:
@@ -260,7 +291,7 @@ def _advise(stages: list[Any], run_id: str) -> None:
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
-def _end(found: dict[str, Any], output: Output) -> None:
+def _end(found: Shown, output: Output) -> None:
     """Prints what is asked for, and ends with the exit code of the run's state."""
     print_json(found) if output is Output.json else typer.echo(found["url"])
     if code := EXIT_CODES.get(found["state"]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -90,6 +90,6 @@ def reported(output: Output = Output.text) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: Mapping[str, object]) -> None:
     """Prints the one JSON object of a command."""
     sys.stdout.write(json.dumps(document) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ from pipelines.cli.options import (
 )
 from pipelines.compiling import prepare
 from pipelines.compiling.package import Pipeline
+from pipelines.local.processes import Event
 
 SAID = {
     "unchanged": "nothing to do",
@@ -95,7 +96,7 @@ def outcome(
             raise typer.Exit(REJECTED if found["state"] == "rejected" else 1)
 
 
-def markdown(name: str, found: dict[str, Any]) -> str:
+def markdown(name: str, found: Event) -> str:
     """Returns what a retraining came to, for a comment.
 
     Args:
@@ -116,14 +117,14 @@ def _yes(held: bool) -> str:
     return "yes" if held else "**no**"
 
 
-def _run(recipe: Recipe, runner: Runner) -> dict[str, Any]:
+def _run(recipe: Recipe, runner: Runner) -> Event:
     """Runs the compiled pipeline on this machine and returns what it came to."""
     from components.shared import turns
     from pipelines.local import engine
 
-    kept: dict[str, Any] = {}
+    kept: Event = {}
 
-    def heard(event: dict[str, Any]) -> None:
+    def heard(event: Event) -> None:
         if event["event"] == "retraining":
             kept.update(event)
         if event["event"] == "looked" and event["decision"] == "train":
@@ -145,7 +146,7 @@ def _run(recipe: Recipe, runner: Runner) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in ("event", "at")}
 
 
-def _in_words(name: str, found: dict[str, Any]) -> str:
+def _in_words(name: str, found: Event) -> str:
     lines = [f"{name}: {SAID[found['state']]} ({found['words']})"]
     lines += [f"{what + ':':8}{found[key]}" for what, key in LINKS.items() if found.get(key)]
     return "\n".join(lines)

@@ -12,8 +12,7 @@ from components.shared import bundles, sweep_view
 from components.shared.configurations import words
 from components.shared.sweeps import Sweep
 from pipelines.cli.display import console
-
-Event = dict[str, Any]
+from pipelines.local.processes import Event
 
 
 def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:

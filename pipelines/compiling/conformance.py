@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import graphlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import yaml
 from google.protobuf import json_format
@@ -19,6 +19,13 @@ from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 
 from pipelines.compiling.credentials import is_credential_name, literal_credential, literal_credentials
+
+Parsed = TypeVar("Parsed")
+Executors: TypeAlias = Mapping[str, pipeline_pb2.PipelineDeploymentConfig.ExecutorSpec]
+Component: TypeAlias = pipeline_pb2.ComponentSpec
+Components: TypeAlias = Mapping[str, Component]
+Task: TypeAlias = pipeline_pb2.PipelineTaskSpec
+Source: TypeAlias = pipeline_pb2.TaskInputsSpec.InputParameterSpec | pipeline_pb2.TaskInputsSpec.InputArtifactSpec
 
 MAX_PIPELINE_BYTES = 1_048_576
 """What Argo accepts for one workflow; the pipeline spec is about as long as its workflow."""
@@ -30,7 +37,7 @@ _BACKEND_SUPPLIED = frozenset({"TASK_FINAL_STATUS", "TASK_CONFIG"})
 
 
 def check(path: str) -> list[str]:
-    """Check a compiled pipeline file.
+    """Checks a compiled pipeline file.
 
     Args:
         path: The YAML file that the compiler wrote.
@@ -57,7 +64,7 @@ def check(path: str) -> list[str]:
 
 
 def check_documents(documents: Sequence[object]) -> list[str]:
-    """Check the documents of a compiled file: a pipeline spec, then perhaps a platform spec.
+    """Checks the documents of a compiled file: a pipeline spec, then perhaps a platform spec.
 
     Args:
         documents: One or two documents as plain dicts.
@@ -87,19 +94,23 @@ def check_documents(documents: Sequence[object]) -> list[str]:
     return problems
 
 
-def _parse(document: object, schema: Any, place: str, problems: list[str]) -> Any | None:
-    """Parse strictly; after a problem, parse leniently so that the rest is checked too."""
+def _parse(document: object, schema: type[Parsed], place: str, problems: list[str]) -> Parsed | None:
+    """Parses strictly; after a problem, leniently, so that the rest is checked too."""
+    parsed = schema()
     try:
-        return json_format.ParseDict(document, schema())
+        json_format.ParseDict(document, parsed)
+        return parsed
     except json_format.ParseError as error:
-        problems.append(f"{place}: expected a valid {schema.DESCRIPTOR.name}; {error}")
+        problems.append(f"{place}: expected a valid {schema.__name__}; {error}")
+    parsed = schema()
     try:
-        return json_format.ParseDict(document, schema(), ignore_unknown_fields=True)
+        json_format.ParseDict(document, parsed, ignore_unknown_fields=True)
     except json_format.ParseError:
         return None
+    return parsed
 
 
-def _executor_problems(executors: Any) -> Iterator[str]:
+def _executor_problems(executors: Executors) -> Iterator[str]:
     for label, executor in sorted(executors.items()):
         place = f"deploymentSpec.executors.{label}"
         kind = executor.WhichOneof("spec")
@@ -113,7 +124,7 @@ def _executor_problems(executors: Any) -> Iterator[str]:
                 yield literal_credential(f"{place}.container.env.{variable.name}")
 
 
-def _component_problems(components: Any, executors: Any) -> Iterator[str]:
+def _component_problems(components: Components, executors: Executors) -> Iterator[str]:
     for name, component in sorted(components.items()):
         label = component.executor_label
         if component.WhichOneof("implementation") is None:
@@ -127,18 +138,18 @@ class _Dag:
     """One DAG, with what its tasks may refer to."""
 
     place: str
-    tasks: Any
-    outputs: Any
-    inputs: Any
-    components: Any
+    tasks: Mapping[str, Task]
+    outputs: pipeline_pb2.DagOutputsSpec
+    inputs: pipeline_pb2.ComponentInputsSpec
+    components: Components
 
-    def component_of(self, task: str) -> Any | None:
-        """Return the component a task runs, or None where the reference is broken."""
+    def component_of(self, task: str) -> Component | None:
+        """Returns the component a task runs, or None where the reference is broken."""
         name = self.tasks[task].component_ref.name
         return self.components.get(name)
 
 
-def _graph_problems(spec: Any) -> Iterator[str]:
+def _graph_problems(spec: pipeline_pb2.PipelineSpec) -> Iterator[str]:
     if not spec.root.dag.tasks:
         yield "root: expected at least one task; it has none."
     nested: dict[str, set[str]] = {}
@@ -154,7 +165,7 @@ def _graph_problems(spec: Any) -> Iterator[str]:
     yield from _cycle_problems("components", nested)
 
 
-def _task_problems(dag: _Dag, name: str, task: Any) -> Iterator[str]:
+def _task_problems(dag: _Dag, name: str, task: Task) -> Iterator[str]:
     place = f"{dag.place}.tasks.{name}"
     for upstream in task.dependent_tasks:
         if upstream not in dag.tasks:
@@ -170,8 +181,8 @@ def _task_problems(dag: _Dag, name: str, task: Any) -> Iterator[str]:
         yield from _signature_problems(place, kind, task, component)
 
 
-def _signature_problems(place: str, kind: str, task: Any, component: Any) -> Iterator[str]:
-    """Compare what a task supplies with what its component declares."""
+def _signature_problems(place: str, kind: str, task: Task, component: Component) -> Iterator[str]:
+    """Compares what a task supplies with what its component declares."""
     declared = getattr(component.input_definitions, f"{kind}s")
     supplied = set(getattr(task.inputs, f"{kind}s"))
     iterator = getattr(task, f"{kind}_iterator")
@@ -187,14 +198,14 @@ def _signature_problems(place: str, kind: str, task: Any, component: Any) -> Ite
             yield f"{place}.inputs: expected {kind} '{key}', which '{task.component_ref.name}' requires."
 
 
-def _is_required(kind: str, definition: Any) -> bool:
+def _is_required(kind: str, definition: pipeline_pb2.ComponentInputsSpec.ParameterSpec) -> bool:
     if kind == "artifact" or definition.is_optional:
         return not definition.is_optional
     type_name = pipeline_pb2.ParameterType.ParameterTypeEnum.Name(definition.parameter_type)
     return not definition.HasField("default_value") and type_name not in _BACKEND_SUPPLIED
 
 
-def _source_problems(dag: _Dag, place: str, kind: str, source: Any) -> Iterator[str]:
+def _source_problems(dag: _Dag, place: str, kind: str, source: Source) -> Iterator[str]:
     origin = source.WhichOneof("kind")
     if origin is None:
         yield f"{place}: expected a source: a constant, an input of the DAG or the output of a task."
@@ -238,8 +249,8 @@ def _dag_output_problems(dag: _Dag) -> Iterator[str]:
             yield from _producer_problems(dag, place, "parameter", chosen.producer_subtask, key)
 
 
-def _upstream(task: Any) -> set[str]:
-    """Return every task this one waits for, by declaration or by data."""
+def _upstream(task: Task) -> set[str]:
+    """Returns every task this one waits for, by declaration or by data."""
     names = set(task.dependent_tasks)
     names.update(p.task_output_parameter.producer_task for p in task.inputs.parameters.values())
     names.update(a.task_output_artifact.producer_task for a in task.inputs.artifacts.values())
@@ -253,7 +264,7 @@ def _cycle_problems(place: str, graph: Mapping[str, set[str]]) -> Iterator[str]:
         yield f"{place}: expected no cycle; found {' -> '.join(error.args[1])}."
 
 
-def _check_platforms(document: object, executors: Any, problems: list[str]) -> None:
+def _check_platforms(document: object, executors: Executors, problems: list[str]) -> None:
     platforms = _parse(document, pipeline_pb2.PlatformSpec, "platform spec", problems)
     for name, platform in sorted({} if platforms is None else platforms.platforms.items()):
         if name != "kubernetes":
@@ -267,8 +278,8 @@ def _check_platforms(document: object, executors: Any, problems: list[str]) -> N
     problems.extend(literal_credentials(document, ""))
 
 
-def _absent(place: str, what: str, names: Any) -> str:
-    """Say that a name does not exist, and which do: the first six, then how many more."""
+def _absent(place: str, what: str, names: Iterable[str]) -> str:
+    """Says that a name does not exist, and which do: the first six, then how many more."""
     known = sorted(names)
     rest = f" and {len(known) - 6} more" if len(known) > 6 else ""
     return f"{place}: {what} does not exist; expected one of: {', '.join(known[:6]) or 'none'}{rest}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.shared import recipe_file
 from components.shared.errors import UserError
@@ -166,7 +166,7 @@ def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
             yield f"{path}: {_written(value)}", total
 
 
-def _total(recipe: Recipe, path: str, value: Any) -> int | None:
+def _total(recipe: Recipe, path: str, value: object) -> int | None:
     changed = _changed(recipe, path, value)
     try:
         return _estimate(changed).total if changed else None
@@ -174,7 +174,7 @@ def _total(recipe: Recipe, path: str, value: Any) -> int | None:
         return None
 
 
-def _changed(recipe: Recipe, path: str, value: Any) -> Recipe | None:
+def _changed(recipe: Recipe, path: str, value: object) -> Recipe | None:
     """Returns the recipe with a value changed, None where that makes no recipe."""
     document = recipe.model_dump(mode="json")
     section, _, key = path.rpartition(".")
@@ -185,14 +185,14 @@ def _changed(recipe: Recipe, path: str, value: Any) -> Recipe | None:
         return None
 
 
-def _value(recipe: Recipe, path: str) -> Any:
-    found: Any = recipe
+def _value(recipe: Recipe, path: str) -> object:
+    found: object = recipe
     for key in path.split("."):
         found = getattr(found, key)
     return found
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_written(item)}" for key, item in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)

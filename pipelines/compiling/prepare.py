@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from components.shared import chat_templates, exportable, models, recipe_file, sources
 from components.shared.errors import UserError
@@ -14,6 +13,7 @@ from components.shared.recipe import ACCEPTED, Recipe, Resources
 from components.shared.storage import Storage
 from components.shared.store.registry import environment_of
 from pipelines.compiling import profiles
+from pipelines.compiling.profiles import Document
 
 
 def load(
@@ -63,7 +63,7 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         UserError: a source or base model is missing, or a format of export cannot be made of it.
     """
     base_dir = os.path.dirname(os.path.abspath(recipe_path))
-    document: dict[str, Any] = recipe.model_dump(mode="json")
+    document: Document = recipe.model_dump(mode="json")
     if not recipe.phases:
         document["data"]["source"] = _sources(recipe, base_dir)
     for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
@@ -173,9 +173,9 @@ def new_run_name(recipe: Recipe) -> str:
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
 
 
-def _sources(recipe: Recipe, base_dir: str) -> list[Any]:
+def _sources(recipe: Recipe, base_dir: str) -> list[str | Document]:
     """Returns the sources as a recipe has them, local paths made absolute."""
-    found: list[Any] = []
+    found: list[str | Document] = []
     for given, source in zip(recipe.data.source, recipe.data.sources, strict=True):
         uri = sources.resolve(source.uri, base_dir=base_dir)
         found.append(uri if isinstance(given, str) else {**given.model_dump(mode="json"), "uri": uri})
@@ -196,7 +196,7 @@ def _template(given: str, base_dir: str) -> str:
     return given
 
 
-def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
+def _localise_evaluation(section: Document, base_dir: str) -> None:
     """Makes what a section `evaluation` names here absolute."""
     for name in ("production", "bertscore_model"):
         given = section.get(name)
@@ -207,7 +207,7 @@ def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
         tasks["include_path"] = _local_model(path, base_dir, "evaluation.tasks.include_path") or path
 
 
-def _architecture(model: dict[str, Any]) -> str | None:
+def _architecture(model: Document) -> str | None:
     """Returns Transformers' name of the model type, None where it is not known here."""
     if model["from_scratch"]:
         return str(model["from_scratch"]["architecture"])

@@ -29,7 +29,7 @@ class Choice:
     """
 
     path: str
-    value: Any
+    value: str | int | bool
     reason: str
 
 
@@ -101,7 +101,7 @@ def _trains_adapters_only(document: Document) -> bool:
     return all(_adapter(part, document.get("adapter")) for part in parts)
 
 
-def _adapter(phase: Any, common: Any) -> Any:
+def _adapter(phase: object, common: object) -> object:
     own = phase.get("adapter", {}) if isinstance(phase, dict) else {}
     return None if own is None else own or common
 

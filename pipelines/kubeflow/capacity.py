@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from components.shared.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kubernetes.client import V1ResourceQuota
 
 KUBECONFIG = "KUBECONFIG"
 NAMESPACE = "kubeflow"
@@ -66,7 +69,7 @@ def _gpus(recipe: Recipe, namespace: str | None, tell: Callable[[str], None]) ->
     return (min(counted), where) if counted else None
 
 
-def _counts(quota: Any, recipe: Recipe) -> bool:
+def _counts(quota: V1ResourceQuota, recipe: Recipe) -> bool:
     """Tells whether a quota counts the pods that train: all do but those for other classes, see `k8s/overlays/spot`."""
     if quota.spec.scopes:
         return False

@@ -15,14 +15,15 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 from urllib.parse import urlsplit
 
 import kfp
 import urllib3
-from kfp_server_api import ApiException, rest  # type: ignore[import-untyped, unused-ignore]
+from kfp_server_api import ApiException, Configuration, rest  # type: ignore[import-untyped, unused-ignore]
 
 from components.shared.errors import BatonError, UserError
+from pipelines.kubeflow.api import Workflow
 
 ENDPOINT_REMEDY = (
     "Give the address under which /apis/v2beta1/healthz answers: http://localhost:8888 behind "
@@ -52,15 +53,15 @@ def token() -> str | None:
     return os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
 
 
-def connect(endpoint: str, *, token: str | None, namespace: str | None) -> Any:
-    """Check the address and the token, and return a client whose endpoint has answered a health check."""
+def connect(endpoint: str, *, token: str | None, namespace: str | None) -> Client:
+    """Checks the address and the token, and returns a client whose endpoint has answered a health check."""
     _check_endpoint(endpoint)
     token = (token or "").strip() or None
     if token and not re.fullmatch(r"[\x21-\x7e]+", token):
         raise UserError("The token holds a space or a letter beyond ASCII; expected one word.", remedy=_TOKEN_REMEDY)
     with quiet(sys.stderr):  # kfp asks here for a browser log-in, where its IAP variables are set
         try:
-            client = _Client(
+            client = Client(
                 host=endpoint,
                 existing_token=token,
                 namespace=namespace or "kubeflow",
@@ -77,45 +78,45 @@ def connect(endpoint: str, *, token: str | None, namespace: str | None) -> Any:
 
 @contextlib.contextmanager
 def quiet(sink: TextIO) -> Iterator[None]:
-    """Send what kfp prints elsewhere, and drop its warnings."""
+    """Sends what kfp prints elsewhere, and drops its warnings."""
     with contextlib.redirect_stdout(sink), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def one_line(text: object) -> str:
-    """Put a text on one line, cut after 300 characters."""
+    """Returns a text on one line, cut after 300 characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 
-class _Client(kfp.Client):  # type: ignore[misc]
+class Client(kfp.Client):  # type: ignore[misc]
     """kfp's client on our transport, with one health check where kfp's own tries five times."""
 
-    def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-        """Install the transport and ask once. The constructor calls this, once its API exists."""
+    def get_kfp_healthz(self, sleep_duration: int = 5) -> object:
+        """Installs the transport and asks once. The constructor calls this, once its API exists."""
         api_client = self._healthz_api.api_client
         if not isinstance(api_client.rest_client, _Transport):
             api_client.rest_client = _Transport(api_client.configuration)
         return self._healthz_api.healthz_service_get_healthz()
 
     def retry_run(self, run_id: str) -> None:
-        """Start the failed stages of a run again."""
+        """Starts the failed stages of a run again."""
         self._run_api.run_service_retry_run(run_id)
 
-    def workflow(self, run_id: str) -> dict[str, Any]:
-        """Return the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
+    def workflow(self, run_id: str) -> Workflow:
+        """Returns the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
 
         Raises:
             BatonError: The endpoint does not serve that version, or fails.
         """
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
-        workflow: dict[str, Any] = json.loads(manifest) if manifest else {}
+        workflow: Workflow = json.loads(manifest) if manifest else {}
         return workflow
 
     def log(self, run_id: str, pod: str) -> str:
-        """Return what a pod's main container has printed.
+        """Returns what a pod's main container has printed.
 
         Raises:
             BatonError: The endpoint does not have it, or fails.
@@ -133,14 +134,14 @@ class _Client(kfp.Client):  # type: ignore[misc]
 class _Transport(rest.RESTClientObject):  # type: ignore[misc]
     """The generated client's transport: bounded in time, no redirects, one kind of error."""
 
-    def __init__(self, configuration: Any) -> None:
+    def __init__(self, configuration: Configuration) -> None:
         configuration.retries = False
         super().__init__(configuration)
         self._endpoint = configuration.host
         self._has_token = bool(configuration.api_key)
 
-    def request(self, method: str, url: str, **options: Any) -> Any:
-        """Send one request.
+    def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
+        """Sends one request.
 
         Raises:
             BatonError: The answer is anything but JSON with a 2xx status.
@@ -166,7 +167,7 @@ class _Transport(rest.RESTClientObject):  # type: ignore[misc]
             )
         return response
 
-    def _speaks_v1(self, options: dict[str, Any]) -> bool:
+    def _speaks_v1(self, options: dict[str, object]) -> bool:
         url = self._endpoint + _HEALTHZ_PATH.replace("v2beta1", "v1beta1")
         try:
             return _is_json_object(super().request("GET", url, **options).data)
@@ -174,8 +175,8 @@ class _Transport(rest.RESTClientObject):  # type: ignore[misc]
             return False
 
 
-def _refused(endpoint: str, url: str, error: Any, *, has_token: bool) -> BatonError:
-    """Turn an answer with a status other than 2xx into the error a person reads."""
+def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -> BatonError:
+    """Returns the error that a person reads for an answer with a status other than 2xx."""
     status, said = error.status, _describe(error.body)
     if not status:
         return _tls_failed(endpoint, error.reason)
@@ -265,7 +266,7 @@ def _is_json_object(body: bytes | str | None) -> bool:
 
 
 def _describe(body: bytes | str | None) -> str:
-    """Say in a few words what an answer holds: its message, or what kind of page it is."""
+    """Says in a few words what an answer holds: its message, or what kind of page it is."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
     if _is_json_object(text):
         answer = json.loads(text)

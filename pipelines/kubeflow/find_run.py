@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from components.shared.errors import UserError
+from pipelines.kubeflow.api import Run
+from pipelines.kubeflow.endpoint import Client
 
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def find(client: Any, endpoint: str, run: str, namespace: str | None) -> tuple[Any, int]:
+def find(client: Client, endpoint: str, run: str, namespace: str | None) -> tuple[Run, int]:
     """Returns a run and how many runs have its name; of several, the newest.
 
     Args:
@@ -25,7 +26,8 @@ def find(client: Any, endpoint: str, run: str, namespace: str | None) -> tuple[A
         BatonError: the endpoint fails.
     """
     if ID.fullmatch(run):
-        return client.get_run(run), 1
+        found: Run = client.get_run(run)
+        return found, 1
     equals = {"operation": "EQUALS", "key": "display_name", "stringValue": run}
     listed = client.list_runs(
         page_size=50, sort_by="created_at desc", namespace=namespace, filter=json.dumps({"predicates": [equals]})
@@ -35,5 +37,6 @@ def find(client: Any, endpoint: str, run: str, namespace: str | None) -> tuple[A
             f"'{endpoint}' has no run named '{run}'; expected one{f' in namespace {namespace}' if namespace else ''}.",
             remedy="Give the name that `baton submit` printed or the run's id; with several profiles --namespace too.",
         )
-    newest = max(listed.runs, key=lambda found: found.created_at)
-    return client.get_run(newest.run_id), int(listed.total_size or len(listed.runs))
+    newest: Run = max(listed.runs, key=lambda found: found.created_at)
+    newest = client.get_run(newest.run_id)  # the list lacks the stages
+    return newest, int(listed.total_size or len(listed.runs))

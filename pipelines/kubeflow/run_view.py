@@ -10,12 +10,12 @@ from __future__ import annotations
 import datetime
 import graphlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from components.shared.errors import BatonError
-from pipelines.kubeflow.endpoint import one_line
+from pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, TaskDetail, Workflow
+from pipelines.kubeflow.endpoint import Client, one_line
 
 BROKEN = frozenset({"FAILED", "CANCELED"})
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"
@@ -58,6 +58,10 @@ SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", r
 """A stage's one message in its log, as kfp's executor writes it or as Baton does."""
 
 
+Placed = tuple[str, Task, tuple[str, ...]]
+"""Key of a task, the task, and the keys of the graphs around it."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of a run."""
@@ -86,7 +90,7 @@ class Stage:
         return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
 
-def stages(run: Any) -> list[Stage]:
+def stages(run: Run) -> list[Stage]:
     """Returns the stages of a run, in the order in which they depend on each other.
 
     Args:
@@ -99,7 +103,7 @@ def stages(run: Any) -> list[Stage]:
     return [_stage(key, task, parents, details) for key, task, parents in tasks]
 
 
-def outcome(state: str, found: list[Stage]) -> str:
+def outcome(state: str | None, found: list[Stage]) -> str:
     """Returns what a run came to: its state in lower case, `rejected` where the gate refused the model.
 
     The backend calls a run that was cancelled a failed one; `explained` can tell.
@@ -112,7 +116,7 @@ def outcome(state: str, found: list[Stage]) -> str:
     return (state or "pending").lower()
 
 
-def explained(client: Any, run: Any, found: list[Stage]) -> list[Stage]:
+def explained(client: Client, run: Run, found: list[Stage]) -> list[Stage]:
     """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
 
     Args:
@@ -126,14 +130,13 @@ def explained(client: Any, run: Any, found: list[Stage]) -> list[Stage]:
         workflow = client.workflow(run.run_id)
     except (BatonError, ValueError):
         return found
-    nodes = workflow.get("status", {}).get("nodes", {})
     if workflow.get("spec", {}).get("activeDeadlineSeconds") == 0:  # how the backend ends a run that is cancelled
         return [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in found]
-    return [_explained(client, run.run_id, workflow, stage, nodes) for stage in found]
+    return [_explained(client, run.run_id, workflow, stage) for stage in found]
 
 
-def _explained(client: Any, run_id: str, workflow: Mapping[str, Any], stage: Stage, nodes: Mapping[str, Any]) -> Stage:
-    node = _pod_of(stage, nodes.values())
+def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) -> Stage:
+    node = _pod_of(stage, workflow.get("status", {}).get("nodes", {}).values())
     if node is None or not node.get("message"):
         return stage
     pod = _pod_name(workflow, node)
@@ -144,7 +147,7 @@ def _explained(client: Any, run_id: str, workflow: Mapping[str, Any], stage: Sta
     return replace(stage, message=message, pod=pod, hint=hint)
 
 
-def _said(client: Any, run_id: str, pod: str) -> str | None:
+def _said(client: Client, run_id: str, pod: str) -> str | None:
     """Returns the message that a stage ended with, from its log, or None."""
     try:
         said = SAID.findall(client.log(run_id, pod))
@@ -153,7 +156,7 @@ def _said(client: Any, run_id: str, pod: str) -> str | None:
     return one_line(said[-1]) if said else None
 
 
-def _pod_of(stage: Stage, nodes: Any) -> Mapping[str, Any] | None:
+def _pod_of(stage: Stage, nodes: Iterable[Node]) -> Node | None:
     """Returns the newest node of a stage's pods that has not succeeded, its driver's among them."""
     wanted = {stage.key, f"{stage.key}-driver"}
     own = [
@@ -164,7 +167,7 @@ def _pod_of(stage: Stage, nodes: Any) -> Mapping[str, Any] | None:
     return max(own, key=lambda node: node.get("startedAt") or "", default=None)
 
 
-def _pod_name(workflow: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+def _pod_name(workflow: Workflow, node: Node) -> str:
     """Returns the name of a node's pod, which Argo makes of the workflow's, the template's and a hash."""
     metadata = workflow.get("metadata", {})
     if metadata.get("annotations", {}).get("workflows.argoproj.io/pod-name-format") == "v1":
@@ -172,7 +175,7 @@ def _pod_name(workflow: Mapping[str, Any], node: Mapping[str, Any]) -> str:
     return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
-def _stage(key: str, task: Mapping[str, Any], parents: tuple[str, ...], details: Mapping[str, Any]) -> Stage:
+def _stage(key: str, task: Task, parents: tuple[str, ...], details: Mapping[str, TaskDetail]) -> Stage:
     detail, driver = details.get(key), details.get(f"{key}-driver")
     if detail is None and driver is not None and driver.state == "FAILED":
         detail = driver
@@ -188,27 +191,24 @@ def _time(value: datetime.datetime | None) -> datetime.datetime | None:
     return value if value and value.year >= STARTED_UNSET else None
 
 
-def _spec(run: Any) -> Mapping[str, Any]:
+def _spec(run: Run) -> PipelineSpec:
     """Returns the compiled pipeline of a run, empty where the run refers to one that was uploaded."""
-    posted: Mapping[str, Any] = run.pipeline_spec or {}
-    wrapped: Mapping[str, Any] = posted.get("pipeline_spec", posted)
-    return wrapped
+    posted = run.pipeline_spec or {}
+    return posted.get("pipeline_spec", posted)
 
 
-def _tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
+def _tasks(spec: PipelineSpec) -> Iterator[Placed]:
     """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these."""
     components = spec.get("components", {})
 
-    def inside(
-        dag: Mapping[str, Any], parents: tuple[str, ...]
-    ) -> Iterator[tuple[str, Mapping[str, Any], tuple[str, ...]]]:
+    def inside(dag: Dag, parents: tuple[str, ...]) -> Iterator[Placed]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()
         while order.is_active():
             ready = sorted(order.get_ready(), key=_natural)
             for key in ready:
-                inner = components.get(tasks[key].get("componentRef", {}).get("name"), {}).get("dag")
+                inner = components.get(tasks[key].get("componentRef", {}).get("name", ""), {}).get("dag")
                 if inner:
                     yield from inside(inner, (*parents, key))
                 else:

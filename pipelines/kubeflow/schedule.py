@@ -6,10 +6,10 @@ import io
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from components.shared.errors import UserError
-from pipelines.kubeflow.endpoint import connect, quiet
+from pipelines.kubeflow.api import RecurringRun
+from pipelines.kubeflow.endpoint import Client, connect, quiet
 from pipelines.kubeflow.submit import check_package, experiment_id_of, required
 
 PREFIX = "retrain-"
@@ -138,10 +138,10 @@ def delete(endpoint: str, recipe: str, *, token: str | None, namespace: str | No
     return found
 
 
-def _find(client: Any, recipe: str | None, namespace: str | None) -> list[Schedule]:
+def _find(client: Client, recipe: str | None, namespace: str | None) -> list[Schedule]:
     wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
     filtered = json.dumps({"predicates": [wanted]}) if recipe else None
-    found: list[Any] = []
+    found: list[RecurringRun] = []
     page = ""
     while True:
         answer = client.list_recurring_runs(page_token=page, page_size=_PAGE, namespace=namespace, filter=filtered)
@@ -156,7 +156,7 @@ def _find(client: Any, recipe: str | None, namespace: str | None) -> list[Schedu
     ]
 
 
-def _cron(run: Any) -> str:
+def _cron(run: RecurringRun) -> str:
     schedule = run.trigger and run.trigger.cron_schedule
     return str(schedule.cron) if schedule else "by interval"
 

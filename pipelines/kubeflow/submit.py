@@ -1,4 +1,4 @@
-"""Submit a compiled pipeline to a Kubeflow Pipelines endpoint, and wait for its run.
+"""Submits a compiled pipeline to a Kubeflow Pipelines endpoint, and waits for its run.
 
 `pipelines.kubeflow.endpoint` connects; whatever the endpoint does wrong arrives here as a `BatonError`.
 """
@@ -12,14 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import kfp
 import yaml
 from google.protobuf import json_format
 
 from components.shared.errors import BatonError, UserError
-from pipelines.kubeflow.endpoint import ENDPOINT_REMEDY, NameClashError, TransientError, connect, one_line, quiet
+from pipelines.kubeflow.api import Run
+from pipelines.kubeflow.endpoint import (
+    ENDPOINT_REMEDY,
+    Client,
+    NameClashError,
+    TransientError,
+    connect,
+    one_line,
+    quiet,
+)
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 MAX_TRANSIENT_FAILURES = 5
@@ -53,7 +61,7 @@ def submit(
     service_account: str | None = None,
     cache: bool = True,
 ) -> Submission:
-    """Create a run of a compiled pipeline, and its experiment where there is none yet.
+    """Creates a run of a compiled pipeline, and its experiment where there is none yet.
 
     Args:
         package_path: The compiled pipeline, a `.yaml` file.
@@ -103,12 +111,12 @@ def wait(
     *,
     timeout_s: float,
     on_state: Callable[[str, str], None],
-    on_run: Callable[[Any, Any], None] = lambda client, run: None,
+    on_run: Callable[[Client, Run], None] = lambda client, run: None,
     token: str | None = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
 ) -> str:
-    """Poll a run until it ends. A few failed polls in a row are survived.
+    """Polls a run until it ends. A few failed polls in a row are survived.
 
     Args:
         endpoint: Address of the Kubeflow Pipelines API.
@@ -151,8 +159,8 @@ def wait(
         time.sleep(min(poll_s * 2**failures, _MAX_PAUSE_S, remaining))
 
 
-def experiment_id_of(client: Any, endpoint: str, name: str, namespace: str | None) -> str:
-    """Return the id of an experiment, which is created where there is none of that name."""
+def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | None) -> str:
+    """Returns the id of an experiment, which is created where there is none of that name."""
     try:
         experiment = client.create_experiment(name, namespace=namespace)
     except NameClashError:
@@ -167,7 +175,11 @@ def experiment_id_of(client: Any, endpoint: str, name: str, namespace: str | Non
 
 
 def check_package(package_path: str) -> None:
-    """Raise a `UserError` where there is no such package."""
+    """Checks that there is such a package.
+
+    Raises:
+        UserError: there is none.
+    """
     if not package_path.endswith((".yaml", ".yml")) or not Path(package_path).is_file():
         raise UserError(
             f"Package '{package_path}' is not a file ending in .yaml; expected a compiled pipeline.",
@@ -187,7 +199,11 @@ def _check_arguments(arguments: dict[str, object]) -> None:
 
 
 def required(identifier: str | None, what: str, endpoint: str) -> str:
-    """Return an id, and raise a `BatonError` where the endpoint gave none."""
+    """Returns an id.
+
+    Raises:
+        BatonError: the endpoint gave none.
+    """
     if not identifier:
         raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
     return identifier
@@ -201,6 +217,6 @@ def _outlasted(endpoint: str, run_id: str, state: str, timeout_s: float) -> Bato
 
 
 def run_url(endpoint: str, run_id: str) -> str:
-    """Return where a run is shown in the Kubeflow Pipelines UI."""
+    """Returns where a run is shown in the Kubeflow Pipelines UI."""
     base = os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint
     return f"{base.rstrip('/')}/#/runs/details/{run_id}"

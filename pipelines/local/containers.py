@@ -10,15 +10,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from components.shared import events
 from components.shared.errors import UserError
 from components.shared.recipe.base import amount
+
+if TYPE_CHECKING:
+    from docker import DockerClient  # type: ignore[import-untyped]
 
 KILLED = 137
 """Exit code of a process that was ended by SIGKILL, as by the kernel where memory runs out."""
@@ -41,9 +44,9 @@ class Needs:
     shm: int = 0
     gpus: int = 0
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Returns it as Docker takes it."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         if self.cpu:
             found["nano_cpus"] = int(self.cpu * 1e9)
         if self.memory:
@@ -64,7 +67,7 @@ def read_needs(package_path: str) -> dict[str, Needs]:
     """
     with open(package_path, encoding="utf-8") as file:
         spec, *platform = yaml.safe_load_all(file)
-    kubernetes: dict[str, Any] = {}
+    kubernetes = {}
     for document in platform:
         kubernetes = document["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     found = {}
@@ -91,7 +94,14 @@ class Containers:
     def __init__(self, needs: dict[str, Needs]) -> None:
         self._needs = needs
 
-    def run(self, client: Any, image: str, command: Sequence[str], volumes: dict[str, Any], **arguments: Any) -> int:
+    def run(
+        self,
+        client: DockerClient,
+        image: str,
+        command: Sequence[str],
+        volumes: Mapping[str, Mapping[str, str]],
+        **arguments: object,
+    ) -> int:
         """Runs a container to its end, prints what it prints, and removes it.
 
         Args:
@@ -133,7 +143,7 @@ class Container:
         arguments: Whatever else Docker's client takes.
     """
 
-    def __init__(self, client: Any, image: str, command: Sequence[str], **arguments: Any) -> None:
+    def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
         self._container = client.containers.create(image, list(command), **arguments)
         try:
             self._output = self._container.attach(stream=True, demux=True)  # before the start, so that nothing is lost
@@ -163,13 +173,13 @@ class Container:
 
     def remove(self) -> None:
         """Ends it, if it has not ended, and removes it with its volumes."""
-        import docker  # type: ignore[import-untyped]
+        import docker
 
         with contextlib.suppress(docker.errors.NotFound):
             self._container.remove(force=True, v=True)
 
 
-def start(client: Any, image: str, command: Sequence[str], **arguments: Any) -> Container:
+def start(client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> Container:
     """Starts a container.
 
     Raises:

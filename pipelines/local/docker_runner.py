@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlparse
 
 from components.shared.errors import UserError
@@ -21,6 +21,13 @@ from components.shared.models import cache_dir
 from components.shared.recipe import Recipe
 from components.shared.store.registry import ENVIRONMENT
 from pipelines.local import containers
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from docker import DockerClient  # type: ignore[import-untyped]
+    from docker.types import Mount  # type: ignore[import-untyped]
+    from kfp.local import DockerRunner
 
 NETWORK = "BATON_DOCKER_NETWORK"
 """Environment variable: Docker network of the containers. When left out, the host's where an address that they need is
@@ -44,7 +51,7 @@ _WRITABLE = 'for path; do [ -w "$path" ] || { echo "readonly $path"; exit 3; }; 
 
 
 @contextlib.contextmanager
-def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[Any]:
+def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunner]:
     """Yields kfp's Docker runner for a recipe, once a container has seen what stages will need.
 
     Args:
@@ -131,7 +138,7 @@ def _is_here(address: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _paths(value: Any) -> Iterator[str]:
+def _paths(value: object) -> Iterator[str]:
     """Yields the files and folders that a document names, of a pattern the folder above its first wildcard."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -146,9 +153,21 @@ def _paths(value: Any) -> Iterator[str]:
             yield os.path.normpath(plain)
 
 
-def _arguments(recipe: Recipe, client: Any) -> dict[str, Any]:
-    """Returns what every container is run with, as Docker's client takes it."""
-    from docker.types import Mount  # type: ignore[import-untyped]
+class Arguments(TypedDict):
+    """What every container is run with, as Docker's client takes it."""
+
+    environment: dict[str, str]
+    mounts: list[Mount]
+    network_mode: str | None
+    user: str
+    read_only: bool
+    cap_drop: list[str]
+    security_opt: list[str]
+    labels: dict[str, str]
+
+
+def _arguments(recipe: Recipe, client: DockerClient) -> Arguments:
+    from docker.types import Mount
 
     env = environment(recipe, os.environ)
     mounts = [Mount(path, path, type="bind", read_only=not written) for path, written in folders(recipe, env).items()]
@@ -165,13 +184,13 @@ def _arguments(recipe: Recipe, client: Any) -> dict[str, Any]:
     }
 
 
-def _connect() -> Any:
+def _connect() -> DockerClient:
     """Returns Docker's client.
 
     Raises:
         UserError: no engine answers.
     """
-    import docker  # type: ignore[import-untyped]
+    import docker
 
     try:
         client = docker.from_env()
@@ -185,7 +204,7 @@ def _connect() -> Any:
     return client
 
 
-def _require_image(client: Any, image: str) -> None:
+def _require_image(client: DockerClient, image: str) -> None:
     """Fetches an image that the engine lacks where its name has a registry in it.
 
     Raises:
@@ -211,7 +230,7 @@ def _require_image(client: Any, image: str) -> None:
     )
 
 
-def _look(client: Any, recipe: Recipe, root: str, arguments: dict[str, Any]) -> None:
+def _look(client: DockerClient, recipe: Recipe, root: str, arguments: Arguments) -> None:
     """Starts one container to see whether stages will find what they need.
 
     Raises:
@@ -251,7 +270,7 @@ def _unusable(image: str, answer: str) -> UserError:
 def _ended_by_term() -> Iterator[None]:
     """Lets SIGTERM end this process as Ctrl-C does: by way of the clean-up that removes the container."""
 
-    def end(number: int, _: Any) -> None:
+    def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)

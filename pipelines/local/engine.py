@@ -8,8 +8,8 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
 
 from components.shared import events, models, zero
 from components.shared.errors import BatonError, UserError
@@ -17,8 +17,7 @@ from components.shared.recipe import Recipe
 from pipelines.compiling import prepare
 from pipelines.compiling.package import Pipeline, write_package
 from pipelines.local import warm
-
-Event = dict[str, Any]
+from pipelines.local.processes import Event
 
 
 def require_one_machine(recipe: Recipe) -> None:
@@ -40,7 +39,7 @@ def run_recipe(
     name: str,
     *,
     pipeline: Pipeline = Pipeline.finetune,
-    arguments: dict[str, Any],
+    arguments: Mapping[str, object],
     on_event: Callable[[Event], None],
     containers: bool,
 ) -> None:
@@ -74,7 +73,7 @@ def run_recipe(
 
 def run(
     package_path: str,
-    arguments: dict[str, Any],
+    arguments: Mapping[str, object],
     *,
     on_event: Callable[[Event], None],
     log_path: str,

@@ -27,6 +27,7 @@ TRAIN_CHUNK = "components.train_chunk"
 CHECKPOINT = "components.checkpoint"
 
 Event = dict[str, Any]
+"""What a stage tells: `event` is its kind, `at` its time."""
 
 
 class Process(Protocol):

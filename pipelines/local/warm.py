@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Protocol
 
 from components.shared import events
 from components.shared.store.registry import ENVIRONMENT
@@ -72,6 +72,13 @@ def _require_server() -> None:
 
     _context.set_forkserver_preload(list(_PRELOADED))
     forkserver.ensure_running()
+
+
+class Descriptor(Protocol):
+    """A file descriptor on its way into another process."""
+
+    def detach(self) -> int:
+        """Returns it, once, as that process has it."""
 
 
 class Forked:
@@ -129,7 +136,7 @@ class Forked:
         if rest:
             yield rest.decode(errors="replace")
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[processes.Event]:
         """Yields what it tells, until it ends."""
         for line in self.lines():
             if event := events.parse(line):
@@ -193,8 +200,10 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
         return process.wait()
 
 
-def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool) -> None:
-    """What the forked process does."""
+def _serve(
+    output: Descriptor, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool
+) -> None:
+    """Runs the module in the forked process."""
     if own_group:
         os.setpgid(0, 0)
     descriptor = output.detach()

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import TypedDict
 
 from components.shared import recipe_file
 from components.shared.checkpoints.store import CheckpointStore
@@ -15,11 +15,47 @@ from components.shared.errors import DamagedError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, now
 from pipelines.local import processes, results
-from pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher
+from pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Event, Fresh, Launcher
 from pipelines.proving import prove
-from pipelines.proving.drill_phases import PHASES, Deck, Event, Strike, Tracker
+from pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
 
-Kill = dict[str, Any]
+
+class Kill(TypedDict):
+    """A process that was killed: the phase that was asked for, those that it was in, and what was committed then."""
+
+    number: int
+    run: str
+    asked: str
+    found: list[str]
+    hit: bool
+    stage: str
+    chunk: int
+    step: int
+    committed: list[int]
+    seconds_to_training: float | None
+
+
+class Disturbed(prove.Told):
+    """A run whose processes were killed, compared with the undisturbed one."""
+
+    kills: int
+    difference: prove.Difference | None
+    checkpoints: list[int]
+    problems: list[str]
+
+
+class Found(TypedDict):
+    """What a drill found; see `Drill.run`."""
+
+    recipe: str
+    created: str
+    exact: bool
+    wanted: int
+    kills: list[Kill]
+    phases: dict[str, dict[str, int]]
+    unreachable: list[str]
+    undisturbed: prove.Told
+    runs: list[Disturbed]
 
 
 class Drill:
@@ -67,7 +103,7 @@ class Drill:
         self._verified: set[str] = set()
         self._problems: list[str] = []
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Found:
         """Runs the recipe undisturbed, then as often as it takes to use up all kills.
 
         Returns:
@@ -82,7 +118,7 @@ class Drill:
         undisturbed = self._undisturbed()
         deck = self._deck()
         unreachable = [phase for phase in PHASES if phase not in deck.phases]
-        runs: list[dict[str, Any]] = []
+        runs: list[Disturbed] = []
         while deck.phases and len(self.kills) < self.wanted:
             before = len(self.kills)
             ordinal = "" if not runs else f"-{len(runs) + 1}"
@@ -97,7 +133,7 @@ class Drill:
             "kills": self.kills,
             "phases": {phase: self._count(phase) for phase in PHASES},
             "unreachable": unreachable,
-            "undisturbed": _shown(undisturbed),
+            "undisturbed": prove.told(undisturbed),
             "runs": runs,
         }
 
@@ -105,7 +141,7 @@ class Drill:
         asked = [kill for kill in self.kills if kill["asked"] == phase]
         return {"asked": len(asked), "hit": sum(kill["hit"] for kill in asked)}
 
-    def _undisturbed(self) -> dict[str, Any]:
+    def _undisturbed(self) -> prove.Outcome:
         """Runs the recipe as it should go, and learns how long each phase takes."""
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.chunks.count + 1):
@@ -128,7 +164,7 @@ class Drill:
             seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
         return Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
 
-    def _disturbed(self, name: str, deck: Deck, undisturbed: dict[str, Any]) -> dict[str, Any]:
+    def _disturbed(self, name: str, deck: Deck, undisturbed: prove.Outcome) -> Disturbed:
         """Brings a run to its end, however often its processes are killed, and compares it."""
         began, chunks = len(self.kills), self.recipe.chunks.count
         self._problems = []
@@ -143,7 +179,7 @@ class Drill:
         damaged = [f"step {row['step']}: {problem}" for row in rows for problem in row["problems"]]
         outcome = prove.outcome(run, self.recipe.chunks.count)
         return {
-            **_shown(outcome),
+            **prove.told(outcome),
             "kills": len(self.kills) - began,
             "difference": prove.difference(undisturbed, outcome),
             "checkpoints": [row["step"] for row in rows],
@@ -235,8 +271,3 @@ def _is_unfinished(run: Run, step: int | None) -> bool:
     assert step is not None
     names = run.storage.find(CheckpointStore(run).prefix(step))
     return any("/" in name or name.startswith("manifest") for name in names)
-
-
-def _shown(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is told of a run."""
-    return {key: outcome[key] for key in ("run", "uri", "targets", "steps", "losses", "weights_sha256", "state_digest")}

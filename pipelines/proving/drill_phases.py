@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any
+
+from pipelines.local.processes import Event
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three go on beside training."""
@@ -19,8 +20,6 @@ PASSED_BY = 0.3
 """Chance that a kill lets a phase go by once that a process comes to again and again."""
 UNKNOWN = 0.005
 """Seconds that a phase is taken to last when none was measured."""
-
-Event = dict[str, Any]
 
 
 class Tracker:

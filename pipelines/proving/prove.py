@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from components.shared import recipe_file
 from components.shared.checkpoints.store import CheckpointStore
@@ -17,7 +17,61 @@ from components.shared.runs import Run, now
 from pipelines.local import processes, warm
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
-_UNSHOWN = ("parts", "fingerprint")
+
+
+class Told(TypedDict):
+    """What is told of a finished run."""
+
+    run: str
+    uri: str
+    targets: list[int]
+    steps: list[int]
+    losses: list[float]
+    weights_sha256: str
+    state_digest: str
+
+
+class Outcome(Told):
+    """What a finished run logged, and the state and files of its last checkpoint.
+
+    `chunks` is their number, `parts` the digest of each part of the state, and `fingerprint` that of the machine.
+    """
+
+    chunks: int
+    parts: Mapping[str, str]
+    fingerprint: Mapping[str, object]
+
+
+class Difference(TypedDict):
+    """The earliest thing in which the run in `chunks` chunks differs from the one in `against`."""
+
+    chunks: int
+    against: int
+    what: str
+    expected: float | str
+    found: float | str
+    logged_value: NotRequired[int]
+    step: NotRequired[int]
+
+
+class Variant(Told):
+    """A run of a proof, with its difference from the first one."""
+
+    chunks: int
+    difference: Difference | None
+
+
+class Proof(TypedDict):
+    """What a proof found; see `prove`. `report` is the page's path."""
+
+    recipe: str
+    created: str
+    leave_out: list[str]
+    exact: bool
+    variants: list[Variant]
+    first_difference: Difference | None
+    fingerprint: Mapping[str, object]
+    report: NotRequired[str]
 
 
 def prove(
@@ -26,8 +80,8 @@ def prove(
     *,
     name: str,
     leave_out: Sequence[str] = (),
-    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
-) -> dict[str, Any]:
+    on_event: Callable[[processes.Event], None] = lambda event: None,
+) -> Proof:
     """Runs a recipe once per count of chunks and compares losses and digests with the first.
 
     Args:
@@ -49,13 +103,15 @@ def prove(
     variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, on_event) for count in counts]
     differences = [difference(variants[0], variant) for variant in variants]
     found = [difference for difference in differences if difference]
-    shown = [{key: value for key, value in variant.items() if key not in _UNSHOWN} for variant in variants]
     return {
         "recipe": recipe.name,
         "created": created,
         "leave_out": [str(part) for part in leave_out],
         "exact": not found,
-        "variants": [{**row, "difference": each} for row, each in zip(shown, differences, strict=True)],
+        "variants": [
+            {"chunks": row["chunks"], **told(row), "difference": each}
+            for row, each in zip(variants, differences, strict=True)
+        ],
         "first_difference": min(found, key=_place, default=None),
         "fingerprint": variants[0]["fingerprint"],
     }
@@ -66,8 +122,8 @@ def _variant(
     count: int,
     name: str,
     leave_out: Sequence[str],
-    on_event: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+    on_event: Callable[[processes.Event], None],
+) -> Outcome:
     document = recipe.model_dump(mode="json")
     document["chunks"]["count"] = count
     document["tracking"]["mlflow"] = None
@@ -80,7 +136,7 @@ def _variant(
     return outcome(run, count)
 
 
-def outcome(run: Run, count: int) -> dict[str, Any]:
+def outcome(run: Run, count: int) -> Outcome:
     """Returns what a finished run logged, and the state and files of its last checkpoint."""
     store, plan = CheckpointStore(run), run.plan()
     checkpoint = store.read(plan.num_steps)
@@ -100,7 +156,7 @@ def outcome(run: Run, count: int) -> dict[str, Any]:
     }
 
 
-def weights_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
+def weights_sha256(files: Mapping[str, Mapping[str, object]]) -> str:
     """Returns the SHA-256 of a checkpoint's weights file.
 
     Args:
@@ -120,24 +176,41 @@ def weights_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
     return digests[0] if len(names) == 1 else hashlib.sha256(lines.encode()).hexdigest()
 
 
-def difference(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+def told(outcome: Outcome) -> Told:
+    """Returns what is told of a run: neither its machine nor the parts of its state."""
+    return {
+        "run": outcome["run"],
+        "uri": outcome["uri"],
+        "targets": outcome["targets"],
+        "steps": outcome["steps"],
+        "losses": outcome["losses"],
+        "weights_sha256": outcome["weights_sha256"],
+        "state_digest": outcome["state_digest"],
+    }
+
+
+def difference(first: Outcome, other: Outcome) -> Difference | None:
     """Returns the earliest thing in which a variant differs from the first, None if nothing does."""
-    compared = {"chunks": other["chunks"], "against": first["chunks"]}
     for number, (expected, found) in enumerate(zip(first["losses"], other["losses"], strict=False), 1):
         if repr(expected) != repr(found):  # a loss that is not a number equals itself by its digits only
-            where = {"logged_value": number, "step": other["steps"][number - 1]}
-            return {**compared, "what": "loss", **where, "expected": expected, "found": found}
+            step = other["steps"][number - 1]
+            return _differing(first, other, "loss", expected, found) | {"logged_value": number, "step": step}
     if len(first["losses"]) != len(other["losses"]):
-        numbers = {"expected": len(first["losses"]), "found": len(other["losses"])}
-        return {**compared, "what": "number of losses", **numbers}
-    for part, expected in first["parts"].items():
-        if other["parts"][part] != expected:
-            return {**compared, "what": part, "expected": expected, "found": other["parts"][part]}
-    expected, found = first["weights_sha256"], other["weights_sha256"]
-    return {**compared, "what": "weights file", "expected": expected, "found": found} if expected != found else None
+        return _differing(first, other, "number of losses", len(first["losses"]), len(other["losses"]))
+    for part, digest in first["parts"].items():
+        if other["parts"][part] != digest:
+            return _differing(first, other, part, digest, other["parts"][part])
+    if first["weights_sha256"] != other["weights_sha256"]:
+        return _differing(first, other, "weights file", first["weights_sha256"], other["weights_sha256"])
+    return None
 
 
-def _place(difference: dict[str, Any]) -> float:
+def _differing(first: Outcome, other: Outcome, what: str, expected: float | str, found: float | str) -> Difference:
+    counts = other["chunks"], first["chunks"]
+    return {"chunks": counts[0], "against": counts[1], "what": what, "expected": expected, "found": found}
+
+
+def _place(difference: Difference) -> float:
     """Returns where in a run a difference shows; what is compared at the end comes last."""
     return float(difference.get("logged_value", math.inf))
 
@@ -157,7 +230,7 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: Proof) -> None:
     """Prints a proof for people."""
     for variant in found["variants"]:
         print(
@@ -171,6 +244,6 @@ def print_table(found: dict[str, Any]) -> None:
     print(f"report: {found['report']}")
 
 
-def last_loss(variant: dict[str, Any]) -> str:
+def last_loss(variant: Told) -> str:
     """Returns every digit of the last loss that a variant logged."""
     return repr(variant["losses"][-1]) if variant["losses"] else "none logged"

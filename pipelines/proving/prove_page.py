@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,10 +20,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from components.shared import pages, svg
 from components.shared.errors import UserError
 from components.shared.pages import count
-from pipelines.proving.prove import last_loss
+from pipelines.proving.prove import Difference, Proof, Variant, last_loss
 
-Found = Mapping[str, Any]
-Variant = Mapping[str, Any]
+Style = dict[str, Any]
+"""How a line is drawn, as matplotlib takes it."""
+
 MAX_STRIPES = 4
 """Curves that share the length of a line among them; with more, the dashes would be too far apart to follow."""
 
@@ -43,12 +44,12 @@ def check_path(path: str) -> str:
     return where
 
 
-def write(found: Found, path: str) -> None:
+def write(found: Proof, path: str) -> None:
     """Writes what `prove` returned as one HTML file."""
     Path(path).write_text(render(found), encoding="utf-8")
 
 
-def render(found: Found) -> str:
+def render(found: Proof) -> str:
     """Returns the page as one HTML document, which loads nothing."""
     environment = pages.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
@@ -73,7 +74,7 @@ def render(found: Found) -> str:
     )
 
 
-def verdict(found: Found) -> str:
+def verdict(found: Proof) -> str:
     """Returns the line that sums the comparison up."""
     variants = found["variants"]
     if found["exact"]:
@@ -83,12 +84,12 @@ def verdict(found: Found) -> str:
     return f"NOT exact: {differing} of {len(variants)} runs {verb} from the run in {named(variants[0])}"
 
 
-def tone(found: Found) -> str:
+def tone(found: Proof) -> str:
     """Returns how good the verdict is: good, warn or bad. A control is never good news, only as it must be."""
     return "warn" if found["leave_out"] else "good" if found["exact"] else "bad"
 
 
-def control(found: Found) -> str:
+def control(found: Proof) -> str:
     """Returns what a negative control was and whether it found anything; empty where nothing was left out."""
     if not found["leave_out"]:
         return ""
@@ -118,7 +119,14 @@ def compared(variant: Variant) -> tuple[str, str]:
     return "bad", f"✗ {difference['what']}{place}"
 
 
-def told(found: Found) -> dict[str, Any] | None:
+class Told(TypedDict):
+    """A difference in words: a sentence, and lines with a name and a value, None where there is none."""
+
+    sentence: str
+    values: list[tuple[str, str | None]]
+
+
+def told(found: Proof) -> Told | None:
     """Returns the first difference in words: a sentence, and the values that were expected and found."""
     difference = found["first_difference"]
     if difference is None:
@@ -153,7 +161,7 @@ def told(found: Found) -> dict[str, Any] | None:
     }
 
 
-def loss_plot(found: Found, canvas: svg.Canvas) -> Figure | None:
+def loss_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
     """Draws all losses over each other, and where each run's chunks end."""
     variants, lines = found["variants"], _lines(found["variants"])
     curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
@@ -179,7 +187,7 @@ def loss_plot(found: Found, canvas: svg.Canvas) -> Figure | None:
     return figure
 
 
-def drift_plot(found: Found, canvas: svg.Canvas) -> Figure | None:
+def drift_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
     """Draws how far each run's losses are from the first run's; nothing where no loss differs."""
     variants, lines = found["variants"], _lines(found["variants"])
     first = variants[0]["losses"]
@@ -196,7 +204,7 @@ def drift_plot(found: Found, canvas: svg.Canvas) -> Figure | None:
     return figure
 
 
-def _lines(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+def _lines(variants: Sequence[Variant]) -> list[Style]:
     """Returns a style per run: the first wide and pale; the others' dashes take turns where they run together."""
     colors = cycle((svg.ORANGE, svg.GREEN, svg.PURPLE, svg.AMBER))
     stripes, dash = min(len(variants) - 1, MAX_STRIPES), 4.5
@@ -208,7 +216,7 @@ def _lines(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return [{"color": svg.BLUE, "lw": 6.5, "alpha": 0.3, "solid_capstyle": "round"}, *dashed]
 
 
-def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Mapping[str, Any]]) -> None:
+def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Style]) -> None:
     """Draws a row per run with a tick at the end of each of its chunks."""
     for row, (variant, line) in enumerate(zip(variants, lines, strict=True)):
         ax.hlines(row, 0, variant["targets"][-1], color=svg.RULE, lw=1)
@@ -228,12 +236,13 @@ def _step_axis(ax: Axes, variants: Sequence[Variant], canvas: svg.Canvas) -> Non
     ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
 
 
-def _mark_difference(ax: Axes, found: Found, *, relative: bool = False) -> None:
+def _mark_difference(ax: Axes, found: Proof, *, relative: bool = False) -> None:
     """Rings the first loss that differs, and names it over the plot."""
     difference = found["first_difference"]
     if difference is None or difference["what"] != "loss":
         return
-    step, value = difference["step"], difference["found"] - (difference["expected"] if relative else 0)
+    step, value = difference["step"], float(difference["found"])
+    value -= float(difference["expected"]) if relative else 0
     ax.axvline(step, color=svg.INK, lw=0.8)
     if math.isfinite(value):
         ax.plot([step], [value], "o", ms=9, mfc="none", mec=svg.INK, mew=1.5, zorder=6, gid="difference")
@@ -244,11 +253,11 @@ def _mark_difference(ax: Axes, found: Found, *, relative: bool = False) -> None:
     )  # fmt: skip
 
 
-def _gap(difference: Mapping[str, Any]) -> str | None:
+def _gap(difference: Difference) -> str | None:
     """Returns by how much a loss differs, None for what has no distance."""
-    gap = difference["found"] - difference["expected"] if difference["what"] == "loss" else math.nan
+    gap = float(difference["found"]) - float(difference["expected"]) if difference["what"] == "loss" else math.nan
     return f"{gap:+.3g}" if math.isfinite(gap) else None
 
 
-def _entries(steps: Sequence[int], values: Sequence[float]) -> list[dict[str, Any]]:
+def _entries(steps: Sequence[int], values: Sequence[float]) -> list[dict[str, float]]:
     return [{"step": step, "loss": value} for step, value in zip(steps, values, strict=False)]

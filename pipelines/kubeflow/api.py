@@ -1,0 +1,145 @@
+"""What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow behind a run."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Protocol, TypedDict
+
+
+class Status(Protocol):
+    """Why something ended as it did."""
+
+    message: str | None
+
+
+class TaskDetail(Protocol):
+    """State of a node of the workflow, as the API names it."""
+
+    display_name: str
+    state: str | None
+    start_time: datetime.datetime | None
+    end_time: datetime.datetime | None
+    error: Status | None
+
+
+class RunDetails(Protocol):
+    """What a run's nodes came to."""
+
+    task_details: Sequence[TaskDetail] | None
+
+
+class ComponentRef(TypedDict, total=False):
+    """Component that a task runs, by its name."""
+
+    name: str
+
+
+class TaskInfo(TypedDict, total=False):
+    """What a page shows of a task."""
+
+    name: str
+
+
+class Task(TypedDict, total=False):
+    """Task of a compiled pipeline."""
+
+    taskInfo: TaskInfo
+    componentRef: ComponentRef
+    dependentTasks: list[str]
+
+
+class Dag(TypedDict, total=False):
+    """Graph of tasks, by their keys."""
+
+    tasks: dict[str, Task]
+
+
+class Component(TypedDict, total=False):
+    """Component of a compiled pipeline; one that is a graph itself has a `dag`."""
+
+    dag: Dag
+
+
+class PipelineSpec(TypedDict, total=False):
+    """The compiled pipeline."""
+
+    root: Component
+    components: dict[str, Component]
+
+
+class PostedSpec(PipelineSpec, total=False):
+    """The compiled pipeline as it was posted: alone, or beside its platform's."""
+
+    pipeline_spec: PipelineSpec
+
+
+class Run(Protocol):
+    """A run, as `kfp.Client.get_run` returns it."""
+
+    run_id: str
+    display_name: str
+    state: str | None
+    created_at: datetime.datetime
+    pipeline_spec: PostedSpec | None
+    run_details: RunDetails | None
+
+
+class CronSchedule(Protocol):
+    """When a recurring run takes place."""
+
+    cron: str
+
+
+class Trigger(Protocol):
+    """What starts a recurring run."""
+
+    cron_schedule: CronSchedule | None
+
+
+class RecurringRun(Protocol):
+    """A recurring run, as `kfp.Client.list_recurring_runs` returns it."""
+
+    recurring_run_id: str
+    display_name: str
+    status: str
+    trigger: Trigger | None
+
+
+class Node(TypedDict, total=False):
+    """Node of an Argo workflow."""
+
+    id: str
+    name: str
+    type: str
+    phase: str
+    message: str
+    startedAt: str
+    templateName: str
+
+
+class Metadata(TypedDict, total=False):
+    """Name and annotations of a Kubernetes object."""
+
+    name: str
+    annotations: dict[str, str]
+
+
+class WorkflowSpec(TypedDict, total=False):
+    """What was asked of a workflow."""
+
+    activeDeadlineSeconds: int
+
+
+class WorkflowStatus(TypedDict, total=False):
+    """How far a workflow is."""
+
+    nodes: dict[str, Node]
+
+
+class Workflow(TypedDict, total=False):
+    """The Argo workflow of a run."""
+
+    metadata: Metadata
+    spec: WorkflowSpec
+    status: WorkflowStatus
