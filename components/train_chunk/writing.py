@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from components.shared import generation, rng
@@ -15,7 +18,8 @@ from components.train_chunk.reporting import LiveReport
 
 
 class Writing(TrainerCallback):
-    """Lets the model write for held-out prompts every few steps, greedily, without a trace in its state.
+    """Lets the model write for held-out prompts every few steps, as in the last evaluation, without a trace in its
+    state.
 
     Args:
         run: The training run.
@@ -41,7 +45,7 @@ class Writing(TrainerCallback):
         was_training = model.training
         model.eval()
         try:
-            with rng.undisturbed():
+            with rng.undisturbed(), _any_kernel():
                 said = generation.write_all(
                     model,
                     self._tokenizer,
@@ -49,6 +53,9 @@ class Writing(TrainerCallback):
                     max_new_tokens=self._recipe.evaluation.max_new_tokens,
                     max_length=self._recipe.data.max_length,
                     batch_size=self._recipe.evaluation.batch_size or self._recipe.micro,
+                    temperature=self._recipe.evaluation.temperature,
+                    top_p=self._recipe.evaluation.top_p,
+                    seed=self._recipe.seed,
                 )
         finally:
             model.train(was_training)
@@ -58,6 +65,18 @@ class Writing(TrainerCallback):
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": rows})
         self._report.tell(matches(rows), state.global_step)
+
+
+@contextlib.contextmanager
+def _any_kernel() -> Iterator[None]:
+    """Allows kernels whose result varies: what is written changes no bit of training, and CUDA has no other for the sum
+    that `top_p` takes."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def matches(rows: list[dict[str, str]]) -> dict[str, float]:
