@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from components.shared.recipe import SPECS
 from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
 from pipelines.importing.axolotl_keys import BITS_AND_BYTES, TABLE
 from pipelines.importing.draft import Draft
@@ -187,12 +188,18 @@ def _arithmetic(draft: Draft) -> None:
     offloads = given in ("offload", "offload_disk", "unsloth")
     if given is not None:
         draft.put("training.gradient_checkpointing", offloads or read(draft, key, flag, False), key)
-    if offloads:
-        draft.put("training.activation_offloading", True)
+    asked = "activation_offloading"
+    method = str(draft.look("training.method"))
+    if not SPECS[method].offloads_activations:
+        if offloads:
+            draft.changed(key, f"activations are computed again, not offloaded: {method}'s trainer keeps them there")
+        if draft.has(asked):
+            draft.left(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
+        return
+    if offloads or draft.has(asked):
+        draft.put("training.activation_offloading", True, asked)
     if given == "offload_disk":
         draft.changed(key, "activations go to the host's memory, not to a disk")
-    if draft.has("activation_offloading"):
-        draft.put("training.activation_offloading", True, "activation_offloading")
 
 
 def _schedule(draft: Draft) -> None:
