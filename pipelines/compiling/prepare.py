@@ -219,7 +219,7 @@ def _architecture(model: Document) -> str | None:
         return None
 
 
-def _localise_second_model(section: dict[str, Any], recipe: Recipe, base_dir: str) -> None:
+def _localise_second_model(section: Document, recipe: Recipe, base_dir: str) -> None:
     """Makes the path of the model that a method names absolute, in its section `training` as plain values."""
     method = recipe.training.method
     if recipe.training.second_model and recipe.training.settings:

@@ -141,7 +141,7 @@ def outcome(run: Run, count: int) -> Outcome:
     store, plan = CheckpointStore(run), run.plan()
     checkpoint = store.read(plan.num_steps)
     assert checkpoint is not None
-    losses = {entry["step"]: entry["loss"] for entry in store.history(checkpoint) if "loss" in entry}
+    losses = {int(entry["step"]): entry["loss"] for entry in store.history(checkpoint) if "loss" in entry}
     return {
         "chunks": count,
         "run": run.name,
