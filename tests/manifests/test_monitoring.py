@@ -10,7 +10,7 @@ import yaml
 from kfp import compiler
 
 from components.shared import recipe_file
-from components.train_chunk.reporting import telemetry
+from components.train_chunk.reporting.sinks import prometheus
 from pipelines.finetune import finetune
 from tests.manifests import expressions
 from tests.manifests.building import named, require
@@ -44,7 +44,7 @@ def test_goodput_loss_and_chunk_time_have_panels() -> None:
 
 
 def test_every_name_is_one_that_a_chunk_tells() -> None:
-    told = {name for name, _ in (*telemetry.LOGGED.values(), *telemetry.LIVE.values(), telemetry.PHASE)}
+    told = {name for name, _ in (*prometheus.LOGGED.values(), *prometheus.LIVE.values(), prometheus.PHASE)}
     assert expressions.metrics() <= told
     assert told - expressions.metrics() == {"baton_samples_per_second"}
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.train_chunk.reporting import telemetry
+from components.train_chunk.reporting.sinks import prometheus
 
 ON_A_GPU = {"baton_model_flops_utilization_ratio", "baton_gpu_memory_bytes"}
 
@@ -43,7 +43,7 @@ def test_a_chunk_tells_how_it_is_doing(
     first.wait_for("checkpoint", step=6)
     found = _scrape(port)
     assert first.wait() == 0, first.printed
-    names = {name for name, _ in (*telemetry.LOGGED.values(), *telemetry.LIVE.values(), telemetry.PHASE)}
+    names = {name for name, _ in (*prometheus.LOGGED.values(), *prometheus.LIVE.values(), prometheus.PHASE)}
     assert set(found) == names - ON_A_GPU
     mine = {"run": "asked", "recipe": "scratch", "chunk": "1"}
     assert found["baton_target_step"] == [(mine, 8.0)]

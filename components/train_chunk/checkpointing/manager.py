@@ -99,7 +99,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         self.accounting.progress.end()
 
     def live(self) -> dict[str, float]:
-        """Returns how far the chunk is now, by the names in `reporting.telemetry.LIVE`."""
+        """Returns how far the chunk is now, by the names in `reporting.sinks.prometheus.LIVE`."""
         work = self.accounting.work(self._context.clock.trained())
         return {
             "step": self._trainer.state.global_step,

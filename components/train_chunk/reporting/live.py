@@ -1,28 +1,16 @@
-"""Live metrics of a training process, to MLflow, and to TensorBoard and Weights & Biases where asked for."""
+"""Live metrics of a training process: what `Trainer` logs, and how fast training goes."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.tracking import Tracker
-from components.train_chunk.reporting.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    import wandb
-    from torch.utils.tensorboard import SummaryWriter
-
-logger = logging.getLogger("baton")
+from components.train_chunk.reporting.sinks.base import Sink
 
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -39,31 +27,18 @@ PEAK_FLOPS = {
 
 
 class LiveReport(TrainerCallback):
-    """Sends what `Trainer` logs, and how fast it goes, to wherever metrics are kept; steps run on across chunks.
+    """Sends what `Trainer` logs, and how fast it goes, to wherever metrics are kept.
 
     Args:
-        run: The training run.
-        recipe: Its recipe.
-        folder: A local folder for event files.
+        meter: Measures how fast it goes.
+        sinks: Where metrics go.
     """
 
     stateless = True
 
-    def __init__(self, run: Run, recipe: Recipe, folder: str) -> None:
-        self._run = run
-        self._tracker = Tracker(run, system_metrics=True)
-        self._folder = os.path.join(folder, "tensorboard")
-        self._board = _board(self._folder) if recipe.tracking.tensorboard else None
-        self._wandb = _wandb(run, recipe, folder) if recipe.tracking.wandb else None
-        self._meter = Meter(run, recipe)
-        self._recipe = recipe
-        self._telemetry: Telemetry | None = None
-
-    def expose(self, index: int, live: Callable[[], dict[str, float]], seconds: Callable[[], dict[str, float]]) -> None:
-        """Serves the figures of a chunk to Prometheus, where asked for; see `Telemetry`."""
-        if port := self._recipe.tracking.prometheus_port:
-            labels = {"run": self._run.name, "recipe": self._recipe.name, "chunk": str(index)}
-            self._telemetry = Telemetry(port, labels, live, seconds)
+    def __init__(self, meter: Meter, sinks: Sequence[Sink]) -> None:
+        self._meter = meter
+        self._sinks = sinks
 
     def on_train_begin(
         self,
@@ -92,29 +67,15 @@ class LiveReport(TrainerCallback):
             numbers |= self._meter.read(state.global_step)
         self.tell(numbers, state.global_step)
 
-    def tell(self, numbers: dict[str, float], step: int) -> None:
+    def tell(self, numbers: Mapping[str, float], step: int) -> None:
         """Queues values of a step that the trainer does not log."""
-        self._tracker.log(numbers, step)
-        if self._telemetry:
-            self._telemetry.tell(numbers)
-        if self._board:
-            for name, value in numbers.items():
-                self._board.add_scalar(name.replace("eval_", "eval/", 1), value, step)
-        if self._wandb:
-            self._wandb.log(numbers, step=step)
+        for sink in self._sinks:
+            sink.log(numbers, step)
 
     def close(self) -> None:
         """Sends the rest."""
-        if self._telemetry:
-            self._telemetry.close()
-        self._tracker.close()
-        if self._wandb:
-            self._wandb.finish()
-        if self._board:
-            self._board.close()
-            for name in os.listdir(self._folder):
-                with contextlib.suppress(Exception):  # a picture of the run, not the run
-                    self._run.storage.upload(os.path.join(self._folder, name), self._run.path(f"tensorboard/{name}"))
+        for sink in self._sinks:
+            sink.close()
 
 
 class Meter:
@@ -155,21 +116,3 @@ class Meter:
             if peak:
                 rates["mfu"] = 6 * self._parameters * rates["tokens_per_second"] / (peak * self._processes)
         return rates
-
-
-def _board(folder: str) -> SummaryWriter:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "tracking.tensorboard: the package tensorboard is not installed.", remedy="Add it to the image."
-        ) from None
-    return SummaryWriter(folder)
-
-
-def _wandb(run: Run, recipe: Recipe, folder: str) -> wandb.Run:
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("tracking.wandb: the package wandb is not installed.", remedy="Add it to the image.") from None
-    return wandb.init(project=recipe.tracking.wandb, id=run.name, name=run.name, resume="allow", dir=folder)

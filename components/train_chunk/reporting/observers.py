@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from components.train_chunk.context import TrainContext
-from components.train_chunk.reporting.live import LiveReport
+from components.train_chunk.reporting import sinks
+from components.train_chunk.reporting.live import LiveReport, Meter
+from components.train_chunk.reporting.sinks.base import Source
 from components.train_chunk.trainer.base import ChunkTrainer
 
 
@@ -18,13 +20,20 @@ def attach(
         context: The chunk.
         trainer: Its trainer.
         folder: A local folder for event files.
-        live: Returns how far the chunk is, by the names in `telemetry.LIVE`.
+        live: Returns how far the chunk is, by the names in `prometheus.LIVE`.
     """
-    report = LiveReport(context.run, context.recipe, folder)
+    source = Source(
+        run=context.run,
+        recipe=context.recipe,
+        index=context.index,
+        folder=folder,
+        live=live,
+        seconds=context.clock.split,
+    )
+    report = LiveReport(Meter(context.run, context.recipe), sinks.open_all(source))
     trainer.add_callback(report)
     if context.recipe.evaluation.write_every:
         from components.train_chunk.reporting.samples import SampleCallback
 
         trainer.add_callback(SampleCallback(context.run, context.recipe, trainer.processing_class, report))
-    report.expose(context.index, live, context.clock.split)
     return report

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from components.train_chunk.reporting.sinks.base import Source
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -76,8 +78,8 @@ class Telemetry:
         except OSError as error:
             logger.warning("metrics are not served at port %d: %s", port, error)
 
-    def tell(self, numbers: dict[str, float]) -> None:
-        """Takes what the trainer has logged; the newest value of each stands."""
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Takes what the trainer has logged; the newest value of each counts."""
         self._logged.update({name: value for name, value in numbers.items() if name in LOGGED})
 
     def collect(self) -> Iterator[Metric]:
@@ -108,3 +110,12 @@ class Telemetry:
     def _end(server: WSGIServer) -> None:
         server.shutdown()
         server.server_close()
+
+
+def open_sink(source: Source) -> Telemetry | None:
+    """Serves the figures of a chunk at the recipe's port, if it names one."""
+    port = source.recipe.tracking.prometheus_port
+    if port is None:
+        return None
+    labels = {"run": source.run.name, "recipe": source.recipe.name, "chunk": str(source.index)}
+    return Telemetry(port, labels, source.live, source.seconds)

@@ -1,0 +1,58 @@
+"""TensorBoard's event files, uploaded to `tensorboard/` below the run when the chunk ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from components.shared.errors import UserError
+from components.shared.runs import Run
+from components.train_chunk.reporting.sinks.base import Source
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class EventFiles:
+    """Writes a chunk's event files.
+
+    Args:
+        writer: Writes them.
+        folder: Where it does.
+        run: Below which they end.
+    """
+
+    def __init__(self, writer: SummaryWriter, folder: str, run: Run) -> None:
+        self._writer, self._folder, self._run = writer, folder, run
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Writes the values of a step."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name.replace("eval_", "eval/", 1), value, step)
+
+    def close(self) -> None:
+        """Uploads the files."""
+        self._writer.close()
+        for name in os.listdir(self._folder):
+            with contextlib.suppress(Exception):  # a picture of the run, not the run
+                self._run.storage.upload(os.path.join(self._folder, name), self._run.path(f"tensorboard/{name}"))
+
+
+def open_sink(source: Source) -> EventFiles | None:
+    """Returns the event files of a chunk, None where the recipe wants none.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+    if not source.recipe.tracking.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "tracking.tensorboard: the package tensorboard is not installed.", remedy="Add it to the image."
+        ) from None
+    folder = os.path.join(source.folder, "tensorboard")
+    return EventFiles(SummaryWriter(folder), folder, source.run)
