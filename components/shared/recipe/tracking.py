@@ -23,5 +23,7 @@ class Tracking(Section):
     wandb: str | None = None
     """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
     (`resources.secret_env`)."""
+    jsonl: bool = False
+    """Also write JSON Lines, an object for each logged step, to `metrics/` below the run."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port at which each train-chunk serves its figures to Prometheus, as `/metrics`; not at all when left out."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from components.train_chunk.reporting.sinks import mlflow, prometheus, tensorboard, wandb
+from components.train_chunk.reporting.sinks import jsonl, mlflow, prometheus, tensorboard, wandb
 from components.train_chunk.reporting.sinks.base import Sink, Source
 
-SINKS = (prometheus, mlflow, wandb, tensorboard)
+SINKS = (prometheus, mlflow, wandb, tensorboard, jsonl)
 
 
 def open_all(source: Source) -> list[Sink]:
