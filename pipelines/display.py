@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
 
-WARNINGS = ("skipped", "skipped_export", "consistent", "rejected", "truncation")
+WARNINGS = ("skipped", "skipped_export", "made_anew", "consistent", "rejected", "truncation")
 """Events that a person should not miss."""
 
 console = Console(file=sys.stderr, highlight=False)
@@ -130,6 +130,8 @@ def _warning(event: dict[str, Any]) -> str:
             return f"The checkpoint of step {event['step']} is not used: {event['reason']}"
         case "skipped_export":
             return f"{event['uri']} is not used and made anew: {event['reason']}"
+        case "made_anew":
+            return f"{event['stage']} found damage, and the run goes back once to make it anew: {event['message']}"
         case "truncation":
             return f"{event['text'][:1].upper()}{event['text'][1:]}."
         case "quality":

@@ -116,7 +116,13 @@ def run(
             try:
                 pipeline(**arguments)
             except RuntimeError as error:
-                raise _failure(failures, error, log_path) from None
+                if not (failures and failures[-1].get("marked")):
+                    raise _failure(failures, error, log_path) from None
+                on_event({**failures.pop(), "event": "made_anew"})
+                try:  # what is whole is found done, and what was marked is made again
+                    pipeline(**arguments)
+                except RuntimeError as second:
+                    raise _failure(failures, second, log_path) from None
 
 
 def _failure(failures: list[Event], error: RuntimeError, log_path: str) -> BatonError:

@@ -76,17 +76,17 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
 
 
 def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> Checkpoint | None:
-    """Returns the checkpoint a chunk left, None for one that was taken away before its first."""
-    partial = attempt is not None and attempt["outcome"] == "partial"
-    step = attempt["to_step"] if attempt and partial else target
-    checkpoint = store.read(step)
-    if checkpoint is None and attempt and attempt["outcome"] == "already_done" and store.run.get(TRIAL):
-        step = attempt["to_step"]  # a trial that caught up with others has a checkpoint beyond the target alone
-        checkpoint = store.read(step)
+    """Returns the checkpoint a chunk left, None for one that was preempted before its first."""
+    outcome = attempt["outcome"] if attempt else ""
+    checkpoint = store.read(attempt["to_step"] if attempt and outcome in ("partial", "finished") else target)
+    if checkpoint is None and attempt and outcome == "already_done":
+        # Early stopping ended the run before the target, or a trial that caught up with others has a later one alone.
+        reached = store.read(attempt["to_step"])
+        checkpoint = reached if reached and (reached.meta.finished or store.run.get(TRIAL)) else None
     if checkpoint is not None:
         return checkpoint
-    if not partial:
-        raise DamagedError(f"{store.storage.uri(store.prefix(step))}: the chunk left no checkpoint there.")
+    if outcome != "partial":
+        raise DamagedError(f"{store.storage.uri(store.prefix(target))}: the chunk left no checkpoint there.")
     # The chunk after it may have come further and let retention take this one.
     return store.newest()
 

@@ -26,7 +26,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from components.shared.cache import NodeCache
-from components.shared.errors import DamagedError, UnavailableError
+from components.shared.errors import DamagedError, MarkedError, UnavailableError
 from components.shared.storage import Storage
 
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
@@ -167,8 +167,19 @@ def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
 
 def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
     """Tells whether all files of a bundle are there in full size, which costs one listing."""
+    return not torn_files(storage, prefix, manifest)
+
+
+def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Returns a line for each file of a bundle that is missing or not of its size, which costs one listing."""
     present = storage.find(manifest.path(prefix))
-    return all(name in present and present[name][0] == entry["size"] for name, entry in manifest.files.items())
+    lines = []
+    for name, entry in manifest.files.items():
+        if name not in present:
+            lines.append(f"{name}: missing")
+        elif present[name][0] != entry["size"]:
+            lines.append(f"{name}: {present[name][0]} bytes, committed were {entry['size']}")
+    return lines
 
 
 def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
@@ -266,13 +277,13 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
     """Marks a bundle in which problems were found.
 
     Raises:
-        DamagedError: there are any.
+        MarkedError: there are any.
     """
     if problems:
         if usable_manifest(storage, prefix) != manifest:
-            raise DamagedError(f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again.")
+            raise MarkedError(f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again.")
         mark_damaged(storage, prefix, manifest)
-        raise DamagedError(
+        raise MarkedError(
             f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
         )
 

@@ -40,5 +40,9 @@ class DamagedError(BatonError):
     """Something in the store is not what was committed there."""
 
 
+class MarkedError(DamagedError):
+    """Something damaged that was marked: when the run is started again, the stage that wrote it writes it again."""
+
+
 class ExactnessError(BatonError):
     """What is in memory after a restore is not what was saved."""

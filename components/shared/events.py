@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from components.shared.errors import BatonError
+from components.shared.errors import BatonError, MarkedError
 
 MARK = "::baton "
 """Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
@@ -76,7 +76,8 @@ def stage(name: str) -> Iterator[None]:
         yield
         gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
     except BatonError as error:
-        emit("error", stage=name, message=str(error), exit_code=error.exit_code)
+        marked = isinstance(error, MarkedError)
+        emit("error", stage=name, message=str(error), exit_code=error.exit_code, marked=marked)
         logger.error("%s", error)
         raise SystemExit(error.exit_code) from None
     emit("stage", stage=name, state="done")

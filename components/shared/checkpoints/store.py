@@ -130,6 +130,23 @@ class CheckpointStore:
         """Marks a checkpoint in which problems were found; see `bundles.require_whole`."""
         bundles.require_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest, problems)
 
+    def require_usable(self, checkpoint: Checkpoint) -> None:
+        """Checks a checkpoint that will not be loaded: its sizes always, its bytes where nobody has read them back.
+
+        Raises:
+            MarkedError: it is not what was committed.
+        """
+        prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
+        problems = bundles.torn_files(self.storage, prefix, manifest)
+        if not problems and not self.is_proven(checkpoint):
+            problems = self.verify(checkpoint)
+        self.require_whole(checkpoint, problems)
+
+    def is_proven(self, checkpoint: Checkpoint) -> bool:
+        """Tells whether the checkpoint stage has read these very files back."""
+        part = self.run.get(f"proof/chunk-{checkpoint.meta.chunk:03d}.json")
+        return part is not None and part["uri"] == self.uri(checkpoint)
+
     def code(self, checkpoint: Checkpoint) -> list[str]:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)

@@ -52,6 +52,23 @@ def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | Non
     return None
 
 
+def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns what `committed_at_target` does, but for damaged ones, which are marked so that they are made anew.
+
+    Bytes are read only where no proof says that they have been.
+    """
+    for checkpoint in store.committed():
+        if not _is_final(checkpoint, target):
+            return None
+        try:
+            store.require_usable(checkpoint)
+        except DamagedError as error:
+            _report_skipped(checkpoint.step, error)
+        else:
+            return checkpoint
+    return None
+
+
 def _is_final(checkpoint: Checkpoint, target: int) -> bool:
     """Tells whether a checkpoint is at the target or after it, or has ended the run."""
     return checkpoint.step >= target or checkpoint.meta.finished
@@ -126,8 +143,7 @@ class Restorer:
             self._skip(step, error)
 
     def _skip(self, step: int, error: DamagedError) -> None:
-        logger.warning("checkpoint of step %d is not used: %s", step, error)
-        events.emit("skipped", step=step, reason=str(error))
+        _report_skipped(step, error)
         self._skipped.setdefault(step, str(error))
 
     def _require_same(self, checkpoint: Checkpoint) -> None:
@@ -136,3 +152,8 @@ class Restorer:
                 f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
                 remedy="Start a run under another name.",
             )
+
+
+def _report_skipped(step: int, error: DamagedError) -> None:
+    logger.warning("checkpoint of step %d is not used: %s", step, error)
+    events.emit("skipped", step=step, reason=str(error))

@@ -36,14 +36,18 @@ def run(tmp_path: Path) -> Run:
     plan: Plan = make_plan(recipe, 120)
     assert plan.targets == (3, 6, REACHED, 12)
     run.put("plan.json", plan.to_json())
-    files = tmp_path / "files"
+    _commit(run, tmp_path, REACHED, CheckpointMeta(digest="d9", restored=Restoration(step=3)))
+    return run
+
+
+def _commit(run: Run, folder: Path, step: int, meta: CheckpointMeta) -> None:
+    files = folder / str(step)
     files.mkdir()
     (files / "trainer_state.json").write_text('{"log_history": []}')
     store = CheckpointStore(run)
-    publication = store.publication(REACHED)
+    publication = store.publication(step)
     publication.send(str(files))
-    store.commit(REACHED, publication, CheckpointMeta(digest="d9", restored=Restoration(step=3)))
-    return run
+    store.commit(step, publication, meta)
 
 
 def _attempt(run: Run, outcome: str) -> None:
@@ -58,6 +62,15 @@ def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
     assert (part["chunk"], part["step"], part["digest"], part["verified"]) == (2, REACHED, "d9", True)
     assert run.require("proof/chunk-002.json")["step"] == REACHED
     assert run.require("promoted.json")["newest"]["step"] == REACHED
+
+
+@pytest.mark.parametrize("outcome", ["finished", "already_done"])
+def test_a_run_that_early_stopping_ended_is_verified_where_it_ended(outcome: str, run: Run, tmp_path: Path) -> None:
+    _commit(run, tmp_path, 11, CheckpointMeta(digest="d11", finished=True))
+    run.record("train-chunk-004", {"chunk": 4, "from_step": REACHED, "to_step": 11, "outcome": outcome})
+    part = promote(run.uri, 4)
+    assert part is not None
+    assert (part["step"], part["digest"]) == (11, "d11")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""What a chunk looks at whose target is committed: sizes always, bytes where no proof says that they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from components.shared.errors import DamagedError, MarkedError, UserError
+
+
+def _path(checkpoints: Any) -> str:
+    return str(checkpoints._weights(10))
+
+
+def _flip(checkpoints: Any) -> None:
+    data = checkpoints.storage.read(_path(checkpoints))
+    checkpoints.storage.write(_path(checkpoints), bytes([data[0] ^ 1]) + data[1:])
+
+
+def _prove(checkpoints: Any, uri: str) -> None:
+    checkpoints.store.run.put("proof/chunk-000.json", {"step": 10, "digest": "state of 10", "uri": uri})
+
+
+DAMAGE: dict[str, Callable[[Any], object]] = {
+    "flipped": _flip,
+    "truncated": lambda checkpoints: checkpoints.truncate(10),
+    "missing": lambda checkpoints: checkpoints.storage.remove(_path(checkpoints)),
+}
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["never-read", "read-back"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_damaged_is_marked_and_can_be_committed_again(kind: str, proven: bool, checkpoints: Any) -> None:
+    checkpoint = checkpoints.commit(10)
+    if proven:
+        _prove(checkpoints, checkpoints.store.uri(checkpoint))
+    DAMAGE[kind](checkpoints)
+    if proven and kind == "flipped":
+        checkpoints.store.require_usable(checkpoint)  # a matter of seconds: the stage that loads it will see
+        return
+    with pytest.raises(MarkedError, match=r"weights\.bin: "):
+        checkpoints.store.require_usable(checkpoint)
+    with pytest.raises(DamagedError, match="was found damaged before"):
+        checkpoints.store.read(10)
+    again = checkpoints.commit(10)
+    checkpoints.store.require_usable(again)
+    assert checkpoints.store.read(10) == again
+
+
+def test_the_proof_of_files_that_were_replaced_proves_nothing(checkpoints: Any) -> None:
+    checkpoint = checkpoints.commit(10)
+    _prove(checkpoints, checkpoints.store.uri(checkpoint) + "0")
+    _flip(checkpoints)
+    with pytest.raises(MarkedError):
+        checkpoints.store.require_usable(checkpoint)
+
+
+def test_a_manifest_of_another_version_of_the_meta_is_named(checkpoints: Any) -> None:
+    from components.shared.checkpoints.meta import CheckpointMeta
+
+    with pytest.raises(UserError, match=r"s3://x is of version 2, and this Baton reads version 1\."):
+        CheckpointMeta.read({"digest": "d", "version": 2}, "s3://x")
+    with pytest.raises(DamagedError, match=r"s3://x is not readable: digest: "):
+        CheckpointMeta.read({"digest": 1}, "s3://x")
+
+
+def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:
+    from components.shared.checkpoints.meta import CheckpointMeta
+
+    document = {"digest": "d", "later": [1], "fingerprint": {"torch": "2", "new": True}, "work": {"goodput": 0.5}}
+    meta = CheckpointMeta.read(document, "here")
+    assert meta.to_json() == document
+    assert (meta.finished, meta.fingerprint.world_size, meta.fingerprint.strategy) == (False, 1, "ddp")
