@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
@@ -66,26 +66,14 @@ class LiveReport(TrainerCallback):
             self._telemetry = Telemetry(port, labels, live, seconds)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel = None,
-        **_: object,
+        self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
     ) -> None:
         """Begins to measure."""
         self._meter.begin(state.global_step, model)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: object,
-    ) -> None:
+    def on_log(self, args: object, state: TrainerState, control: object, logs: dict[str, float], **_: object) -> None:
         """Queues the values of a step."""
-        if not logs or "train_runtime" in logs:
+        if "train_runtime" in logs:
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         if "loss" in logs:
