@@ -186,7 +186,7 @@ class CheckpointCallback(TrainerCallback):
     ) -> None:
         """Emits the loss as an event."""
         if "loss" in logs:
-            events.emit("step", step=state.global_step, of=state.max_steps, loss=logs["loss"])
+            events.emit("step", step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"])
 
     def _places(self) -> Iterator[Place]:
         return self._manager.places(state.num_bytes(self._trainer))
