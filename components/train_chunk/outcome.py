@@ -10,7 +10,7 @@ from components.shared import events
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError
 from components.train_chunk.checkpointing.manager import CheckpointManager
-from components.train_chunk.checkpointing.restore import committed_at_target
+from components.train_chunk.checkpointing.restore import usable_at_target
 from components.train_chunk.context import TrainContext
 from components.train_chunk.reporting.accounting import Figures
 from components.train_chunk.reporting.scoring import Scoring
@@ -65,7 +65,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
         events.emit("stopped", chunk=context.index, step=step)
         record(context, Ending.PARTIAL, step, step)
         return Outcome.at(Ending.STOPPED, context.store, newest)
-    committed = committed_at_target(context.store, context.target, check=True)
+    committed = usable_at_target(context.store, context.target)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
     events.emit("already_done", chunk=context.index, step=committed.step)

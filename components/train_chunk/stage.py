@@ -53,19 +53,15 @@ def run_chunk(
         return trainjob.run(context, scoring)
     if recipe.world_size > 1 and not ranks.launched:
         context.clock.enter(Phase.LAUNCH, processes=recipe.processes)
-        return launcher.launch(
-            run_chunk,
-            (run_uri, index, leave_out, context.clock),
-            name=f"{context.run.name}-{index}",
-            processes=recipe.processes,
-        )
+        arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
+        return launcher.launch(run_chunk, arguments, name=name, processes=recipe.processes)
     devices.pin(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch(context, staging, to_score=scoring is not None)
         # Not at the top: it imports the training stack, which `fetch` does while it downloads.
-        from components.train_chunk.training import Attempt, Surroundings
+        from components.train_chunk.training import Attempt
 
-        surroundings = Surroundings(staging=staging, watch=watch, standby=standby, scoring=scoring)
-        manager = Attempt(context, fetched, surroundings, leave_out).train()
+        attempt = Attempt(context, fetched, staging, watch, scoring=scoring, standby=standby, leave_out=leave_out)
+        manager = attempt.train()
     ranks.leave()
     return conclude(context, manager) if manager else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from components.shared import standby
 from components.shared.core.state import Phase
+from components.shared.standby import wait
 from components.train_chunk.checkpointing import assembly, compatibility
 from components.train_chunk.checkpointing.collective import Services
 from components.train_chunk.checkpointing.manager import CheckpointManager
@@ -19,41 +17,34 @@ from components.train_chunk.trainer import preparation
 from components.train_chunk.trainer.base import ChunkTrainer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What an attempt finds on its machine.
-
-    Attributes:
-        staging: Folders for downloads and checkpoints.
-        watch: Tells that the machine will be preempted.
-        standby: File to wait for before the chunk takes the machine, see `components.shared.standby`.
-        scoring: The score of a sweep's trial, None where the run is none.
-    """
-
-    staging: Staging
-    watch: PreemptionWatch
-    standby: str | None
-    scoring: Scoring | None
-
-
 class Attempt:
     """One attempt at training a chunk, in one rank.
 
     Args:
         context: The chunk, whose target is not committed yet.
         fetched: What was downloaded for it.
-        surroundings: What it finds on its machine.
+        staging: Folders for downloads and checkpoints.
+        watch: Tells that the machine will be preempted.
+        scoring: The score of a sweep's trial, None where the run is none.
+        standby: File to wait for before the chunk takes the machine, see `components.shared.standby`.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
     """
 
     def __init__(
-        self, context: TrainContext, fetched: Inputs, surroundings: Surroundings, leave_out: tuple[str, ...]
+        self,
+        context: TrainContext,
+        fetched: Inputs,
+        staging: Staging,
+        watch: PreemptionWatch,
+        *,
+        scoring: Scoring | None,
+        standby: str | None,
+        leave_out: tuple[str, ...],
     ) -> None:
         self._context = context
         self._fetched, self._restored = fetched, fetched.restored
-        self._staging, self._watch = surroundings.staging, surroundings.watch
-        self._standby, self._scoring = surroundings.standby, surroundings.scoring
-        self._leave_out = leave_out
+        self._staging, self._watch = staging, watch
+        self._scoring, self._standby, self._leave_out = scoring, standby, leave_out
 
     def train(self) -> CheckpointManager | None:
         """Trains to the chunk's target, or as far as it gets.
@@ -106,7 +97,7 @@ class Attempt:
     def _take_machine(self) -> None:
         """Waits until the chunk before this one on this machine is done with it, if there is one."""
         if self._standby:
-            standby.wait(self._standby)
+            wait(self._standby)
             self._standby = None
             self._context.clock.restart()
 

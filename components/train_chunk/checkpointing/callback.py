@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from components.shared import events
 from components.shared.core.state import PARTS
@@ -88,17 +88,17 @@ class CheckpointCallback(TrainerCallback):
         for name in state.without_state(trainer):
             logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
 
-    def on_train_begin(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Restores what `Trainer` does not."""
         folder = self._resumption.folder
         if folder is None:
             if self._ranks.rank:  # else dropout would leave out the same places in all ranks
-                set_seed(seed_of(args.seed, self._ranks.rank))
+                set_seed(seed_of(self._trainer.args.seed, self._ranks.rank))
             return
         if self._resumption.takeover:
-            trainer_state.compute_steps(args, trainer_state.max_steps)  # those of the parent were restored
+            trainer_state.compute_steps(
+                self._trainer.args, trainer_state.max_steps
+            )  # those of the parent were restored
         extra = torch.load(self._extra_file(folder), weights_only=True)
         state.restore_log_window(self._trainer, extra["log_window"])
         if "method" not in self._resumption.leave_out:
@@ -110,9 +110,7 @@ class CheckpointCallback(TrainerCallback):
         except KeyError as error:
             raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
 
-    def on_step_begin(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Before the first step: compares what is in memory with what was saved."""
         if not self._is_first_step:
             return
@@ -127,9 +125,7 @@ class CheckpointCallback(TrainerCallback):
             self._watchdog.time_forward(self._trainer.model, self._trainer.model_wrapped)
         self._manager.on_first_step()
 
-    def on_step_end(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
         step, every = trainer_state.global_step, self._schedule.every_seconds
         self._watchdog.beat("end")
@@ -142,9 +138,7 @@ class CheckpointCallback(TrainerCallback):
         if not self._ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Saves what waited; silences an epoch's end that only the end of a chunk brought about."""
         if self._ends_epoch(trainer_state):
             due = self._is_due(trainer_state.global_step) and self._saved_step != trainer_state.global_step
@@ -152,9 +146,7 @@ class CheckpointCallback(TrainerCallback):
         else:
             control.should_save = control.should_evaluate = control.should_log = False
 
-    def on_evaluate(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_evaluate(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
         losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
         if self._schedule.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
@@ -164,9 +156,7 @@ class CheckpointCallback(TrainerCallback):
             self.finished = self._leaving = control.should_save = True
         control.should_training_stop = self._leaving or at_end
 
-    def on_save(
-        self, args: TrainingArguments, trainer_state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_save(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digests of the state."""
         folder = self._trainer.checkpoint_folder()
         extra = {
@@ -192,15 +182,10 @@ class CheckpointCallback(TrainerCallback):
         self._saved_at, self._overdue, self._late = time.monotonic(), False, False
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        trainer_state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: object,
+        self, args: object, trainer_state: TrainerState, *_: object, logs: dict[str, float], **__: object
     ) -> None:
         """Emits the loss as an event."""
-        if logs and "loss" in logs:
+        if "loss" in logs:
             events.emit("step", step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"])
 
     def _places(self) -> Iterator[Place]:

@@ -42,34 +42,31 @@ class Restored:
         return self.checkpoint.meta
 
 
-def committed_at_target(store: CheckpointStore, target: int, *, check: bool = False) -> Checkpoint | None:
-    """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there.
-
-    Args:
-        store: The run's checkpoints.
-        target: Step the chunk trains to.
-        check: Mark and pass over one whose files differ; their bytes are read where nobody has read them back.
-    """
+def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there."""
     for checkpoint in store.committed():
         if not _is_final(checkpoint, target):
             return None
-        if _is_usable(store, checkpoint) if check else store.is_whole(checkpoint):
+        if store.is_whole(checkpoint):
             return checkpoint
     return None
 
 
-def _is_usable(store: CheckpointStore, checkpoint: Checkpoint) -> bool:
-    try:
-        store.require_usable(checkpoint)
-    except DamagedError as error:
-        _tell_skipped(checkpoint.step, error)
-        return False
-    return True
+def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns what `committed_at_target` does, but for damaged ones, which are marked so that they are made anew.
 
-
-def _tell_skipped(step: int, error: DamagedError) -> None:
-    logger.warning("checkpoint of step %d is not used: %s", step, error)
-    events.emit("skipped", step=step, reason=str(error))
+    Bytes are read only where no proof says that they have been.
+    """
+    for checkpoint in store.committed():
+        if not _is_final(checkpoint, target):
+            return None
+        try:
+            store.require_usable(checkpoint)
+        except DamagedError as error:
+            _report_skipped(checkpoint.step, error)
+        else:
+            return checkpoint
+    return None
 
 
 def _is_final(checkpoint: Checkpoint, target: int) -> bool:
@@ -146,7 +143,7 @@ class Restorer:
             self._skip(step, error)
 
     def _skip(self, step: int, error: DamagedError) -> None:
-        _tell_skipped(step, error)
+        _report_skipped(step, error)
         self._skipped.setdefault(step, str(error))
 
     def _require_same(self, checkpoint: Checkpoint) -> None:
@@ -155,3 +152,8 @@ class Restorer:
                 f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
                 remedy="Start a run under another name.",
             )
+
+
+def _report_skipped(step: int, error: DamagedError) -> None:
+    logger.warning("checkpoint of step %d is not used: %s", step, error)
+    events.emit("skipped", step=step, reason=str(error))

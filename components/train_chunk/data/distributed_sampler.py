@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.data import Sampler
 
 from components.shared.labels import IGNORED
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderShard
+
+
+class Order(Protocol):
+    """An order of rows, whose length is known."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
 
 
 class DistributedBatches(Sampler[list[int]]):
@@ -28,7 +39,7 @@ class DistributedBatches(Sampler[list[int]]):
         world_size: Number of processes.
     """
 
-    def __init__(self, sampler: Any, *, batch_size: int, micro: int, world_size: int) -> None:
+    def __init__(self, sampler: Order, *, batch_size: int, micro: int, world_size: int) -> None:
         self.sampler = sampler
         self.full = batch_size
         self.micro = micro
@@ -86,7 +97,7 @@ class DistributedBatches(Sampler[list[int]]):
             yield rows[number * len(rows) // pieces : (number + 1) * len(rows) // pieces]
 
 
-def distribute(loader: Any, *, batch_size: int, micro: int, world_size: int) -> DistributedBatches:
+def distribute(loader: DataLoaderShard, *, batch_size: int, micro: int, world_size: int) -> DistributedBatches:
     """Has a loader that Accelerate prepared for one of several ranks draw its rows from `DistributedBatches`."""
     shard = loader.batch_sampler
     batches = DistributedBatches(shard.batch_sampler.sampler, batch_size=batch_size, micro=micro, world_size=world_size)
@@ -94,7 +105,7 @@ def distribute(loader: Any, *, batch_size: int, micro: int, world_size: int) -> 
     return batches
 
 
-def follow_epochs(loader: Any) -> None:
+def follow_epochs(loader: DataLoaderShard) -> None:
     """Has the epoch reach the sampler of a loader for one of several ranks, also where first batches are skipped.
 
     Then there is one layer more around the sampler than Trainer and Accelerate look through, and a rank that resumes
@@ -114,11 +125,11 @@ def blank(batches: list[dict[str, torch.Tensor]]) -> None:
 
 
 @contextlib.contextmanager
-def uneven(accelerator: Any) -> Iterator[None]:
+def uneven(accelerator: Accelerator) -> Iterator[None]:
     """Has an accelerator gather rows of which ranks have different numbers, as torch does not."""
     gather = accelerator.gather
 
-    def gathered(rows: torch.Tensor | object) -> Any:
+    def gathered(rows: object) -> object:
         if not isinstance(rows, torch.Tensor) or rows.dim() == 0:
             return gather(rows)
         counts = gather(torch.tensor([len(rows)], device=rows.device)).tolist()

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ssl
@@ -66,7 +66,7 @@ class PreemptionWatch:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._catches = False
-        self._previous: Any = None
+        self._previous: Callable[[int, FrameType | None], object] | int | None = None
 
     @property
     def notice(self) -> str | None:
@@ -105,7 +105,7 @@ class PreemptionWatch:
         for thread in self._threads:
             thread.join(timeout=0.2)  # one that waits for an answer ends by itself, and time may be short
 
-    def _start(self, target: Callable[..., None], *args: Any) -> None:
+    def _start(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=f"preemption-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()

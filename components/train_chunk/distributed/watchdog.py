@@ -73,11 +73,7 @@ class NullWatchdog:
     is_watching = False
 
     def start(self, step: int) -> None:
-        """Begins to watch; before, processes load for as long as that takes.
-
-        Args:
-            step: The first step.
-        """
+        """Begins to watch, from the first step; before, processes load for as long as that takes."""
 
     def stop(self) -> None:
         """Watches no more."""
@@ -116,11 +112,7 @@ class NullWatchdog:
         return 0.0
 
     def name_slow(self, seconds: list[float]) -> None:
-        """Names the ranks whose own work has taken much longer than the others'.
-
-        Args:
-            seconds: Of each rank, its own work in the step that has ended.
-        """
+        """Names the ranks whose own work in a step, in seconds by rank, has taken much longer than the others'."""
 
 
 class Watchdog(NullWatchdog):

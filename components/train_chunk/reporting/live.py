@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
@@ -41,26 +41,14 @@ class LiveReport(TrainerCallback):
         self._sinks = sinks
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel = None,
-        **_: object,
+        self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
     ) -> None:
         """Begins to measure."""
         self._meter.begin(state.global_step, model)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: object,
-    ) -> None:
+    def on_log(self, args: object, state: TrainerState, control: object, logs: dict[str, float], **_: object) -> None:
         """Queues the values of a step."""
-        if not logs or "train_runtime" in logs:
+        if "train_runtime" in logs:
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         if "loss" in logs:

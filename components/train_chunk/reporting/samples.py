@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from typing import TypedDict
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from components.shared import generation, rng
 from components.shared.prompts import held_out_prompts
@@ -53,12 +46,7 @@ class SampleCallback(TrainerCallback):
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel = None,
-        **_: object,
+        self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
     ) -> None:
         """Generates when it is time to."""
         if not self._prompts or state.global_step % self._every:

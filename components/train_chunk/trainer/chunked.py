@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch.utils.data import Sampler
-from transformers import (
-    EarlyStoppingCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from components.shared import hooks, trainable
 from components.shared.recipe import Recipe
@@ -60,9 +54,7 @@ class EpochOf(TrainerCallback):
     def __init__(self, collator: hooks.SeededCollator) -> None:
         self._collator = collator
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         """Passes the number on."""
         self._collator.epoch = int(state.epoch or 0)
 

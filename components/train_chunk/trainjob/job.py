@@ -6,14 +6,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from components.shared import events
 from components.shared.core.patience import attempts, insist
 from components.shared.errors import BatonError, UserError
 from components.train_chunk.trainjob import reasons
 from components.train_chunk.trainjob.cluster import AwayError, Cluster
+from components.train_chunk.trainjob.objects import Pod, TrainJob
 from components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
+from components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -46,23 +48,23 @@ class Job:
     def __init__(
         self,
         cluster: Cluster,
-        document: dict[str, Any],
+        document: TrainJob,
         siblings: dict[str, str],
         *,
         wait: float,
         notice: Callable[[], str | None],
     ) -> None:
-        self.name: str = document["metadata"]["name"]
-        self.nodes: int = document["spec"]["trainer"]["numNodes"]
+        self.name = document["metadata"]["name"]
+        self.nodes = document["spec"]["trainer"]["numNodes"]
         self._cluster = cluster
         self._document = document
         self._siblings = siblings
         self._wait = wait
         self._notice = notice
-        self._present: list[dict[str, Any]] = []
-        self._pods: dict[str, dict[str, Any]] = {}
+        self._present: list[Pod] = []
+        self._pods: dict[str, Pod] = {}
         self._log: RankLog | None = None
-        self._said = ""
+        self._reason = ""
         self._waiting_since: float | None = None
         self._stuck_since: float | None = None
 
@@ -137,7 +139,7 @@ class Job:
         elif not self._log.is_open and self._pods[newest]["status"].get("phase") == "Running":
             self._log = self._log.again()
 
-    def _require_start(self, job: dict[str, Any]) -> None:
+    def _require_start(self, job: TrainJob) -> None:
         """Says what the nodes wait for, once each time that changes.
 
         Raises:
@@ -153,27 +155,27 @@ class Job:
         self._stuck_since = (self._stuck_since or now) if stuck else None
         if stuck and self._stuck_since and now - self._stuck_since >= IMAGE_PATIENCE:
             raise UserError(stuck, remedy="Check resources.image, resources.secret and the other names there.")
-        said = reasons.waiting_for(job, self.nodes, pods, self._patiently(lambda: self._cluster.warnings(self.name)))
+        reason = reasons.waiting_for(job, self.nodes, pods, self._patiently(lambda: self._cluster.warnings(self.name)))
         if now - self._waiting_since >= self._wait:
             raise UserError(
-                f"resources.wait_for_nodes is over, {self._wait:.0f} s: {said}.",
+                f"resources.wait_for_nodes is over, {self._wait:.0f} s: {reason}.",
                 remedy="Ask for fewer or other nodes, or give them more time.",
             )
-        if said != self._said:
-            self._said = said
-            logger.info("TrainJob %s: %s", self.name, said)
+        if reason != self._reason:
+            self._reason = reason
+            logger.info("TrainJob %s: %s", self.name, reason)
 
-    def _failure(self, job: dict[str, Any]) -> BatonError:
+    def _failure(self, job: TrainJob) -> BatonError:
         """Returns why the job failed, by the pod that failed first: the others end for want of it."""
         self._look()  # states that came with the end
         pods = list(self._pods.values())
-        told, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
+        error, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
         first = reasons.first_failed(pods)
         if first and reasons.index(first):
             lines = self._patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
             errors = [event for line in lines if (event := events.parse(line)) and event["event"] == "error"]
-            told, tail = errors[0] if errors else told, lines[-LAST_LINES:]
-        return reasons.failure(job, pods, told, tail)
+            error, tail = cast(ErrorEvent, errors[0]) if errors else error, lines[-LAST_LINES:]
+        return reasons.failure(job, pods, error, tail)
 
     def _hear_out(self) -> None:
         if self._log:

@@ -6,10 +6,11 @@ import logging
 import sys
 import threading
 from collections import deque
-from typing import Any
+from typing import cast
 
 from components.shared import events
 from components.train_chunk.trainjob.cluster import Cluster
+from components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -35,7 +36,7 @@ class RankLog:
     def __init__(self, cluster: Cluster, pod: str, after: str = "") -> None:
         self.pod = pod
         self.told = after
-        self.error: dict[str, Any] | None = None
+        self.error: ErrorEvent | None = None
         self.partial = False
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self._cluster = cluster
@@ -76,7 +77,7 @@ class RankLog:
         kind = event.pop("event")
         event.pop("at", None)
         if kind == "error":
-            self.error = event
+            self.error = cast(ErrorEvent, event)
         elif kind != "stage":  # the stage that follows tells these of itself
             self.partial = self.partial or kind == "partial"
             events.emit(kind, **event)

@@ -9,17 +9,13 @@ import pytest
 import torch
 
 from components.shared import machine, recipe_file
-from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import UserError
-from components.shared.plan import Plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.train_chunk.context import TrainContext
 from components.train_chunk.data.tokens import Tokens
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.reporting.clock import Clock
 from components.train_chunk.trainer import micro_batch
+from tests.unit.train_chunk.chunks import first_chunk
 
 
 def recipe(**training: Any) -> Recipe:
@@ -82,28 +78,10 @@ def test_another_word_is_refused() -> None:
     assert "training.micro_batch_size: Input should be 'auto' (got 'large')" in str(caught.value)
 
 
-def chunk(run: Run) -> TrainContext:
-    """Returns the first chunk of a run whose data and model are as good as there."""
-    plan = Plan(rows=24, steps_per_epoch=1, num_steps=1, targets=(1,))
-    for name in ("data.json", "model.json"):
-        run.put(name, {})
-    return TrainContext(
-        run=run,
-        recipe=run.settled_recipe(),
-        plan=plan,
-        store=CheckpointStore(run),
-        index=1,
-        target=1,
-        identity="",
-        ranks=Ranks(),
-        clock=Clock(),
-    )
-
-
 def test_the_process_that_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Storage(str(tmp_path)), "raced")
     run.create(recipe())
-    context = chunk(run)
+    context = first_chunk(run)
 
     def fits(given: Recipe, base: str | None) -> Any:
         run.set_once("micro_batch.json", {"micro_batch_size": 2, "found_by": "trial", "device": "another"})
