@@ -21,7 +21,7 @@ LARGE = 64 * 10**6
 SLOW = 10e6
 """Bytes per second below which saving a checkpoint holds up small models already."""
 NOTICEABLE, REFUSED = 30.0, 15 * 60.0
-"""Seconds between two clocks: worth a line, and what S3 takes for a forged request."""
+"""Seconds between two clocks: worth a line, and what a cloud takes for a forged request."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def examine(uri: str) -> list[Check]:
     """Tries a store out and leaves it as it was.
 
     Args:
-        uri: A folder, `s3://bucket[/prefix]` or another fsspec URI.
+        uri: A folder or an address of any store.
     """
     try:
         storage = Storage(uri, patience=0)
@@ -153,7 +153,7 @@ def _clock(storage: Storage, below: str) -> Check:
         "store: clock",
         "note" if apart < REFUSED else "problem",
         found,
-        "Set the clocks by NTP: S3 refuses requests that are 15 minutes off, and retention goes by the age of uploads.",
+        "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads.",
     )
 
 
