@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from components.shared import merging, retention
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import UserError
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 from pipelines import results
 from pipelines.options import Output, OutputOption, RunUri, print_json, reported
 

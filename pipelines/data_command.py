@@ -21,7 +21,7 @@ from components.shared.errors import BatonError, UserError
 from components.shared.quality_checks import FINDINGS, QUALITY
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines import prepare, processes
 from pipelines.display import Display
 from pipelines.options import Output, OutputOption, Overrides, print_json, reported

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components.shared.cache import NodeCache
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
+from components.shared.store.cache import NodeCache
 from pipelines import doctor_store, prepare
 from pipelines.doctor_store import Check
 

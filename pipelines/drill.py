@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from components.shared import recipe_file
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, now
+from components.shared.store.bundles import Manifest
 from pipelines import processes, prove, results
 from pipelines.drill_phases import PHASES, Deck, Event, Strike, Tracker
 from pipelines.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher

@@ -13,8 +13,9 @@ from components.export.component import export
 from components.gate.component import gate, reject
 from components.lr_find.component import lr_find
 from components.report.component import report
-from components.shared import recipe_file, sources
+from components.shared import recipe_file
 from components.shared.recipe import Recipe
+from components.shared.store import sources
 from components.tokenize.component import tokenize
 from components.train_chunk.component import train_chunk
 from pipelines import resources

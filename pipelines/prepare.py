@@ -8,11 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from components.shared import chat_templates, exportable, models, recipe_file, sources
+from components.shared import chat_templates, exportable, models, recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import ACCEPTED, Recipe, Resources
-from components.shared.storage import Storage
+from components.shared.store import sources
 from components.shared.store.registry import environment_of
+from components.shared.store.storage import Storage
 from pipelines import profiles
 
 

@@ -19,7 +19,7 @@ from components.shared import events, recipe_file
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 DATA_SPLIT = "components.data_split"
 TOKENIZE = "components.tokenize"

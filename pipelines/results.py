@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 
 
 def result(run: Run) -> dict[str, Any]:

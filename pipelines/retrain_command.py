@@ -11,7 +11,7 @@ import typer
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines import prepare
 from pipelines.display import Display, console
 from pipelines.options import (

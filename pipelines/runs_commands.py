@@ -14,7 +14,7 @@ from components.shared.errors import UserError
 from components.shared.lineage import Family, Member
 from components.shared.recipe import Store as StoreSection
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines.options import Output, OutputOption, Overrides, print_json, reported
 
 app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from components.shared.errors import UserError
 from components.shared.recipe import Store
 from components.shared.rungs import check_trials
 from components.shared.runs import check_name
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import TRIAL, State, Sweep
 from pipelines import prepare, results, run_commands, sweep_display
 from pipelines.display import Display, console

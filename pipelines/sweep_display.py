@@ -8,8 +8,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from components.shared import bundles, sweep_view
+from components.shared import sweep_view
 from components.shared.configurations import words
+from components.shared.store import bundles
 from components.shared.sweeps import Sweep
 from pipelines.display import console
 

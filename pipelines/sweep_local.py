@@ -15,13 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from components.shared import bundles, models, recipe_file
+from components.shared import models, recipe_file
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import Run, now
 from components.shared.standby import Held
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.shared.sweeps import FAILURE, TRIAL, Sweep
 from pipelines import processes, warm
 from pipelines.package import compile_checked

@@ -6,12 +6,13 @@ import logging
 import time
 from typing import Any
 
-from components.shared import bundles, events, forking, retention
-from components.shared.bundles import Manifest
+from components.shared import events, forking, retention
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.proof import proof_part
 from components.shared.runs import Run, now
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 from components.shared.sweeps import TRIAL
 
 logger = logging.getLogger("baton")

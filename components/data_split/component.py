@@ -45,9 +45,10 @@ def data_split(
     """
     from components.data_split.split import split_data
     from components.data_split.standing import standing as standing_of
-    from components.shared import events, sources
+    from components.shared import events
     from components.shared import links as pages
     from components.shared.runs import Run
+    from components.shared.store import sources
 
     with events.stage("data split"):
         changes = {

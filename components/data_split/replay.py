@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from components.data_split.records import Record, Spool
 from components.data_split.sides import position
-from components.shared import bundles
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np

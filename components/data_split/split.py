@@ -20,11 +20,12 @@ from components.data_split.records import Record, Refused, Spool
 from components.data_split.rows import Rejected
 from components.data_split.sampling import smallest, uses
 from components.data_split.sides import Sides
-from components.shared import bundles, code, events, recipe_file, tracking
+from components.shared import code, events, recipe_file, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 SIDES = ("train", "eval", "test")
 VERSION = 1

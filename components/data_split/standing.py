@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from components.shared import bundles
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run, now
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 
 logger = logging.getLogger("baton")
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from components.data_split.rows import MAX_ROW, SHOWN, UnreadableError
-from components.shared.sources import SourceFile
+from components.shared.store.sources import SourceFile
 
 BLOCK = 2**20
 """Bytes read at once."""

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from components.data_split.rows import Rejected, Row, UnreadableError
 from components.data_split.streams import blocks, packing
-from components.shared.sources import SourceFile
+from components.shared.store.sources import SourceFile
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of an Arrow stream that was closed; without them it may have been cut between two batches."""

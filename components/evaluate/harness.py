@@ -13,7 +13,7 @@ from typing import Any
 from components.evaluate.figures import Figure, mean
 from components.shared.errors import UserError
 from components.shared.recipe import Tasks
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 NO_FILTER = "none"
 """What the harness calls answers that are taken as they are."""

@@ -14,10 +14,11 @@ from typing import Any
 from components.export import hub, registry
 from components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
 from components.export.subject import Subject
-from components.shared import bundles, events, exportable
-from components.shared.bundles import Manifest
+from components.shared import events, exportable
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 
 MAIN = "export"
 """Where the main model lies in a run: the whole model where it is asked for, else the adapter."""

@@ -20,7 +20,7 @@ from components.export import (
 )
 from components.export.subject import Subject
 from components.shared import exportable
-from components.shared.bundles import Manifest
+from components.shared.store.bundles import Manifest
 
 Finding = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from components.shared.bundles import Manifest
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe.export import Hub
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 
 DOCUMENT = "hub.json"
 

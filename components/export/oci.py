@@ -13,8 +13,8 @@ import os
 import tarfile
 from typing import Any
 
-from components.shared import bundles
 from components.shared.errors import BatonError
+from components.shared.store import bundles
 
 MEDIA = "application/vnd.oci.image"
 LAYER = f"{MEDIA}.layer.v1.tar"

@@ -9,10 +9,10 @@ import shutil
 import tempfile
 from typing import Any
 
-from components.shared.bundles import Manifest
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 
 logger = logging.getLogger("baton")
 

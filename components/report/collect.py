@@ -9,11 +9,11 @@ from typing import Any
 
 from components.report import judged
 from components.shared import forking, lineage, recipe_file
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError, StoreError
 from components.shared.proof import proof_part
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 
 logger = logging.getLogger("baton")
 

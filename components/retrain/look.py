@@ -7,11 +7,12 @@ from typing import Any
 
 from components.retrain import outcome
 from components.retrain.content import data_digest, digest_of, recipe_digest
-from components.shared import accepted, events, recipe_file, sources
+from components.shared import accepted, events, recipe_file
 from components.shared.accepted import Accepted
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import sources
+from components.shared.store.storage import Storage
 from components.shared.turns import Turns
 
 DOCUMENT = "retrain.json"

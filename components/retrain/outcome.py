@@ -11,7 +11,7 @@ from typing import Any
 
 from components.shared import events
 from components.shared.runs import now
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 STATES = ("unchanged", "busy", "promoted", "rejected", "failed")
 """Nothing to do; another one is under way and this one is dropped; accepted; refused by the gate; broken off."""

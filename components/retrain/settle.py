@@ -6,10 +6,11 @@ from typing import Any
 
 from components.retrain import outcome
 from components.retrain.look import DOCUMENT
-from components.shared import accepted, bundles
+from components.shared import accepted
 from components.shared.errors import BatonError
 from components.shared.runs import Run, now
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.shared.turns import Turns
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.shared.errors import BatonError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 _NAME = re.compile(r"(\d{6})\.json")
 

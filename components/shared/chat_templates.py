@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 CHATML = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"

@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from components.shared import bundles
-from components.shared.bundles import Manifest, Publication
-from components.shared.cache import NodeCache
 from components.shared.errors import DamagedError
 from components.shared.pickles import code_in, may_be_pickle
 from components.shared.runs import Run
+from components.shared.store import bundles
+from components.shared.store.bundles import BundleWriter, Manifest
+from components.shared.store.cache import NodeCache
 
 _STEP = re.compile(r"^step-(\d{8,})$")
 
@@ -70,12 +70,12 @@ class CheckpointStore:
         present = self.storage.find(manifest.path(self.prefix(step)))
         return all(name in present and present[name][0] == entry["size"] for name, entry in manifest.files.items())
 
-    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> Publication:
-        """Begins an attempt at a checkpoint; see `bundles.Publication`."""
-        return Publication(self.storage, self.prefix(step), kind="checkpoint", check=check)
+    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
+        """Begins an attempt at a checkpoint; see `bundles.BundleWriter`."""
+        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check)
 
-    def commit(self, step: int, publication: Publication, meta: dict[str, Any]) -> tuple[Manifest, bool]:
-        """Commits what was sent; see `bundles.Publication.commit`."""
+    def commit(self, step: int, publication: BundleWriter, meta: dict[str, Any]) -> tuple[Manifest, bool]:
+        """Commits what was sent; see `bundles.BundleWriter.commit`."""
         return publication.commit({"run": self.run.name, "step": step, **meta})
 
     def fetch(self, step: int, manifest: Manifest, local_dir: str, cache: NodeCache | None = None) -> str:

@@ -8,10 +8,10 @@ import shutil
 import sys
 import tempfile
 
-from components.shared import bundles
 from components.shared.errors import BatonError, UserError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 
 def ship(run: Run, source: str | None) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any, ClassVar, Self
 
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 
 class Documents:

@@ -6,7 +6,7 @@ import importlib.util
 
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 GGUF_NAMES = {
     "llama": "llama",

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared import bundles, fork_rules, recipe_file, sharded
-from components.shared.bundles import Manifest
+from components.shared import fork_rules, recipe_file, sharded
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError, DamagedError, UserError
 from components.shared.fork_rules import Changes
@@ -29,6 +28,8 @@ from components.shared.pickles import code_in
 from components.shared.plan import Plan, make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run, check_name, now, state_identity
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 
 NAME = "fork.json"
 """The document of a run that makes it a fork."""

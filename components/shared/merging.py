@@ -8,10 +8,11 @@ import shutil
 import tempfile
 from typing import Any
 
-from components.shared import bundles, sharded
-from components.shared.bundles import Manifest
+from components.shared import sharded
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError, UserError
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 
 TRAINING = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
 """Beginnings of names that only training needs."""

@@ -10,10 +10,10 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles
 from components.shared.errors import UserError
 from components.shared.recipe import FromScratch, Recipe
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,9 +6,10 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles, generation
+from components.shared import generation
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
+from components.shared.store.bundles import Manifest
 
 
 def proof_part(store: CheckpointStore, step: int, manifest: Manifest) -> dict[str, Any]:

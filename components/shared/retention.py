@@ -19,11 +19,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from components.shared import bundles, events
-from components.shared.bundles import REMOVED, Manifest
+from components.shared import events
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.recipe import Keep
+from components.shared.store import bundles
+from components.shared.store.bundles import REMOVED, Manifest
 
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""

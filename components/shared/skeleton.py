@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from components.shared import models, trainable
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from torch import nn

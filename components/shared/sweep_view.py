@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.shared import bundles, lineage
-from components.shared.bundles import Manifest
+from components.shared import lineage
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
 from components.shared.sweeps import Sweep
 
 MAX_CURVES = 200

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from components.shared.bundles import each
 from components.shared.documents import Documents
 from components.shared.errors import UserError
 from components.shared.runs import Run, now
+from components.shared.store.bundles import each
 
 TRIAL = "trial.json"
 """The document of a run that makes it a trial."""

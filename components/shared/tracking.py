@@ -15,7 +15,7 @@ from typing import Any
 from components.shared import links
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 logger = logging.getLogger("baton")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from components.shared import bundles, models, sharded
-from components.shared.bundles import Manifest
-from components.shared.cache import NodeCache
+from components.shared import models, sharded
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
+from components.shared.store.cache import NodeCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

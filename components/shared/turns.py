@@ -27,7 +27,7 @@ import psutil
 
 from components.shared.core.patience import attempts
 from components.shared.runs import now
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 PROCESS = "BATON_RETRAIN_PROCESS"
 """Environment variable: the process whose end is the end of the turn, as `this_process` writes it."""

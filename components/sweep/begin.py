@@ -7,14 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from components.shared import bundles, configurations, events, forking, quality_checks, recipe_file, sources, tracking
+from components.shared import configurations, events, forking, quality_checks, recipe_file, tracking
 from components.shared.configurations import Known
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.rungs import Bracket, brackets
 from components.shared.runs import Run, check_name, identity
-from components.shared.storage import Storage
+from components.shared.store import bundles, sources
+from components.shared.store.storage import Storage
 from components.shared.sweeps import TRIAL, Sweep
 from components.sweep import tracked
 

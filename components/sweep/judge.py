@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared import bundles, events, recipe_file, sweep_page, tracking
+from components.shared import events, recipe_file, sweep_page, tracking
 from components.shared.errors import BatonError
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import now
+from components.shared.store import bundles
 from components.shared.sweeps import FAILURE, Sweep, score_name
 from components.sweep import tracked
 

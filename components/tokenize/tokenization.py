@@ -11,11 +11,12 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles, chat_templates, events, models
+from components.shared import chat_templates, events, models
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
 from components.tokenize import bpe, lengths, segments, workers
 from components.tokenize.parts import TOKENIZER, Parts
 

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from components.shared import code, events, fingerprint, forking, models, standby
-from components.shared.bundles import Manifest
-from components.shared.cache import NodeCache
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.clock import Clock
 from components.shared.errors import BatonError, ExactnessError, UserError
@@ -16,6 +14,8 @@ from components.shared.plan import Plan
 from components.shared.preemption import Watch
 from components.shared.recipe import Preemption, Recipe
 from components.shared.runs import Run, state_identity
+from components.shared.store.bundles import Manifest
+from components.shared.store.cache import NodeCache
 from components.train_chunk import launching, pulse, trainjob
 from components.train_chunk.attempt import Attempt
 from components.train_chunk.keeping import CheckpointKeeper

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.shared import events
-from components.shared.bundles import Manifest, Publication
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import BatonError, StoreError, UnavailableError
+from components.shared.store.bundles import BundleWriter, Manifest
 
 logger = logging.getLogger("baton")
 
@@ -42,7 +42,7 @@ class Snapshot:
     folder: str
     digests: dict[str, str]
     meta: Callable[[], dict[str, Any]]
-    publication: Publication | None = None
+    publication: BundleWriter | None = None
     wanted: bool = False
     superseded: threading.Event = field(default_factory=threading.Event)
 

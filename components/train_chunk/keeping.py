@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from components.shared import events, retention
-from components.shared.bundles import Manifest, Publication
 from components.shared.errors import BatonError, ExactnessError
 from components.shared.runs import now
+from components.shared.store.bundles import BundleWriter, Manifest
 from components.train_chunk.committer import Committer, Snapshot
 from components.train_chunk.progress import Progress
 
@@ -66,7 +66,7 @@ class CheckpointKeeper:
         self.lost = self.progress.lost(self.start_step)
         self.committer = Committer(chunk.store, self._committed, max_unsaved=self.recipe.chunks.max_unsaved_seconds)
         self._fingerprint = chunk.fingerprint()
-        self._publication: Publication | None = None
+        self._publication: BundleWriter | None = None
         self._stall_began = 0.0
         self._saved_at = time.monotonic()
         self._patience = chunk.run.storage.patience
@@ -108,7 +108,7 @@ class CheckpointKeeper:
             self._publication = None if fits else self.chunk.store.publication(self.trainer.state.global_step)
             yield folder, None if fits else self._send_off
 
-    def attempt(self, step: int) -> Publication:
+    def attempt(self, step: int) -> BundleWriter:
         """Returns the attempt at the checkpoint that is being written, for what other machines add to it."""
         if self._publication is None:
             self._publication = self.chunk.store.publication(step)

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from components.shared import bundles, events
-from components.shared.bundles import Manifest
-from components.shared.cache import NodeCache
+from components.shared import events
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError, ExactnessError
 from components.shared.pickles import code_in
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
+from components.shared.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.shared import bundles, events, trained
-from components.shared.bundles import Manifest
-from components.shared.cache import NodeCache
+from components.shared import events, trained
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
+from components.shared.store.cache import NodeCache
 
 if TYPE_CHECKING:
     from datasets import Dataset

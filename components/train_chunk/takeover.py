@@ -15,8 +15,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from components.shared import events
-from components.shared.bundles import Manifest
 from components.shared.digest import tree_digest
+from components.shared.store.bundles import Manifest
 
 OF_STEP = ("lr", "params")
 """What a group of parameters holds that is no setting."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from components.shared.bundles import Publication
 from components.shared.errors import BatonError
+from components.shared.store.bundles import BundleWriter
 
 if TYPE_CHECKING:
     from components.shared.preemption import Watch
@@ -104,7 +104,7 @@ class Together:
         attempt = self.ranks.first_says(lambda: self.keeper.attempt(step).folder if self.keeper else "")
         sent: dict[str, Any] = {}
         if self.ranks.leads_node and self.ranks.node:
-            part: Publication = self.chunk.store.publication(step)
+            part: BundleWriter = self.chunk.store.publication(step)
             part.folder = attempt
             part.send(folder)
             sent = part.files

@@ -7,8 +7,9 @@ import json
 import sys
 import tempfile
 
-from components.shared import bundles, models, trained
+from components.shared import models, trained
 from components.shared.runs import Run
+from components.shared.store import bundles
 
 
 def main(run_uri: str, folder: str) -> None:

@@ -29,11 +29,11 @@ def fetch(run_uri: str, step: str, folder: str) -> Callable[[], None]:
 
 
 def send(folder: str, uri: str) -> Callable[[], None]:
-    from components.shared.bundles import Publication
-    from components.shared.storage import Storage
+    from components.shared.store.bundles import BundleWriter
+    from components.shared.store.storage import Storage
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return lambda: Publication(Storage(f"s3://{bucket}"), prefix, kind="checkpoint").send(folder)
+    return lambda: BundleWriter(Storage(f"s3://{bucket}"), prefix, kind="checkpoint").send(folder)
 
 
 def raw_put(folder: str, uri: str) -> Callable[[], None]:

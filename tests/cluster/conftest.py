@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from tests.cluster.backend import Backend

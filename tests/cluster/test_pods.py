@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from components.shared import fingerprint
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.bundles import Manifest
+from components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from tests.cluster.backend import Backend, PipelineRun

@@ -324,8 +324,8 @@ def test_two_nodes_train_a_chunk(
 
 
 def _chain(run: Run) -> list[str]:
-    from components.shared.bundles import Manifest
     from components.shared.checkpoint_store import CheckpointStore
+    from components.shared.store.bundles import Manifest
 
     return [found.meta["digest"] for _, found in CheckpointStore(run).committed() if isinstance(found, Manifest)]
 

@@ -17,7 +17,7 @@ import kfp.local
 import pytest
 
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines import local, prepare, results
 from pipelines.package import write_package
 

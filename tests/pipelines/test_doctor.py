@@ -15,8 +15,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from components.shared import lease
-from components.shared.storage import Storage
+from components.shared.store import lease
+from components.shared.store.storage import Storage
 from pipelines import doctor, doctor_store
 from pipelines.cli import app
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 BATON = str(Path(sys.executable).parent / "baton")

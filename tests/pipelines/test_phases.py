@@ -14,7 +14,7 @@ import yaml
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "phases.yaml"
 BATON = str(Path(sys.executable).parent / "baton")

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import accepted, bundles
+from components.shared import accepted
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]

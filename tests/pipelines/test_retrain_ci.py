@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from components.retrain import outcome
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from tests.pipelines.kfp_api import RawAnswer
 from tests.pipelines.kfp_schedules import ScheduleApi
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from components.shared import recipe_file
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines import prepare
 from pipelines.cli import app
 

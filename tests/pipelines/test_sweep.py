@@ -21,7 +21,7 @@ from components.shared import configurations, recipe_file
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import Sweep, score_name
 from pipelines import local, prepare, processes, results, warm
 from pipelines.package import Pipeline

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.rungs import check_trials
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import Sweep
 from pipelines import conformance
 from pipelines.cli import app

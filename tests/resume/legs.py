@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import events, recipe_file
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.bundles import Manifest
 from components.shared.store.registry import ENVIRONMENT
+from components.shared.store.storage import Storage
 from pipelines import processes, warm
 
 _context = multiprocessing.get_context("forkserver")

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.shared import bundles, forking
+from components.shared import forking
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store import bundles
 
 STEPS = 15
 

@@ -56,7 +56,7 @@ def test_a_plain_trl_script_resumes_and_ends_on_the_same_weights(
 
 
 def _tokens_path(run: Run) -> str:
-    from components.shared import bundles
+    from components.shared.store import bundles
 
     prefix = run.require("tokens.json")["prefix"]
     manifest = bundles.read_manifest(run.storage, prefix)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 
 SLOW = {"start-up", "restore", "first-step", "digest"}
 MOMENTS = {

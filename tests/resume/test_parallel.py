@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from components.shared import forking
-from components.shared.bundles import Manifest
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
+from components.shared.store.bundles import Manifest
 from components.shared.sweeps import TRIAL, score_name
 
 pytestmark = pytest.mark.timeout(900)

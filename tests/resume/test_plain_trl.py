@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
+from components.shared.store import bundles
 from tests.resume import matrix, plain
 from tests.resume.matrix import Cell
 

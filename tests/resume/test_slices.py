@@ -14,7 +14,7 @@ import pytest
 from components.shared import recipe_file, trained
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.train_chunk.slices import Blocks, needed
 
 

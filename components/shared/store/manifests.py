@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypedDict
 
 from components.shared.errors import DamagedError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 DAMAGED = "damaged-"
 REMOVED = "removed-"

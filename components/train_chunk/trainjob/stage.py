@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from components.shared import events
-from components.shared.bundles import Manifest
 from components.shared.errors import BatonError
 from components.shared.preemption import Watch
 from components.shared.recipe import Recipe
 from components.shared.recipe.base import seconds
+from components.shared.store.bundles import Manifest
 from components.train_chunk.trainjob import meeting
 from components.train_chunk.trainjob.cluster import Cluster
 from components.train_chunk.trainjob.job import Job

@@ -10,10 +10,11 @@ import shutil
 from pathlib import Path
 
 from components.data_split import stdlib_docs
-from components.shared import bundles, recipe_file
+from components.shared import recipe_file
 from components.shared.recipe import TrainTokenizer
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.tokenize import bpe
 from tests.bench.bench import Bench, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours

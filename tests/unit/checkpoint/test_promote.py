@@ -12,7 +12,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.plan import Plan, make_plan
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import TRIAL
 
 RECIPE = {

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from components.data_split.split import split_data
-from components.shared import bundles, recipe_file
-from components.shared.storage import Storage
+from components.shared import recipe_file
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 
 def write(path: Path, rows: list[Any]) -> str:

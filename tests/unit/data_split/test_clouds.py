@@ -11,8 +11,8 @@ import pytest
 
 from components.data_split import streams, tables
 from components.retrain import content
-from components.shared.sources import files
-from components.shared.storage import Storage
+from components.shared.store.sources import files
+from components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 

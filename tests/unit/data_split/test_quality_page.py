@@ -9,7 +9,7 @@ import pytest
 from components.shared import quality_checks, recipe_file
 from components.shared.quality_page import length_bars, render
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script><img src='https://evil.test/x'>"

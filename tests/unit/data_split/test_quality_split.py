@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from components.data_split.split import split_data
-from components.shared import bundles, recipe_file
+from components.shared import recipe_file
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 TEXTS = [f"row {number} says that {number} and {number + 1} make {2 * number + 1}" for number in range(200)]
 ROWS = [{"text": text} for text in (*TEXTS[:150], "cafÃ© au lait, 150 of them", TEXTS[3], *TEXTS[150:])]

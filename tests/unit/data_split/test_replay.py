@@ -11,7 +11,7 @@ from components.data_split.split import split_data
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import sides, write
 
 OLD = [{"text": f"learnt before, row {number}"} for number in range(200)]

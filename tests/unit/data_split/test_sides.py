@@ -20,7 +20,7 @@ from components.data_split.sides import Sides
 from components.shared import recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe.data import Data, Split
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 
 def rule(store: str, *, seed: int = 7, name: str = "tiny", data: dict[str, Any] | None = None, **split: Any) -> Sides:

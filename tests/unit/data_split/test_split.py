@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
 BROKEN = [b'{"text": ', b'{"text": "\xff"}', {"body": "x"}]

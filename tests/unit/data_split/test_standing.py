@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from components.data_split.standing import standing
-from components.shared import bundles
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 
 RECIPE: dict[str, Any] = {
     "name": "tiny",

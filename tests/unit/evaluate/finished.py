@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from components.shared import bundles, models
+from components.shared import models
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from tests.unit import tiny
 
 Rows = list[dict[str, Any]]

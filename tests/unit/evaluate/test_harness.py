@@ -15,7 +15,7 @@ from components.evaluate.harness import Harness, _measured
 from components.shared import models
 from components.shared.errors import UserError
 from components.shared.recipe import Tasks
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from tests.unit import tiny
 
 pytest.importorskip("lm_eval")

@@ -91,7 +91,7 @@ def test_a_model_in_use_that_cannot_be_is_named(make: Any, message: str, tiny_ba
 
 @pytest.mark.s3
 def test_a_model_in_use_from_a_store(s3_store: str, tiny_base: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from components.shared.storage import Storage
+    from components.shared.store.storage import Storage
 
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     for path in Path(saved(tiny_base, tmp_path / "in-use")).iterdir():

@@ -12,7 +12,7 @@ from components.evaluate import production
 from components.shared import accepted, recipe_file
 from components.shared.errors import UserError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 
 def _saved(folder: Path, kind: str) -> str:

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.shared import bundles, models
+from components.shared import models
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.plan import make_plan
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from tests.unit import tiny
 
 ROWS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in tiny.PAIRS]

@@ -15,9 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from components.export import export, formats, weights
 from components.export.subject import Subject
-from components.shared import bundles, exportable
+from components.shared import exportable
 from components.shared.errors import BatonError, UserError
 from components.shared.runs import Run
+from components.shared.store import bundles
 from tests.unit import tiny
 from tests.unit.export.ended import CHAIN, DIGEST, ended
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import bundles
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from tests.unit.export.hub_server import TOKEN, HubServer
 
 FILES = {"README.md": b"# m\n", "config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
 PUSH = """
 import sys
 from components.export import hub
-from components.shared import bundles
+from components.shared.store import bundles
 from components.shared.errors import BatonError
 from components.shared.recipe.export import Hub
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 run = Run(Storage(sys.argv[1]), "r")
 manifest = bundles.read_manifest(run.storage, run.path("export"))

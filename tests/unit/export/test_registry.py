@@ -10,12 +10,13 @@ import mlflow
 import pytest
 
 from components.export import registry
-from components.shared import bundles, recipe_file, tracking
-from components.shared.bundles import Manifest
+from components.shared import recipe_file, tracking
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.bundles import Manifest
+from components.shared.store.storage import Storage
 
 
 @pytest.fixture(scope="module")

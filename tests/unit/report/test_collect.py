@@ -15,7 +15,7 @@ from components.shared import recipe_file
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.fingerprint import LIBRARIES
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 FINGERPRINT = {"device": "cpu", "python": "3.11.7", **dict.fromkeys(LIBRARIES, "1")}
 CHECKED = dict.fromkeys(("weights", "optimizer", "rng"), "match")

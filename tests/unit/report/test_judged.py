@@ -12,7 +12,7 @@ import pytest
 from components.report import judged
 from components.report.page import render
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 NUM_EXAMPLES = 45
 REJECTED = "perplexity 24.5 is not <= baseline * 0.005 = 20.3"

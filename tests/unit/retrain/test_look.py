@@ -12,11 +12,12 @@ import pytest
 from components.retrain.content import data_digest, recipe_digest
 from components.retrain.look import Found, look
 from components.retrain.settle import release, settle
-from components.shared import accepted, bundles, recipe_file
+from components.shared import accepted, recipe_file
 from components.shared.errors import BatonError, DamagedError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.shared.turns import Turns
 
 HELD = {"words": "loss 2 is <= production = 2.1", "held": True}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.bundles import Manifest, Publication
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.bundles import BundleWriter, Manifest
+from components.shared.store.storage import Storage
 
 
 class Checkpoints:
@@ -22,7 +22,7 @@ class Checkpoints:
         self.storage = storage
         self.folder = folder
 
-    def send(self, step: int, losses: dict[int, float | None] | None = None) -> Publication:
+    def send(self, step: int, losses: dict[int, float | None] | None = None) -> BundleWriter:
         """Upload a checkpoint, and stop short of its manifest."""
         local = self.folder / f"{self.store.run.name}-{step}-{time.monotonic_ns()}"
         local.mkdir()

@@ -10,7 +10,7 @@ from typing import Any
 
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import Sweep
 
 STEPS = 40

@@ -12,7 +12,7 @@ import pytest
 from components.shared import code
 from components.shared.errors import BatonError, UserError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from components.shared import lineage, tree_figure
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from components.shared import links, recipe_file, tracking
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 RECIPE = {
     "name": "tracked",

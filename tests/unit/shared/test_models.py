@@ -9,7 +9,7 @@ import pytest
 
 from components.shared import models
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles, models
+from components.shared import models
 from components.shared.prompts import held_out_prompts, judged_side
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from tests.unit import tiny
 
 CHAT = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]

@@ -13,7 +13,7 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.recipe import Keep
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
 

@@ -23,7 +23,7 @@ from components.shared import pickles, sharded
 from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from pipelines.cli import app
 from tests.unit.shared.shards import TOKENS
 

@@ -11,7 +11,7 @@ import pytest
 from components.shared import recipe_file, tracking
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 RECIPE = {
     "name": "tracked",

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.turns import PROCESS, Turns
 
 TAKER = """
 import os, sys, time
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.turns import PROCESS, Turns, this_process
 
 store, owner, wait, log, known, held = sys.argv[1:]

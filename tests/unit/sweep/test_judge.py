@@ -9,7 +9,7 @@ import pytest
 
 from components.shared import recipe_file
 from components.shared.errors import BatonError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import TRIAL, Sweep, score_name
 from components.sweep.judge import decide, judge
 

@@ -8,7 +8,7 @@ import pytest
 
 from components.shared import recipe_file, tracking
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.shared.sweeps import TRIAL, Sweep
 from components.sweep import tracked
 

@@ -21,11 +21,12 @@ from trl import (
     SFTTrainer,
 )
 
-from components.shared import bundles, models, recipe_file
+from components.shared import models, recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Data, Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.tokenize import encoding, tokenization
 
 Row = dict[str, Any]

@@ -10,11 +10,12 @@ from typing import Any
 import datasets
 import pytest
 
-from components.shared import bundles, chat_templates, models, recipe_file
+from components.shared import chat_templates, models, recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.tokenize import lengths, segments, tokenization
 
 UNMERGED = "".join(map(chr, range(33, 127)))

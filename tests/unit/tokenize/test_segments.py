@@ -14,10 +14,11 @@ from typing import Any
 import datasets
 import pytest
 
-from components.shared import bundles, recipe_file
+from components.shared import recipe_file
 from components.shared.errors import BatonError, DamagedError
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.tokenize import segments, tokenization, workers
 from components.tokenize.parts import Parts
 from components.tokenize.segments import Made, Segment

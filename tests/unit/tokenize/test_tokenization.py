@@ -12,11 +12,12 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from components.shared import bundles, models, recipe_file
+from components.shared import models, recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe, TrainTokenizer
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store import bundles
+from components.shared.store.storage import Storage
 from components.tokenize import bpe, encoding, tokenization
 from components.tokenize.encoding import IGNORED, encode
 

@@ -12,7 +12,7 @@ from components.shared import machine, recipe_file
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 from components.train_chunk import micro_batch
 
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from components.shared.errors import StoreError, UnavailableError
-from components.shared.storage import Storage
 from components.shared.store import cloud
 from components.shared.store.errors import Words, explain, without_signature
+from components.shared.store.storage import Storage
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from components.shared.errors import UserError
-from components.shared.storage import Storage
+from components.shared.store.storage import Storage
 
 Value: TypeAlias = str | dict[str, object]
 """A member of `data.source` as a recipe has it: an address, or a mapping with settings of its own."""

@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TypeVar
 
-from components.shared.cache import NodeCache
 from components.shared.errors import DamagedError, UnavailableError
-from components.shared.storage import Storage
+from components.shared.store.cache import NodeCache
 from components.shared.store.manifests import (
     DAMAGED,
     REMOVED,
@@ -34,13 +33,14 @@ from components.shared.store.manifests import (
     usable_manifest,
 )
 from components.shared.store.object_store import Entry
+from components.shared.store.storage import Storage
 
 __all__ = [
     "DAMAGED",
     "REMOVED",
+    "BundleWriter",
     "FileEntry",
     "Manifest",
-    "Publication",
     "each",
     "fetch",
     "file_sha256",
@@ -61,7 +61,7 @@ ROUNDS = 5
 """Times a commit looks again after another writer's manifest came in its way and was gone."""
 
 
-class Publication:
+class BundleWriter:
     """One writer's attempt at a bundle: files first, then the manifest.
 
     Args:
@@ -135,7 +135,7 @@ def publish(
     Returns:
         The manifest that is committed now, and whether it is this call's: False when another writer was first.
     """
-    writer = Publication(storage, prefix, kind=kind)
+    writer = BundleWriter(storage, prefix, kind=kind)
     writer.send(local_dir)
     return writer.commit(meta)
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from fsspec import AbstractFileSystem
 
-from components.shared import lease
 from components.shared.core.patience import Attempt, attempts, insist
 from components.shared.errors import BatonError, UnavailableError
+from components.shared.store import lease
 from components.shared.store.errors import UnsupportedError, without_signature
 from components.shared.store.object_store import OWN, Entry, ObjectStore
 from components.shared.store.registry import open_store

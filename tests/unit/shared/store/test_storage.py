@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from components.shared.errors import StoreError
-from components.shared.storage import Storage
 from components.shared.store.object_store import BLOCK
+from components.shared.store.storage import Storage
 
 
 def test_write_and_read(store: str):
