@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from components.shared.lineage import Family, Member
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+
+if TYPE_CHECKING:
+    from components.shared.forking import Fork
 
 app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
 
@@ -113,7 +116,7 @@ def _start(path: str, name: str, output: Output) -> None:
     local.run(path, run_name=name, output=output)
 
 
-def _tell(made: Any, path: str) -> None:
+def _tell(made: Fork, path: str) -> None:
     kept = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
     typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {kept}")
     nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []

@@ -9,8 +9,11 @@ from components.shared.checkpoint_store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 
+Row = dict[str, Any]
+"""Plain values by name, as `--output json` prints them."""
 
-def result(run: Run) -> dict[str, Any]:
+
+def result(run: Run) -> Row:
     """Returns a run's outcome as plain values."""
     evaluation = run.get("evaluation.json") or {}
     plan = run.get("plan.json")
@@ -37,10 +40,10 @@ def result(run: Run) -> dict[str, Any]:
     }
 
 
-def list_checkpoints(run: Run) -> list[dict[str, Any]]:
+def list_checkpoints(run: Run) -> list[Row]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for step, found in store.committed():
         if isinstance(found, DamagedError):
             rows.append({"step": step, "problem": str(found)})
@@ -62,10 +65,10 @@ def list_checkpoints(run: Run) -> list[dict[str, Any]]:
     return rows[::-1]
 
 
-def verify_checkpoints(run: Run) -> list[dict[str, Any]]:
+def verify_checkpoints(run: Run) -> list[Row]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     digests: dict[int, str] = {}
     for step, found in reversed(list(store.committed())):
         if isinstance(found, DamagedError):
