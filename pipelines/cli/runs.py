@@ -14,6 +14,7 @@ from components.shared.errors import UserError
 from components.shared.lineage import Family, Member
 from components.shared.runs import Run
 from components.shared.storage import Storage
+from pipelines.cli import local
 from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
 
 if TYPE_CHECKING:
@@ -107,13 +108,7 @@ def fork(
             if output is Output.json:
                 print_json(found)
             return
-    _start(path, wanted, output)
-
-
-def _start(path: str, name: str, output: Output) -> None:
-    from pipelines.cli import local
-
-    local.run(path, run_name=name, output=output)
+    local.run(path, run_name=wanted, output=output)
 
 
 def _tell(made: Fork, path: str) -> None:

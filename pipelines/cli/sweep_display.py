@@ -74,14 +74,9 @@ def print_table(found: Row) -> None:
         state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
         state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
         done = f"{row['chunks']} of {found['chunks']}"
-        values = words({_short(path): value for path, value in row["values"].items()})
+        values = words({path.rpartition(".")[2]: value for path, value in row["values"].items()})
         table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)
     console.print(table)
-
-
-def _short(path: str) -> str:
-    """Returns the last part of a dotted path."""
-    return path.rpartition(".")[2]
 
 
 def print_winner(found: Row) -> None:
