@@ -43,7 +43,7 @@ def result(run: Run) -> Row:
 def list_checkpoints(run: Run) -> list[Row]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for step, found in store.committed():
         if isinstance(found, DamagedError):
             rows.append({"step": step, "problem": str(found)})
@@ -68,7 +68,7 @@ def list_checkpoints(run: Run) -> list[Row]:
 def verify_checkpoints(run: Run) -> list[Row]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     digests: dict[int, str] = {}
     for step, found in reversed(list(store.committed())):
         if isinstance(found, DamagedError):
