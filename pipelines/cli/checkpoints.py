@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from components.shared.errors import UserError
 from components.shared.runs import Run
 from pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
 from pipelines.local import results
+from pipelines.local.results import Row
 
 app = typer.Typer(help="Look at the checkpoints of a run, and check every byte.", no_args_is_help=True)
 
@@ -119,7 +120,7 @@ def _existing(run_uri: str) -> Run:
     return found
 
 
-def _answer(output: Output, rows: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
+def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
     if output is Output.json:
         print_json({"checkpoints": rows})
         return

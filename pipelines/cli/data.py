@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +26,7 @@ from pipelines.cli.display import Display
 from pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
 from pipelines.compiling import prepare
 from pipelines.local import processes
+from pipelines.local.results import Row
 
 app = typer.Typer(help="Look at rows before a GPU is paid for.", no_args_is_help=True)
 
@@ -73,7 +74,7 @@ def check(
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
             parts = list(_parts(prepare.localise(prepare.load(source[0], changes), source[0])))
         else:
-            data: dict[str, Any] = {"source": source, "format": row_format}
+            data: Row = {"source": source, "format": row_format}
             if max_length:
                 data["max_length"] = max_length
             parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
@@ -89,7 +90,7 @@ def check(
             raise typer.Exit(1)
 
 
-def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> dict[str, Any]:
+def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Row:
     """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
 
     Every row is looked at: what is to end a run is judged here, at the end.
@@ -167,11 +168,9 @@ def _keep(path: str, target: str) -> str | None:
     return target
 
 
-def _recipe_for(
-    data: dict[str, Any], method: str, base: str | None, tokenizer: str | None, overrides: list[str]
-) -> Recipe:
+def _recipe_for(data: Row, method: str, base: str | None, tokenizer: str | None, overrides: list[str]) -> Recipe:
     """Returns the recipe that sources are checked by."""
-    model: dict[str, Any] = {"base": base}
+    model: Row = {"base": base}
     if base is None:
         model = {
             "from_scratch": {},
@@ -198,7 +197,7 @@ def _name(source: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN
 
 
-def _refuse(**given: Any) -> None:
+def _refuse(**given: object) -> None:
     """Refuses options that a recipe has an own place for.
 
     Raises:
@@ -209,7 +208,7 @@ def _refuse(**given: Any) -> None:
             raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: Row) -> None:
     """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
@@ -235,7 +234,7 @@ def _print(found: dict[str, Any]) -> None:
             typer.echo(f"{key.removesuffix('_uri')}: {found[key]}")
 
 
-def _first(entry: dict[str, Any]) -> str:
+def _first(entry: Row) -> str:
     if not entry["examples"]:
         return ""
     first = entry["examples"][0]

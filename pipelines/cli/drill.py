@@ -12,7 +12,7 @@ from rich.table import Table
 from pipelines.cli.display import Display, console
 from pipelines.cli.options import (
     ChunkCount,
-    Control,
+    LeaveOut,
     Output,
     OutputOption,
     Overrides,
@@ -31,9 +31,7 @@ def drill(
     recipe: RecipePath,
     kills: Annotated[int, typer.Option(min=1, help="How many processes to kill.")] = 20,
     seed: Annotated[int, typer.Option(help="Decides where in which phase each is killed.")] = 0,
-    leave_out: Annotated[
-        list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
-    ] = None,
+    leave_out: LeaveOut = None,
     overrides: Overrides = None,
     store: Store = None,
     chunks: ChunkCount = None,

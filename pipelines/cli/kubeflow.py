@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
@@ -15,8 +15,10 @@ from components.shared.runs import check_name
 from pipelines.cli.display import console
 from pipelines.cli.options import (
     REJECTED,
+    WEEK_H,
     ChunkCount,
     Endpoint,
+    Experiment,
     Image,
     Namespace,
     Output,
@@ -25,12 +27,15 @@ from pipelines.cli.options import (
     PipelineOption,
     RecipePath,
     RunName,
+    ServiceAccount,
     Store,
+    Timeout,
+    Wait,
     print_json,
     reported,
 )
 from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, write_package
+from pipelines.compiling.package import Pipeline, packaged
 from pipelines.kubeflow import capacity
 
 if TYPE_CHECKING:
@@ -39,9 +44,6 @@ if TYPE_CHECKING:
     from pipelines.kubeflow.run_view import Stage
 
 GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
-Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
-Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
-WEEK_H = 168.0
 NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
 """Pipeline → its parameter for the name."""
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
@@ -79,11 +81,11 @@ class Shown(TypedDict, total=False):
 def submit(
     recipe: RecipePath,
     endpoint: Endpoint,
-    experiment: Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")] = None,
+    experiment: Experiment = None,
     wait: Wait = False,
     timeout: Timeout = WEEK_H,
     namespace: Namespace = None,
-    service_account: Annotated[str | None, typer.Option(help="Service account of the pods.")] = None,
+    service_account: ServiceAccount = None,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
     ] = True,
@@ -104,19 +106,15 @@ def submit(
         from pipelines.kubeflow import endpoint as connection
         from pipelines.kubeflow import submit as kubeflow
 
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
-        warn_about_cluster(loaded)
+        loaded = load_for_pods(recipe, overrides, store, chunks, image)
         name = check_name(run_name or prepare.new_run_name(loaded))
-        parameter = NAMED_BY.get(pipeline)
-        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
-            package = os.path.join(folder, f"{loaded.name}.yaml")
-            write_package(_for_pods(loaded, endpoint, namespace, pipeline), package, pipeline)
+        with packaged(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
             submission = kubeflow.submit(
                 package,
                 endpoint,
                 experiment=experiment or loaded.name,
                 run_name=name,
-                arguments={parameter: name} if parameter else {},
+                arguments={NAMED_BY[pipeline]: name} if pipeline in NAMED_BY else {},
                 token=connection.token(),
                 namespace=namespace,
                 service_account=service_account,
@@ -211,10 +209,14 @@ def retry(
         _end(shown, output)
 
 
-def warn_about_cluster(recipe: Recipe) -> None:
-    """Tells what will not work in pods."""
-    for warning in prepare.cluster_warnings(recipe):
+def load_for_pods(
+    recipe: str, overrides: Sequence[str] | None, store: str | None, chunks: int | None, image: str | None
+) -> Recipe:
+    """Reads a recipe with the command line's changes, and tells what will not work in pods; see `prepare.load`."""
+    loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+    for warning in prepare.cluster_warnings(loaded):
         console.print(f"[yellow]note:[/] {warning}")
+    return loaded
 
 
 def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import typer
 
@@ -84,7 +83,7 @@ def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
         )
 
 
-def _print_end(found: dict[str, Any], samples: list[dict[str, str]]) -> None:
+def _print_end(found: results.Row, samples: list[dict[str, str]]) -> None:
     prompt = samples[0]["prompt"] if samples else "The"
     typer.echo(f"report: {found['report_uri']}")
     if found["state"] == "rejected":

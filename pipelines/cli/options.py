@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from components.shared.errors import BatonError
+from components.shared.recipe import Store as StoreSection
 from pipelines.compiling.package import Pipeline
 
 REJECTED = 3
@@ -56,6 +57,15 @@ Endpoint = Annotated[
         show_default=False,
     ),
 ]
+Experiment = Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")]
+ServiceAccount = Annotated[str | None, typer.Option(help="Service account of the pods.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
+Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
+WEEK_H = 168.0
+"""How long a command waits where `Timeout` is left out."""
+LeaveOut = Annotated[
+    list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
+]
 Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
 RunnerOption = Annotated[
     Runner, typer.Option(help="docker runs each stage in a container of its own, from the image of its pods.")
@@ -72,6 +82,8 @@ PipelineOption = Annotated[
         "configurations of the recipe's sweep."
     ),
 ]
+DEFAULT_STORE: str = StoreSection.model_fields["uri"].default
+"""Where a name is looked up when no store is given."""
 OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
 
 

@@ -8,7 +8,7 @@ import typer
 
 from pipelines.cli.display import Display
 from pipelines.cli.options import (
-    Control,
+    LeaveOut,
     Output,
     OutputOption,
     Overrides,
@@ -23,9 +23,7 @@ from pipelines.compiling import prepare
 def prove(
     recipe: RecipePath,
     chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
-    leave_out: Annotated[
-        list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
-    ] = None,
+    leave_out: LeaveOut = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
     ] = None,

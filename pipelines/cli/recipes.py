@@ -10,7 +10,7 @@ import typer
 
 from components.shared.recipe import Recipe
 from components.shared.rungs import brackets, check_trials
-from pipelines.cli.kubeflow import warn_about_cluster
+from pipelines.cli.kubeflow import load_for_pods
 from pipelines.cli.options import (
     ChunkCount,
     Image,
@@ -86,7 +86,6 @@ def compile_recipe(
 ) -> None:
     """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
-        warn_about_cluster(loaded)
+        loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)
         typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")

@@ -108,13 +108,12 @@ def markdown(name: str, found: Event) -> str:
         lines += ["", found["summary"]]
     if found.get("gate"):
         lines += ["", "| gate | held |", "|---|---|"]
-        lines += [f"| {line['words'].replace('|', chr(92) + '|')} | {_yes(line['held'])} |" for line in found["gate"]]
+        lines += [
+            f"| {line['words'].replace('|', chr(92) + '|')} | {'yes' if line['held'] else '**no**'} |"
+            for line in found["gate"]
+        ]
     lines += ["", *(f"- {what}: `{found[key]}`" for what, key in LINKS.items() if found.get(key))]
     return "\n".join(lines).rstrip()
-
-
-def _yes(held: bool) -> str:
-    return "yes" if held else "**no**"
 
 
 def _run(recipe: Recipe, runner: Runner) -> Event:

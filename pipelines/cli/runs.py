@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from components.shared import lineage, recipe_file
 from components.shared.errors import UserError
 from components.shared.lineage import Family, Member
-from components.shared.recipe import Store as StoreSection
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
+from pipelines.cli import local
+from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+
+if TYPE_CHECKING:
+    from components.shared.forking import Fork
 
 app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
 
 StoreOption = Annotated[str, typer.Option(help="Folder or s3://bucket[/prefix] in which a run's name is looked up.")]
-WHERE: str = StoreSection.model_fields["uri"].default
 
 
 @app.command("list")
-def list_runs(store: StoreOption = WHERE, output: OutputOption = Output.text) -> None:
+def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
     """List the runs of a store, newest first: how far they are, and what they come from."""
     with reported(output):
         found = lineage.family(Storage(store))
@@ -40,7 +42,7 @@ def tree(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Name or STORE/runs/NAME: its family only.")
     ] = None,
-    store: StoreOption = WHERE,
+    store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
     """Draw which run comes from which: forks, phases, retrainings, and trials of sweeps."""
@@ -71,7 +73,7 @@ def fork(
         str | None, typer.Option(metavar="FILE.yaml", help="Where to write its recipe; NAME.yaml when left out.")
     ] = None,
     start: Annotated[bool, typer.Option("--start", help="Run it on this machine right away.")] = False,
-    store: StoreOption = WHERE,
+    store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
     """Begin a new run at a checkpoint of another, with other settings.
@@ -106,16 +108,10 @@ def fork(
             if output is Output.json:
                 print_json(found)
             return
-    _start(path, wanted, output)
+    local.run(path, run_name=wanted, output=output)
 
 
-def _start(path: str, name: str, output: Output) -> None:
-    from pipelines.cli import local
-
-    local.run(path, run_name=name, output=output)
-
-
-def _tell(made: Any, path: str) -> None:
+def _tell(made: Fork, path: str) -> None:
     kept = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
     typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {kept}")
     nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []

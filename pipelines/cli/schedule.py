@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from pipelines.cli.kubeflow import warn_about_cluster
+from pipelines.cli.kubeflow import load_for_pods
 from pipelines.cli.options import (
     ChunkCount,
     Endpoint,
@@ -19,12 +17,13 @@ from pipelines.cli.options import (
     OutputOption,
     Overrides,
     RecipePath,
+    ServiceAccount,
     Store,
     print_json,
     reported,
 )
 from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, write_package
+from pipelines.compiling.package import Pipeline, packaged
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
@@ -36,7 +35,7 @@ def schedule(
         str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *'.")
     ],
     namespace: Namespace = None,
-    service_account: Annotated[str | None, typer.Option(help="Service account of the pods.")] = None,
+    service_account: ServiceAccount = None,
     overrides: Overrides = None,
     store: Store = None,
     chunks: ChunkCount = None,
@@ -52,11 +51,8 @@ def schedule(
         from pipelines.kubeflow import schedule as recurring
 
         line = recurring.cron_line(cron)
-        loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
-        warn_about_cluster(loaded)
-        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
-            package = os.path.join(folder, f"{loaded.name}-retrain.yaml")
-            write_package(prepare.for_cluster(loaded), package, Pipeline.retrain)
+        loaded = load_for_pods(recipe, overrides, store, chunks, image)
+        with packaged(prepare.for_cluster(loaded), f"{loaded.name}-retrain", Pipeline.retrain) as package:
             made = recurring.create(
                 package,
                 endpoint,

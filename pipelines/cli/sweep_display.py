@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import typer
 from rich.table import Table
@@ -13,6 +12,7 @@ from components.shared.configurations import words
 from components.shared.sweeps import Sweep
 from pipelines.cli.display import console
 from pipelines.local.processes import Event
+from pipelines.local.results import Row
 
 
 def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -33,13 +33,13 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
     return hear
 
 
-def result(sweep: Sweep) -> dict[str, Any]:
+def result(sweep: Sweep) -> Row:
     """Returns a sweep as plain values: a row for each trial, what it cost, and the winner once there is one."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
     trials = {trial["id"]: trial for trial in document["trials"]}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
 
-    def row(trial: sweep_view.Trial) -> dict[str, Any]:
+    def row(trial: sweep_view.Trial) -> Row:
         wish = wishes[trial.id]
         return {
             **trials[trial.id],
@@ -64,7 +64,7 @@ def result(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: Row) -> None:
     """Prints a sweep for people."""
     table = Table(title=f"{found['sweep']}: rung {found['rungs']} of {found['of_rungs']}", title_justify="left")
     for name in ("trial", "values", "chunks", found["metric"], "seconds", "state"):
@@ -74,17 +74,12 @@ def print_table(found: dict[str, Any]) -> None:
         state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
         state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
         done = f"{row['chunks']} of {found['chunks']}"
-        values = words({_short(path): value for path, value in row["values"].items()})
+        values = words({path.rpartition(".")[2]: value for path, value in row["values"].items()})
         table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)
     console.print(table)
 
 
-def _short(path: str) -> str:
-    """Returns the last part of a dotted path."""
-    return path.rpartition(".")[2]
-
-
-def print_winner(found: dict[str, Any]) -> None:
+def print_winner(found: Row) -> None:
     """Prints where the best trial is."""
     best, run = found["winner"], found["winner_run"]
     values = next(row["values"] for row in found["trials"] if row["id"] == best["id"])

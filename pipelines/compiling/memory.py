@@ -49,7 +49,8 @@ def report(recipe: Recipe) -> Iterator[str]:
     Nothing is imported, and nothing yielded, for one that asks neither for a GPU nor for memory.
     """
     for part in _trainings(recipe):
-        if _is_asked(part):
+        asked = part.resources
+        if asked.gpus or asked.gpu_memory or asked.memory:
             yield from _report(part, f" of {part.name}" if recipe.phases else "")
 
 
@@ -69,11 +70,6 @@ def _trainings(recipe: Recipe) -> list[Recipe]:
     parts = recipe.phase_recipes()
     start = recipe.model
     return [x.model_copy(update={"model": start}) if x.model.base == PREVIOUS else x for x in parts] or [recipe]
-
-
-def _is_asked(recipe: Recipe) -> bool:
-    resources = recipe.resources
-    return bool(resources.gpus or resources.gpu_memory or resources.memory)
 
 
 def _of_labels(labels: dict[str, str]) -> Device | None:

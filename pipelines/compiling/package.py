@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,15 @@ def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finet
         raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
+
+
+@contextlib.contextmanager
+def packaged(recipe: Recipe, name: str, pipeline: Pipeline = Pipeline.finetune) -> Iterator[str]:
+    """Yields the path of a recipe's package, `name` and `.yaml`, which is gone afterwards; see `write_package`."""
+    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+        path = os.path.join(folder, f"{name}.yaml")
+        write_package(recipe, path, pipeline)
+        yield path
 
 
 def compile_checked(made: BaseComponent, path: str) -> None:

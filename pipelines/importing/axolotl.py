@@ -6,12 +6,11 @@ Its defaults are written out where they differ from ours and the file leaves the
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from components.shared.recipe import SPECS
 from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
 from pipelines.importing.axolotl_keys import BITS_AND_BYTES, TABLE
-from pipelines.importing.draft import Draft
+from pipelines.importing.draft import Document, Draft
 from pipelines.importing.kinds import flag, is_on, number, read, whole, words
 from pipelines.importing.table import apply, fill
 
@@ -132,7 +131,7 @@ def _trained(draft: Draft) -> None:
     if draft.has("unfrozen_parameters"):
         _unfrozen(draft)
     rate = read(draft, "learning_rate", number, 2e-5)
-    groups: list[dict[str, Any]] = draft.look("training.groups", [])
+    groups: list[Document] = draft.look("training.groups", [])
     if draft.has("lr_groups"):
         groups = [*groups, *read(draft, "lr_groups", _groups, [])]
         draft.carry("training.groups", "lr_groups")
@@ -144,7 +143,7 @@ def _trained(draft: Draft) -> None:
         draft.put("training.groups", groups)
 
 
-def _groups(value: Any) -> list[dict[str, Any]]:
+def _groups(value: object) -> list[Document]:
     """Returns groups of parameters from axolotl's, each of a name, parts of parameter names, and a rate."""
     keys = {"modules", "lr"}
     if not isinstance(value, list) or not all(isinstance(group, dict) and keys <= group.keys() for group in value):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from components.shared.errors import UserError
 from pipelines.importing import axolotl_keys
-from pipelines.importing.draft import Draft
+from pipelines.importing.draft import Document, Draft
 from pipelines.importing.kinds import number, numbers, read, whole, words
 from pipelines.importing.table import fill
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+METHODS: dict[str, tuple[str, Document]] = {
     "dpo": ("dpo", {}),
     "ipo": ("dpo", {"loss": ["ipo"]}),
     "kto": ("kto", {}),

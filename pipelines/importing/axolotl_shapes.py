@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 from components.shared.recipe.data import Columns
 from pipelines.importing.draft import Draft
@@ -161,7 +161,7 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
 
-def _named(draft: Draft, start: str, key: str, fields: dict[str, Any], found: str) -> Columns:
+def _named(draft: Draft, start: str, key: str, fields: Mapping[str, object], found: str) -> Columns:
     """Returns the columns that a data set's keys name."""
     names = FIELDS | OTHERWISE.get(found, {})
     columns: Columns = {}

@@ -12,7 +12,7 @@ from components.shared.errors import UserError
 
 Document = dict[str, Any]
 
-EMPTY: tuple[Any, ...] = (None, "", [], {})
+EMPTY: tuple[object, ...] = (None, "", [], {})
 """Values that ask for nothing."""
 
 
@@ -37,7 +37,7 @@ class Remark:
 
     fate: Fate
     key: str
-    value: Any
+    value: object
     text: str
 
 
@@ -53,7 +53,7 @@ class Draft:
         target: Folder in which the recipe will be; relative paths in it start there.
     """
 
-    def __init__(self, given: Mapping[str, Any], *, tool: str, origin: str, target: str) -> None:
+    def __init__(self, given: Mapping[str, object], *, tool: str, origin: str, target: str) -> None:
         self.given = dict(given)
         self.tool = tool
         self.origin = origin
@@ -68,7 +68,7 @@ class Draft:
         """Tells whether a key is there with a value that asks for something."""
         return self.given.get(key) not in (*EMPTY, False)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Returns a key's value, the default where there is none."""
         value = self.given.get(key)
         return default if value is None else value
@@ -81,7 +81,7 @@ class Draft:
         """Tells whether something has dealt with a key."""
         return key in self.carried or key in self.idle or any(remark.key == key for remark in self.remarks)
 
-    def put(self, path: str, value: Any, *keys: str) -> None:
+    def put(self, path: str, value: object, *keys: str) -> None:
         """Sets a value of the recipe, and counts the keys it comes from as carried over."""
         *parents, last = path.split(".")
         node = self.document
@@ -96,7 +96,7 @@ class Draft:
             if self.given.get(key) not in EMPTY and not self.is_settled(key):
                 self.carried[key] = path
 
-    def look(self, path: str, default: Any = None) -> Any:
+    def look(self, path: str, default: object = None) -> Any:
         """Returns what the recipe says so far."""
         node: Any = self.document
         for part in path.split("."):
@@ -105,7 +105,7 @@ class Draft:
             node = node[part]
         return node
 
-    def assume(self, path: str, value: Any) -> None:
+    def assume(self, path: str, value: object) -> None:
         """Sets what the file leaves out, where the other trainer's default is not ours."""
         if self.look(path) is None:
             self.put(path, value)

@@ -6,11 +6,10 @@ Its defaults are written out where they differ from ours and the file leaves the
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from components.shared.errors import UserError
 from pipelines.importing import llamafactory_data, llamafactory_results, pacing, weights
-from pipelines.importing.draft import Draft
+from pipelines.importing.draft import Document, Draft
 from pipelines.importing.kinds import flag, number, read, whole, words
 from pipelines.importing.llamafactory_keys import METHODS, TABLE
 from pipelines.importing.table import apply, fill
@@ -28,7 +27,7 @@ ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "f
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "kto": "kto", "dpo": "dpo"}
 """Method by stage; `dpo` may be another one by `pref_loss`."""
 
-PREFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
+PREFERENCES: dict[str, tuple[str, Document]] = {
     "sigmoid": ("dpo", {}),
     "hinge": ("dpo", {"loss": ["hinge"]}),
     "ipo": ("dpo", {"loss": ["ipo"]}),
@@ -84,7 +83,7 @@ def _method(draft: Draft) -> str:
         )
     if stage not in STAGES:
         raise draft.wrong("stage", f"one of {', '.join(STAGES)}")
-    method, settings = STAGES[stage], dict[str, Any]()
+    method, settings = STAGES[stage], Document()
     if stage == "dpo":
         method, settings = _preference(draft)
     draft.put("training.method", method, "stage")
@@ -96,7 +95,7 @@ def _method(draft: Draft) -> str:
     return method
 
 
-def _preference(draft: Draft) -> tuple[str, dict[str, Any]]:
+def _preference(draft: Draft) -> tuple[str, Document]:
     loss = str(draft.get("pref_loss", "sigmoid"))
     if loss not in PREFERENCES:
         draft.left("pref_loss", f"no such loss; sigmoid is used. Baton has {', '.join(PREFERENCES)} and more")

@@ -100,7 +100,7 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
     return Shape(format=found, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
 
 
-def _columns(entry: Entry) -> dict[str, Any]:
+def _columns(entry: Entry) -> Entry:
     """Returns their names for columns → the source's."""
     given = entry.get("columns")
     if entry.get("formatting") in TALKING:
@@ -108,7 +108,7 @@ def _columns(entry: Entry) -> dict[str, Any]:
     return {**ALPACA, **{key: "" for key in ("query", "response") if given}, **(given or {})}
 
 
-def _tags(entry: Entry) -> dict[str, Any]:
+def _tags(entry: Entry) -> Entry:
     given = {key: value for key, value in (entry.get("tags") or {}).items() if value}
     return {**TAGS, **given}
 

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import yaml
 
 from components.shared.errors import UserError
-from pipelines.importing.draft import Draft
+from pipelines.importing.draft import Document, Draft
 
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
 """Trainer by its key for the base model."""
@@ -53,7 +52,7 @@ def _without_model(draft: Draft, key: str) -> UserError:
     return UserError(f"{draft.origin}: {key} is missing.", remedy=remedy)
 
 
-def load(path: str, tool: str) -> dict[str, Any]:
+def load(path: str, tool: str) -> Document:
     """Reads a file of another trainer.
 
     Raises:
@@ -72,9 +71,9 @@ def load(path: str, tool: str) -> dict[str, Any]:
     return {str(key): value for key, value in document.items()}
 
 
-def flatten(document: dict[str, Any], nested: tuple[str, ...]) -> dict[str, Any]:
+def flatten(document: Document, nested: tuple[str, ...]) -> Document:
     """Returns a document with the sections named `nested` taken apart: `trl.beta`, `datasets[0].type.field_prompt`."""
-    flat: dict[str, Any] = {}
+    flat: Document = {}
     try:
         for key, value in document.items():
             flat.update(_apart(key, value) if key in nested else {key: value})
@@ -83,7 +82,7 @@ def flatten(document: dict[str, Any], nested: tuple[str, ...]) -> dict[str, Any]
     return flat
 
 
-def _apart(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _apart(key: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _apart(f"{key}.{name}", inner)
@@ -100,7 +99,7 @@ def name_for(path: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:63].strip("-") or "imported"
 
 
-def shown(key: str, value: Any) -> str:
+def shown(key: str, value: object) -> str:
     """Returns a value for one line of a report: short, and no secret."""
     if SECRET.search(key) and value:
         return "(not shown)"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from components.shared.recipe.data import Columns, Side
-from pipelines.importing.draft import Draft
+from pipelines.importing.draft import Document, Draft
 
 SPEAKERS = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -62,7 +61,7 @@ class Rows:
     weight: float = 1.0
 
 
-def speaks_as(name: Any, role: str) -> bool:
+def speaks_as(name: object, role: str) -> bool:
     """Tells whether Baton takes a name in messages for this role."""
     return SPEAKERS.get(str(name).lower()) == role
 
@@ -96,8 +95,8 @@ def given_sides(draft: Draft) -> bool:
     return any(isinstance(source, dict) and "side" in source for source in draft.look("data.source", []))
 
 
-def _source(rows: Rows, uri: str, alike: bool) -> str | dict[str, Any]:
-    source: dict[str, Any] = {"uri": uri}
+def _source(rows: Rows, uri: str, alike: bool) -> str | Document:
+    source: Document = {"uri": uri}
     if rows.weight != 1:
         source["weight"] = rows.weight
     if rows.shape and not alike:

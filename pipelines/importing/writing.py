@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from components.shared import recipe_file
 from components.shared.recipe import Recipe
 from components.shared.recipe.training import SECTIONS
-from pipelines.importing.draft import Draft, Fate
+from pipelines.importing.draft import Document, Draft, Fate
 from pipelines.importing.reading import name_for, shown
 
 
@@ -40,12 +40,19 @@ def to_yaml(recipe: Recipe, draft: Draft) -> str:
 class _Dumper(yaml.SafeDumper):
     """Short mappings and lists on one line, as people write recipes."""
 
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[object], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
         node = super().represent_sequence(tag, sequence, flow_style)
         node.flow_style = all(isinstance(item, yaml.ScalarNode) for item in node.value)
         return node
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+    def represent_mapping(
+        self,
+        tag: str,
+        mapping: Any,
+        flow_style: bool | None = None,
+    ) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
         values = [value for _, value in node.value]
         plain = all(isinstance(value, yaml.ScalarNode) for value in values)
@@ -62,9 +69,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def _differing(section: BaseModel) -> dict[str, Any]:
+def _differing(section: BaseModel) -> Document:
     """Returns what a section says that its defaults do not. One that is there only to be there gets its first field."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if not field.is_required() and value == field.get_default():
@@ -81,7 +88,7 @@ def _differing(section: BaseModel) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return _differing(value)
     if isinstance(value, list | tuple):

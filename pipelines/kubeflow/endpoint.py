@@ -181,7 +181,7 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
     if not status:
         return _tls_failed(endpoint, error.reason)
     if 300 <= status < 400:
-        target = _without_query((error.headers or {}).get("location", "elsewhere"))
+        target = (error.headers or {}).get("location", "elsewhere").split("?")[0]
         return UserError(
             f"'{endpoint}' redirects to '{target}' ({status}); expected the API itself.",
             remedy=f"Where that is a login page: {_TOKEN_REMEDY} Otherwise give that address instead.",
@@ -275,7 +275,3 @@ def _describe(body: bytes | str | None) -> str:
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         return f"an HTML page titled '{one_line(title[1])}'" if title else "an HTML page"
     return one_line(text) or "an empty answer"
-
-
-def _without_query(url: str) -> str:
-    return url.split("?")[0]

@@ -97,7 +97,8 @@ def stages(run: Run) -> list[Stage]:
         run: The run as kfp's client returns it.
     """
     details = {detail.display_name: detail for detail in (run.run_details and run.run_details.task_details) or []}
-    tasks = list(_tasks(_spec(run))) or [
+    posted = run.pipeline_spec or {}  # nothing where the run refers to a pipeline that was uploaded
+    tasks = list(_tasks(posted.get("pipeline_spec", posted))) or [
         (key, {}, ()) for key in details if key != "root" and f"{key}-driver" in details
     ]
     return [_stage(key, task, parents, details) for key, task, parents in tasks]
@@ -189,12 +190,6 @@ def _stage(key: str, task: Task, parents: tuple[str, ...], details: Mapping[str,
 
 def _time(value: datetime.datetime | None) -> datetime.datetime | None:
     return value if value and value.year >= STARTED_UNSET else None
-
-
-def _spec(run: Run) -> PipelineSpec:
-    """Returns the compiled pipeline of a run, empty where the run refers to one that was uploaded."""
-    posted = run.pipeline_spec or {}
-    return posted.get("pipeline_spec", posted)
 
 
 def _tasks(spec: PipelineSpec) -> Iterator[Placed]:

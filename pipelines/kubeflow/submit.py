@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import kfp
 import yaml
 from google.protobuf import json_format
 
+from components.shared.core.patience import attempts, insist
 from components.shared.errors import BatonError, UserError
 from pipelines.kubeflow.api import Run
 from pipelines.kubeflow.endpoint import (
@@ -61,7 +63,7 @@ def submit(
     service_account: str | None = None,
     cache: bool = True,
 ) -> Submission:
-    """Creates a run of a compiled pipeline, and its experiment where there is none yet.
+    """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it.
 
     Args:
         package_path: The compiled pipeline, a `.yaml` file.
@@ -74,9 +76,6 @@ def submit(
         service_account: Account that the pods run under; the endpoint's own choice when left out.
         cache: Whether finished stages may be taken from Kubeflow's cache, as the package says.
 
-    Returns:
-        The run as the endpoint knows it.
-
     Raises:
         UserError: The package, an argument, the address, the token or a name is at fault.
         BatonError: The endpoint cannot be reached or fails.
@@ -86,9 +85,8 @@ def submit(
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
         try:
-            experiment_id = experiment_id_of(client, endpoint, experiment, namespace)
             run = client.run_pipeline(
-                experiment_id,
+                experiment_id_of(client, endpoint, experiment, namespace),
                 run_name,
                 package_path,
                 params=arguments,
@@ -136,27 +134,31 @@ def wait(
         BatonError: The endpoint fails time after time, or the run outlasts `timeout_s`.
     """
     client = connect(endpoint, token=token, namespace=namespace)
-    deadline = time.monotonic() + timeout_s
-    state, failures = "", 0
-    while True:
-        try:
-            run = client.get_run(run_id)
-        except TransientError:
-            failures += 1
-            if failures > MAX_TRANSIENT_FAILURES:
-                raise
-        else:
-            failures = 0
-            previous, state = state, run.state or "PENDING"
-            if state != previous:
-                on_state(run.display_name or run_id, state)
-            on_run(client, run)
-            if state in FINAL_STATES:
-                return state
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise _outlasted(endpoint, run_id, state, timeout_s)
-        time.sleep(min(poll_s * 2**failures, _MAX_PAUSE_S, remaining))
+    state = ""
+    for _ in attempts(timeout_s, pause=poll_s):
+        run = _asked(client, run_id, poll_s)
+        previous, state = state, run.state or "PENDING"
+        if state != previous:
+            on_state(run.display_name or run_id, state)
+        on_run(client, run)
+        if state in FINAL_STATES:
+            return state
+    raise BatonError(
+        f"Run {run_id} is {state} after {timeout_s:g} s; expected it to have ended.",
+        remedy=f"It goes on without us: {run_url(endpoint, run_id)}",
+    )
+
+
+def _asked(client: Client, run_id: str, poll_s: float) -> Run:
+    """Returns a run, asked for again where the endpoint fails for a while."""
+    tries = attempts(math.inf, pause=2 * poll_s, growth=2.0, longest=_MAX_PAUSE_S)
+    run: Run = insist(
+        lambda: client.get_run(run_id),
+        TransientError,
+        itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1),
+        lambda error, attempt: None,
+    )
+    return run
 
 
 def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | None) -> str:
@@ -207,13 +209,6 @@ def required(identifier: str | None, what: str, endpoint: str) -> str:
     if not identifier:
         raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
     return identifier
-
-
-def _outlasted(endpoint: str, run_id: str, state: str, timeout_s: float) -> BatonError:
-    return BatonError(
-        f"Run {run_id} is {state or 'not known'} after {timeout_s:g} s; expected it to have ended.",
-        remedy=f"It goes on without us: {run_url(endpoint, run_id)}",
-    )
 
 
 def run_url(endpoint: str, run_id: str) -> str:

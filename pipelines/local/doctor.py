@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 import psutil
@@ -35,9 +35,14 @@ ROOM = 2 * 2**30
 """Bytes of memory or disk below which staging checkpoints becomes tight for any but small models."""
 
 
-def examine(
-    recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None
-) -> dict[str, Any]:
+class Examined(TypedDict):
+    """What was looked at, as plain values; `ok` where none of it is a problem."""
+
+    ok: bool
+    checks: list[dict[str, str]]
+
+
+def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> Examined:
     """Looks at this machine, and at what a recipe or store names.
 
     Args:
@@ -66,7 +71,7 @@ def examine(
     return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: Examined) -> None:
     """Prints what `examine` returned."""
     console = Console(highlight=False)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))

@@ -15,7 +15,7 @@ from components.shared import events, models, zero
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, write_package
+from pipelines.compiling.package import Pipeline, packaged
 from pipelines.local import warm
 from pipelines.local.processes import Event
 
@@ -65,9 +65,7 @@ def run_recipe(
     prepare.check_model(recipe)
     log_path = os.path.join(models.cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
-        package = os.path.join(folder, "pipeline.yaml")
-        write_package(recipe, package, pipeline)
+    with packaged(recipe, "pipeline", pipeline) as package:
         run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
 
 

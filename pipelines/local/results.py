@@ -8,8 +8,11 @@ from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.runs import Run
 
+Row = dict[str, Any]
+"""Plain values by name, as `--output json` prints them."""
 
-def result(run: Run) -> dict[str, Any]:
+
+def result(run: Run) -> Row:
     """Returns a run's outcome as plain values."""
     evaluation = run.get("evaluation.json") or {}
     plan = run.get("plan.json")
@@ -36,7 +39,7 @@ def result(run: Run) -> dict[str, Any]:
     }
 
 
-def list_checkpoints(run: Run) -> list[dict[str, Any]]:
+def list_checkpoints(run: Run) -> list[Row]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
     rows: list[dict[str, Any]] = []
@@ -62,7 +65,7 @@ def list_checkpoints(run: Run) -> list[dict[str, Any]]:
     return rows[::-1]
 
 
-def verify_checkpoints(run: Run) -> list[dict[str, Any]]:
+def verify_checkpoints(run: Run) -> list[Row]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
     rows: list[dict[str, Any]] = []
