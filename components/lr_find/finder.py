@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from components.shared import code, events, pages, svg, trained
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
+from components.shared.run_documents.training import LearningRate
 from components.train_chunk import arguments, methods
 from components.train_chunk.chunk import Chunk
 from components.train_chunk.slices import Tokens
@@ -74,17 +75,17 @@ def find(run_uri: str) -> dict[str, Any]:
     chunk = Chunk(run_uri, 1)
     spec = chunk.recipe.training.lr_find
     assert spec
-    found = chunk.run.get("lr_find.json")
+    found = chunk.run.read(LearningRate)
     if found is None:
         ramp = Ramp(spec)
         with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
             _train(chunk, ramp, scratch)
         rate = suggest(ramp.rates, ramp.losses, spec)
-        found = {"learning_rate": rate, "rates": ramp.rates, "losses": ramp.losses}
-        chunk.run.set_once("lr_find.json", found)
+        found = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
+        chunk.run.write_once(found)
         chunk.run.record("lr-find", {"seconds": time.time() - started})
-    events.emit("lr_found", learning_rate=found["learning_rate"])
-    return {**found, "html": page(chunk.run.name, found, spec)}
+    events.emit("lr_found", learning_rate=found.learning_rate)
+    return {**found.to_json(), "html": page(chunk.run.name, found, spec)}
 
 
 def rate_at(spec: LRFind, step: int) -> float:
@@ -128,20 +129,20 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
     return float(rates[int(slopes.argmin())])
 
 
-def page(run_name: str, found: dict[str, Any], spec: LRFind) -> str:
+def page(run_name: str, found: LearningRate, spec: LRFind) -> str:
     """Returns the test as an HTML page of its own."""
     plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(found, spec, canvas))
     template = pages.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=found, spec=spec, plot=plot)
 
 
-def _plot(found: dict[str, Any], spec: LRFind, canvas: svg.Canvas) -> Any:
+def _plot(found: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Any:
     figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
-    rates, losses = np.array(found["rates"]), np.array(found["losses"])
-    smoothed = np.array(smooth(found["losses"], spec.smoothing))
+    rates, losses = np.array(found.rates), np.array(found.losses)
+    smoothed = np.array(smooth(found.losses, spec.smoothing))
     ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")
     ax.plot(rates, smoothed, color=svg.BLUE, lw=1.8, label="smoothed")
-    ax.axvline(found["learning_rate"], color=svg.ORANGE, lw=1.4, label=f"taken: {found['learning_rate']:.2g}")
+    ax.axvline(found.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {found.learning_rate:.2g}")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
     finite = smoothed[np.isfinite(smoothed)]
