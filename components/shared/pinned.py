@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from components.shared import models
 from components.shared.errors import ExactnessError, UserError
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import PinnedModels
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BASE = "base"
-DOCUMENT = "model.json"
 _compared: dict[tuple[str, str | None, str | None], str] = {}
 """Folders whose content this process has compared, by address, revision and digest."""
 
@@ -61,10 +61,10 @@ def fetch(recipe: Recipe) -> dict[str, str]:
         return dict(zip(named, folders, strict=True))
 
 
-def document(folders: dict[str, str]) -> dict[str, str | None]:
+def document(folders: dict[str, str]) -> PinnedModels:
     """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch."""
     digests = {f"{role}_sha256": models.model_identity(folder) for role, folder in folders.items()}
-    return {f"{BASE}_sha256": None, **digests}
+    return PinnedModels.model_validate({f"{BASE}_sha256": None, **digests})
 
 
 def compared(run: Run, recipe: Recipe) -> dict[str, str]:
@@ -73,10 +73,10 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
     Raises:
         ExactnessError: the files of one are not those that the run began with.
     """
-    pins = run.require(DOCUMENT)
+    pins = run.need(PinnedModels)
     named = origins(recipe)
     with ThreadPoolExecutor(max(1, len(named))) as pool:
-        folders = pool.map(lambda role: _compare(named[role], pins.get(f"{role}_sha256")), named)
+        folders = pool.map(lambda role: _compare(named[role], pins.digest(role)), named)
         return dict(zip(named, folders, strict=True))
 
 

@@ -12,6 +12,7 @@ import typer
 from components.shared import lineage, recipe_file
 from components.shared.errors import UserError
 from components.shared.lineage import Family, Member
+from components.shared.run_documents.training import ForkNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines.cli import local
@@ -99,7 +100,7 @@ def fork(
             "step": made.step,
             "digest": made.digest,
             "warm": made.warm,
-            "changed": made.run.require(forking.NAME)["changed"],
+            "changed": made.run.need(ForkNote).changed,
             "recipe": os.path.abspath(path),
         }
         if output is Output.text:

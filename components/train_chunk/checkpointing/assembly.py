@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from components.shared.cache import NodeCache
-from components.shared.checkpoints.meta import Work
+from components.shared.run_documents.training import Work
 from components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
 from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
 from components.train_chunk.checkpointing.lineage import Lineage

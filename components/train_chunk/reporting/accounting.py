@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import psutil
 
-from components.shared.checkpoints.meta import Work
+from components.shared.run_documents.training import Work
 from components.train_chunk.reporting.clock import Clock
 from components.train_chunk.reporting.progress import Lost, Progress
 
