@@ -20,6 +20,7 @@ from components.train_chunk.zero import Zero
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -97,6 +98,8 @@ class Setup:
             **{name: value for name, value in own.items() if value is not None},
             **extra,
         )
+        if getattr(config, "disable_dropout", False):
+            _without_dropout(trainer.model)
         if recipe.adapter is None:
             # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
             # without converting them back.
@@ -119,6 +122,14 @@ class Setup:
     def has_reference(self, beta: float = 1.0) -> bool:
         """Tells whether a copy of the start model is needed; an adapter's reference is its base."""
         return self.recipe.adapter is None and beta > 0
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Switches off dropout that layers hold as a number, as Llama's attention does; TRL finds `nn.Dropout` alone."""
+    for layer in model.modules():
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
 
 
 def _early_stopping(recipe: Recipe) -> list[EarlyStoppingCallback]:

@@ -94,11 +94,23 @@ class LiveReport(TrainerCallback):
         self._tracker.close()
         if self._wandb:
             self._wandb.finish()
+            if self._wandb.offline:  # `wandb sync` sends it later; this machine's folder ends with the chunk
+                import wandb
+
+                wandb.teardown()  # until then its own process may hold the last records back
+                folder = os.path.dirname(self._wandb.dir)
+                self._keep(folder, f"wandb/{os.path.basename(folder)}")
         if self._board:
             self._board.close()
-            for name in os.listdir(self._folder):
+            self._keep(self._folder, "tensorboard")
+
+    def _keep(self, folder: str, name: str) -> None:
+        """Puts the files of a local folder into the run."""
+        for place, _, files in os.walk(folder):
+            below = os.path.normpath(os.path.join(name, os.path.relpath(place, folder)))
+            for file in files:
                 with contextlib.suppress(Exception):  # a picture of the run, not the run
-                    self._run.storage.upload(os.path.join(self._folder, name), self._run.path(f"tensorboard/{name}"))
+                    self._run.storage.upload(os.path.join(place, file), self._run.path(f"{below}/{file}"))
 
 
 class Meter:

@@ -22,6 +22,7 @@ class Tracking(Section):
     """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
     wandb: str | None = None
     """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
-    (`resources.secret_env`)."""
+    (`resources.secret_env`). With `WANDB_MODE=offline` there, its folders are put below the run's `wandb/`, for
+    `wandb sync`."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port at which each train-chunk serves its figures to Prometheus, as `/metrics`; not at all when left out."""
