@@ -227,7 +227,7 @@ def _completions(
         prompts,
         max_new_tokens=settings.max_completion_length,
         max_length=recipe.data.max_length,
-        batch_size=recipe.evaluation.batch_size or recipe.training.micro,
+        batch_size=recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
         progress=progress,
     )
     return some, prompts, said

@@ -22,7 +22,8 @@ class Tracking(Section):
     """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
     wandb: str | None = None
     """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
-    (`resources.secret_env`)."""
+    (`resources.secret_env`). With `WANDB_MODE=offline` there, its folders are put below the run's `wandb/`, for
+    `wandb sync`."""
     jsonl: bool = False
     """Also write JSON Lines, an object for each logged step, to `metrics/` below the run."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None

@@ -23,6 +23,7 @@ from components.train_chunk.trainer.zero import Zero
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -109,6 +110,8 @@ class Setup:
             **{name: value for name, value in own.items() if value is not None},
             **extra,
         )
+        if getattr(config, "disable_dropout", False):
+            _without_dropout(trainer.model)
         if recipe.adapter is None:
             # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
             # without converting them back.
@@ -132,6 +135,14 @@ class Setup:
         """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
         held = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
         return {"ref_model": self.reference()} if held else {}
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Switches off dropout that layers hold as a number, as Llama's attention does; TRL finds `nn.Dropout` alone."""
+    for layer in model.modules():
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
 
 
 def _early_stopping(recipe: Recipe) -> list[EarlyStoppingCallback]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +31,15 @@ class Source:
     folder: str
     live: Callable[[], dict[str, float]]
     seconds: Callable[[], dict[str, float]]
+
+
+def keep(run: Run, folder: str, name: str) -> None:
+    """Uploads the files of a local folder, at any depth, to a name below the run; one that fails is left out."""
+    for place, _, files in os.walk(folder):
+        below = os.path.normpath(os.path.join(name, os.path.relpath(place, folder)))
+        for file in files:
+            with contextlib.suppress(Exception):  # a picture of the run, not the run
+                run.storage.upload(os.path.join(place, file), run.path(f"{below}/{file}"))
 
 
 class Sink(Protocol):

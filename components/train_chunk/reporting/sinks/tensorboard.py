@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.shared.errors import UserError
 from components.shared.runs import Run
-from components.train_chunk.reporting.sinks.base import Source
+from components.train_chunk.reporting.sinks.base import Source, keep
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,9 +34,7 @@ class EventFiles:
     def close(self) -> None:
         """Uploads the files."""
         self._writer.close()
-        for name in os.listdir(self._folder):
-            with contextlib.suppress(Exception):  # a picture of the run, not the run
-                self._run.storage.upload(os.path.join(self._folder, name), self._run.path(f"tensorboard/{name}"))
+        keep(self._run, self._folder, "tensorboard")
 
 
 def open_sink(source: Source) -> EventFiles | None:

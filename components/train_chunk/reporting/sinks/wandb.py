@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.shared.errors import UserError
-from components.train_chunk.reporting.sinks.base import Source
+from components.shared.runs import Run
+from components.train_chunk.reporting.sinks.base import Source, keep
 
 if TYPE_CHECKING:
     import wandb
@@ -17,10 +19,11 @@ class Project:
 
     Args:
         tracked: The run there, which the chunks of a training run share.
+        run: The training run, below which its folder is put where it has no network.
     """
 
-    def __init__(self, tracked: wandb.Run) -> None:
-        self._tracked = tracked
+    def __init__(self, tracked: wandb.Run, run: Run) -> None:
+        self._tracked, self._run = tracked, run
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Queues the values of a step."""
@@ -29,6 +32,12 @@ class Project:
     def close(self) -> None:
         """Sends the rest."""
         self._tracked.finish()
+        if self._tracked.offline:  # `wandb sync` sends it later; this machine's folder ends with the chunk
+            import wandb
+
+            wandb.teardown()  # until then its own process may hold the last records back
+            folder = os.path.dirname(self._tracked.dir)
+            keep(self._run, folder, f"wandb/{os.path.basename(folder)}")
 
 
 def open_sink(source: Source) -> Project | None:
@@ -45,4 +54,5 @@ def open_sink(source: Source) -> Project | None:
     except ImportError:
         raise UserError("tracking.wandb: the package wandb is not installed.", remedy="Add it to the image.") from None
     name = source.run.name
-    return Project(wandb.init(project=project, id=name, name=name, resume="allow", dir=source.folder))
+    tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=source.folder)
+    return Project(tracked, source.run)
