@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from components.shared import events
 from components.shared.errors import UserError
+from components.shared.run_documents.sweeps import Score as ScoreDocument
+from components.shared.run_documents.sweeps import TrialNote
 from components.shared.runs import Run, now
-from components.shared.sweeps import TRIAL, Sweep, score_name
+from components.shared.sweeps import Sweep
 
 if TYPE_CHECKING:
     from components.train_chunk.chunk import Chunk
@@ -47,31 +49,31 @@ class Scoring:
         trial: What the run knows of its sweep.
     """
 
-    def __init__(self, run: Run, trial: dict[str, Any]) -> None:
+    def __init__(self, run: Run, trial: TrialNote) -> None:
         self._run, self._trial = run, trial
-        self._sweep = Sweep(run.storage, trial["sweep"])
+        self._sweep = Sweep(run.storage, trial.sweep)
 
     @classmethod
     def of(cls, run: Run) -> Scoring | None:
         """Returns the scoring of a run, None where it is no trial."""
-        trial = run.get(TRIAL)
+        trial = run.read(TrialNote)
         return cls(run, trial) if trial else None
 
     def is_stopped(self) -> bool:
         """Tells whether somebody has asked for the end of this trial."""
-        wish = self._sweep.control(self._trial["id"])
-        return wish is not None and wish["state"] == "stop"
+        wish = self._sweep.control(self._trial.id)
+        return wish is not None and wish.state == "stop"
 
     def is_kept(self, chunk: Chunk, step: int) -> bool:
         """Tells whether there is a score behind a chunk that has come to a step.
 
         Where early stopping has ended the run, that of the chunk in which it did is the score of those behind it.
         """
-        if self._run.get(score_name(chunk.index)) is not None:
+        if self._run.read(ScoreDocument, chunk.index) is not None:
             return True
-        before = next((score for score in self._sweep.scores(self._run) if score["step"] == step), None)
+        before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
         if before:
-            self.keep(chunk, Score(step, before["value"], before["metrics"]))
+            self.keep(chunk, Score(step, before.value, before.metrics))
         return before is not None
 
     def measure(self, chunk: Chunk, trainer: Any, step: int) -> Score | None:
@@ -89,10 +91,10 @@ class Scoring:
             for name, value in found.items()
             if isinstance(value, int | float) and not name.endswith(TIMED) and name != "epoch"
         }
-        name = next((x for x in (self._trial["metric"], f"eval_{self._trial['metric']}") if x in metrics), None)
+        name = next((x for x in (self._trial.metric, f"eval_{self._trial.metric}") if x in metrics), None)
         if name is None:
             raise UserError(
-                f"sweep.metric is {self._trial['metric']!r}, which the evaluation of the held-out rows does not give.",
+                f"sweep.metric is {self._trial.metric!r}, which the evaluation of the held-out rows does not give.",
                 remedy=f"It gives {', '.join(sorted(metrics))}.",
             )
         return Score(step, metrics[name], metrics)
@@ -123,9 +125,9 @@ class Scoring:
 
     def keep(self, chunk: Chunk, score: Score) -> None:
         """Writes the score behind a chunk, whose checkpoint is committed."""
-        document = {"chunk": chunk.index, **asdict(score), "seconds": chunk.clock.total(), "at": now()}
-        self._run.put(score_name(chunk.index), document)
-        events.emit("scored", trial=self._trial["id"], chunk=chunk.index, step=score.step, value=score.value)
+        document = ScoreDocument(chunk=chunk.index, **asdict(score), seconds=chunk.clock.total(), at=now())
+        self._run.write(document, chunk.index)
+        events.emit("scored", trial=self._trial.id, chunk=chunk.index, step=score.step, value=score.value)
 
 
 def _number(value: float) -> float | None:
