@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components.shared import bundles, lineage
-from components.shared.checkpoints.store import CheckpointStore
+from components.shared.checkpoints.store import CheckpointStore, LogEntry
+from components.shared.core.document import Json
+from components.shared.plan import Plan
+from components.shared.run_documents.sweeps import Failure, RungVerdict, TrialEntry, Winner
 from components.shared.runs import Run
 from components.shared.sweeps import Sweep
 
@@ -54,9 +57,9 @@ class Trial:
 
     id: str
     run: str
-    values: dict[str, Any]
+    values: Json
     scores: list[tuple[int, float]] = field(default_factory=list)
-    losses: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[LogEntry] = field(default_factory=list)
     chunk: int = 0
     step: int = 0
     num_steps: int | None = None
@@ -65,7 +68,7 @@ class Trial:
     rung: int = 0
     why: str = ""
     rank: int | None = None
-    parent: dict[str, Any] | None = None
+    parent: Json | None = None
     report: bool = False
 
     @property
@@ -104,7 +107,7 @@ class View:
     mode: str
     parameters: dict[str, bool]
     trials: list[Trial]
-    rungs: list[dict[str, Any]]
+    rungs: list[RungVerdict]
     num_rungs: int
     gpus: int
     families: lineage.Family
@@ -128,27 +131,27 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
         with_losses: Also read what was logged at each step, which takes much longer.
     """
     document, rungs = sweep.document(), sweep.rungs()
-    recipe: Mapping[str, Any] = document["recipe"]
-    winner = (sweep.get("winner.json") or {}).get("id")
-    read = [trial["id"] for trial in document["trials"][: MAX_CURVES if with_losses else 0]]
-    rows = {trial["id"]: trial for trial in document["trials"]}
+    recipe: Mapping[str, Any] = document.recipe
+    winner = sweep.read(Winner)
+    read = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
+    rows = {trial.id: trial for trial in document.trials}
     trials = bundles.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
-    _judge(trials, rungs, winner, len(document["rungs"]))
+    _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
     # Who came further is ahead, and among those the better score; a score that is no number is the last.
-    sign = 1 if document["mode"] == "min" else -1
+    sign = 1 if document.mode == "min" else -1
     trials.sort(key=lambda trial: _place(trial, sign))
     for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
         trial.rank = rank
     return View(
-        name=document["name"],
+        name=document.name,
         uri=sweep.uri,
-        created=document["created"],
-        metric=document["metric"],
-        mode=document["mode"],
+        created=document.created,
+        metric=document.metric,
+        mode=document.mode,
         parameters=_parameters(recipe, trials),
         trials=trials,
         rungs=rungs,
-        num_rungs=len(document["rungs"]),
+        num_rungs=len(document.rungs),
         gpus=int(recipe.get("resources", {}).get("gpus", 0)) * int(recipe.get("resources", {}).get("nodes", 1)),
         families=_families(sweep, trials),
     )
@@ -184,30 +187,30 @@ def cost(view: View) -> dict[str, float | None]:
     }
 
 
-def _trial(sweep: Sweep, row: Mapping[str, Any], *, with_losses: bool) -> Trial:
-    run = Run(sweep.storage, row["run"])
-    trial = Trial(row["id"], row["run"], row["values"], parent=row.get("parent"))
+def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
+    run = Run(sweep.storage, row.run)
+    trial = Trial(row.id, row.run, row.values, parent=row.parent)
     present = set(sweep.storage.list(run.path()))
-    plan = run.get("plan.json") if "plan.json" in present else None
-    trial.num_steps = plan["num_steps"] if plan else None
+    plan = run.read(Plan) if Plan.NAME in present else None
+    trial.num_steps = plan.num_steps if plan else None
     trial.report = "report.html" in present
     scores = sweep.scores(run) if "scores" in present else []
-    scores.sort(key=lambda score: score["step"])
-    trial.scores = [(score["step"], score["value"]) for score in scores if score["value"] is not None]
-    trial.seconds = sum(score.get("seconds") or 0.0 for score in scores)
-    trial.step = max((score["step"] for score in scores), default=0)
-    trial.chunk = max((score["chunk"] for score in scores), default=0)
-    if failure := run.get("failure.json") if "failure.json" in present else None:
-        trial.state, trial.why = "failed", f"chunk {failure['chunk']} failed: {failure['message']}"
+    scores.sort(key=lambda score: score.step)
+    trial.scores = [(score.step, score.value) for score in scores if score.value is not None]
+    trial.seconds = sum(score.seconds or 0.0 for score in scores)
+    trial.step = max((score.step for score in scores), default=0)
+    trial.chunk = max((score.chunk for score in scores), default=0)
+    if failure := run.read(Failure) if Failure.NAME in present else None:
+        trial.state, trial.why = "failed", f"chunk {failure.chunk} failed: {failure.message}"
     elif BEGUN & present:
         trial.state = "training"
     if with_losses and "checkpoints" in present:
         trial.losses = _losses(CheckpointStore(run))
-        trial.step = max(trial.step, *(entry["step"] for entry in trial.losses), 0)
+        trial.step = max(trial.step, *(int(entry["step"]) for entry in trial.losses), 0)
     return trial
 
 
-def _losses(store: CheckpointStore) -> list[dict[str, Any]]:
+def _losses(store: CheckpointStore) -> list[LogEntry]:
     """Returns the losses that a run logged up to its newest checkpoint."""
     for checkpoint in store.committed():
         try:
@@ -217,18 +220,18 @@ def _losses(store: CheckpointStore) -> list[dict[str, Any]]:
     return []
 
 
-def _judge(trials: list[Trial], rungs: list[dict[str, Any]], winner: str | None, num_rungs: int) -> None:
+def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, num_rungs: int) -> None:
     """Gives each trial what the rungs have decided about it."""
     by_id = {trial.id: trial for trial in trials}
     for rung in rungs:
-        for name in rung["kept"]:
+        for name in rung.kept:
             if trial := by_id.get(name):
-                trial.rung, trial.why = rung["rung"], ""
+                trial.rung, trial.why = rung.rung, ""
                 trial.state = "ended" if _has_ended(trial) else "goes on"
-        for entry in rung["stopped"]:
-            if trial := by_id.get(entry["id"]):
-                trial.rung, trial.why = rung["rung"], entry["why"]
-                failed = entry["id"] not in rung["scores"] and not entry["why"].startswith("asked")
+        for entry in rung.stopped:
+            if trial := by_id.get(entry.id):
+                trial.rung, trial.why = rung.rung, entry.why
+                failed = entry.id not in rung.scores and not entry.why.startswith("asked")
                 trial.state = "failed" if failed else "ended" if _has_ended(trial) else "stopped"
     if winner in by_id and len(rungs) >= num_rungs:
         by_id[winner].state = "won"

@@ -12,20 +12,16 @@ runs/<run>/failure.json            what a chunk of it failed with
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TypeVar
 
 from components.shared.bundles import each
+from components.shared.core.document import Document
 from components.shared.documents import Documents
 from components.shared.errors import UserError
+from components.shared.run_documents.sweeps import RungVerdict, Score, State, SweepHead, TrialEntry, Wish
 from components.shared.runs import Run, now
 
-TRIAL = "trial.json"
-"""The document of a run that makes it a trial."""
-
-FAILURE = "failure.json"
-"""What a trial's run knows of the chunk that failed last: `chunk`, `message` and `at`."""
-
-State = Literal["stop", "go"]
+D = TypeVar("D", bound=Document)
 
 
 class Sweep(Documents):
@@ -33,84 +29,79 @@ class Sweep(Documents):
 
     KIND = "sweep"
 
-    def create(self, document: dict[str, Any]) -> bool:
+    def create(self, head: SweepHead) -> bool:
         """Writes `sweep.json` where there is none, and tells whether this call did."""
-        return self.put_new("sweep.json", {"name": self.name, "created": now(), **document})
+        return self.put_new(SweepHead.NAME, head.to_json())
 
-    def find(self) -> dict[str, Any] | None:
+    def find(self) -> SweepHead | None:
         """Returns the sweep with all its trials, None before it has begun."""
-        document = self.get("sweep.json")
-        if document is None:
+        head = self.read(SweepHead)
+        if head is None:
             return None
-        added = each(lambda name: self.require(f"trials/{name}"), self.storage.list(self.path("trials")))
-        return {**document, "trials": sorted([*document["trials"], *added], key=lambda trial: str(trial["id"]))}
+        trials = [*head.trials, *self._all("trials", TrialEntry)]
+        return head.model_copy(update={"trials": sorted(trials, key=lambda trial: trial.id)})
 
-    def document(self) -> dict[str, Any]:
-        """Returns the sweep: `name`, `created`, `recipe`, `metric`, `mode`, `rungs` and all `trials`.
+    def document(self) -> SweepHead:
+        """Returns the sweep with all its trials.
 
         Raises:
             UserError: there is no such sweep.
         """
-        document = self.find()
-        if document is None:
+        head = self.find()
+        if head is None:
             raise UserError(f"{self.uri}/sweep.json does not exist.", remedy="Check the sweep's name and the store.")
-        return document
+        return head
 
-    def trials(self) -> list[dict[str, Any]]:
-        """Returns all trials in their order: `id`, `run`, `bracket`, `values` and `parent`."""
-        trials: list[dict[str, Any]] = self.document()["trials"]
-        return trials
+    def trials(self) -> list[TrialEntry]:
+        """Returns all trials in their order."""
+        return self.document().trials
 
-    def trial(self, trial_id: str) -> dict[str, Any]:
+    def trial(self, trial_id: str) -> TrialEntry:
         """Returns one trial.
 
         Raises:
             UserError: there is none of this id.
         """
-        trials = {trial["id"]: trial for trial in self.trials()}
+        trials = {trial.id: trial for trial in self.trials()}
         if trial_id not in trials:
             raise UserError(f"sweep {self.name!r} has no trial {trial_id!r}.", remedy=f"It has {', '.join(trials)}.")
         return trials[trial_id]
 
-    def add(self, trial: dict[str, Any]) -> bool:
+    def add(self, trial: TrialEntry) -> bool:
         """Adds a trial, and tells whether this call did; of two of one id, the first stands."""
-        return self.put_new(f"trials/{trial['id']}.json", trial)
+        return self.put_new(trial.file_name(trial.id), trial.to_json())
 
-    def run(self, trial: dict[str, Any]) -> Run:
+    def run(self, trial: TrialEntry) -> Run:
         """Returns the run of a trial."""
-        return Run(self.storage, trial["run"])
+        return Run(self.storage, trial.run)
 
-    def rungs(self) -> list[dict[str, Any]]:
+    def rungs(self) -> list[RungVerdict]:
         """Returns what each rung that is over has decided, in their order."""
-        return [self.require(f"rungs/{name}") for name in self.storage.list(self.path("rungs"))]
+        return self._all("rungs", RungVerdict)
 
-    def rung(self, number: int) -> dict[str, Any] | None:
+    def rung(self, number: int) -> RungVerdict | None:
         """Returns what a rung has decided, None before it has."""
-        return self.get(_rung(number))
+        return self.read(RungVerdict, number)
 
-    def keep_rung(self, document: dict[str, Any]) -> None:
+    def keep_rung(self, verdict: RungVerdict) -> None:
         """Writes what a rung has decided."""
-        self.put(_rung(document["rung"]), document)
+        self.write(verdict, verdict.rung)
 
-    def scores(self, run: str | Run) -> list[dict[str, Any]]:
-        """Returns how a run of this sweep did behind each chunk that is scored: `chunk`, `step`, `value`, …"""
-        found = run if isinstance(run, Run) else Run(self.storage, run)
-        names = self.storage.list(found.path("scores"))
-        return [found.require(f"scores/{name}") for name in names]
+    def scores(self, run: str | Run) -> list[Score]:
+        """Returns how a run of this sweep did after each chunk that is scored."""
+        trained = run if isinstance(run, Run) else Run(self.storage, run)
+        paths = [trained.path(f"scores/{name}") for name in self.storage.list(trained.path("scores"))]
+        return [Score.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
 
-    def control(self, trial_id: str) -> dict[str, Any] | None:
-        """Returns the newest wish for a trial: `state`, `why` and `at`; None where nobody asked for anything."""
-        return self.get(f"control/{trial_id}.json")
+    def control(self, trial_id: str) -> Wish | None:
+        """Returns the newest wish for a trial; None where nobody asked for anything."""
+        return self.read(Wish, trial_id)
 
     def ask(self, trial_id: str, state: State, why: str) -> None:
         """Notes a wish for a trial, taken up at its next chunk boundary."""
-        self.put(f"control/{trial_id}.json", {"state": state, "why": why, "at": now()})
+        self.write(Wish(state=state, why=why, at=now()), trial_id)
 
-
-def score_name(chunk: int) -> str:
-    """Returns the name of a run's document with its score behind a chunk."""
-    return f"scores/chunk-{chunk:03d}.json"
-
-
-def _rung(number: int) -> str:
-    return f"rungs/rung-{number:03d}.json"
+    def _all(self, folder: str, kind: type[D]) -> list[D]:
+        """Returns the documents of a folder, by name."""
+        paths = [self.path(f"{folder}/{name}") for name in self.storage.list(self.path(folder))]
+        return each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)

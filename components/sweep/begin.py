@@ -9,19 +9,22 @@ from typing import Any
 
 from components.shared import bundles, configurations, events, forking, quality_checks, recipe_file, sources, tracking
 from components.shared.configurations import Known
+from components.shared.core.document import Json
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import OwnCode, PinnedModels, SplitData
+from components.shared.run_documents.sweeps import RungEntry, SweepHead, TrialEntry, TrialNote
 from components.shared.rungs import Bracket, brackets
-from components.shared.runs import Run, check_name, identity
+from components.shared.runs import Run, check_name, identity, now
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, Sweep
+from components.shared.sweeps import Sweep
 from components.sweep import tracked
 
 CARRIED = (*forking.CARRIED, quality_checks.QUALITY)
 """What split and tokenize have found for one run, and holds for every trial on the same data."""
 
-DECIDING = ("data.json", "model.json", "code.json")
+DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
 """Those of them by which a run's checkpoints know each other."""
 
 
@@ -66,17 +69,17 @@ def enter(sweep: Sweep, bracket: int) -> list[str]:
     Returns:
         Addresses of the runs.
     """
-    recipe = recipe_file.validate(sweep.document()["recipe"], origin=sweep.uri)
+    recipe = recipe_file.validate(sweep.document().recipe, origin=sweep.uri)
     trials = list(_trials(sweep, recipe, bracket))
     prepared = {name: _found_by(sweep, name) for name in {preparation_name(sweep, own) for _, own in trials}}
 
-    def enter_one(trial_with_recipe: tuple[dict[str, Any], Recipe]) -> Run:
+    def enter_one(trial_with_recipe: tuple[TrialEntry, Recipe]) -> Run:
         trial, own = trial_with_recipe
         run, (rows, documents) = sweep.run(trial), prepared[preparation_name(sweep, own)]
         run.create(own)
         for name, content in documents.items():
             (run.set_once if name in DECIDING else run.put)(name, content)
-        run.set_once("plan.json", make_plan(own, rows).to_json())
+        run.write_once(make_plan(own, rows))
         return run
 
     runs = bundles.each(enter_one, trials)
@@ -116,21 +119,23 @@ def _create(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
         assert recipe.sweep
         drawn = configurations.draw(recipe.sweep, recipe.seed, planned[0].trials)
         rungs = [
-            {"rung": rung.number, "bracket": rung.bracket, "chunk": rung.chunk, "keep": rung.keep}
+            RungEntry(rung=rung.number, bracket=rung.bracket, chunk=rung.chunk, keep=rung.keep)
             for bracket in planned
             for rung in bracket.rungs
         ]
-        document = {
-            "recipe": recipe.model_dump(mode="json"),
-            "metric": recipe.sweep.metric,
-            "mode": recipe.sweep.mode,
-            "rungs": rungs,
-            "trials": [_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
-        }
-        if sweep.create(document):
+        head = SweepHead(
+            name=sweep.name,
+            created=now(),
+            recipe=recipe.model_dump(mode="json"),
+            metric=recipe.sweep.metric,
+            mode=recipe.sweep.mode,
+            rungs=rungs,
+            trials=[_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
+        )
+        if sweep.create(head):
             return
         standing = sweep.document()
-    before = recipe_file.validate(standing["recipe"], origin=sweep.uri)
+    before = recipe_file.validate(standing.recipe, origin=sweep.uri)
     if changed := recipe_file.changed_paths(_identity(before), _identity(recipe)):
         raise UserError(
             f"sweep {sweep.name!r} was started with another recipe: {'; '.join(changed)}.",
@@ -147,44 +152,45 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 def _add(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
     """Draws the trials of a later bracket by what those before have shown, unless they are drawn."""
     assert recipe.sweep
-    there = {trial["id"] for trial in sweep.trials()}
+    there = {trial.id for trial in sweep.trials()}
     first = sum(before.trials for before in planned[: bracket.number - 1])
     numbers = range(first, first + bracket.trials)
     if all(_trial_id(number) in there for number in numbers):
         return
-    before = [trial for trial in sweep.trials() if 1 <= trial["bracket"] < bracket.number]
+    before = [trial for trial in sweep.trials() if 1 <= trial.bracket < bracket.number]
     known = bundles.each(lambda trial: _known(sweep, trial, recipe), before)
     drawn = configurations.draw(recipe.sweep, recipe.seed, bracket.trials, known)
     for number, values in zip(numbers, drawn, strict=True):
         sweep.add(_trial(sweep, number, bracket.number, values))
 
 
-def _known(sweep: Sweep, trial: dict[str, Any], recipe: Recipe) -> Known:
-    scores = {score["chunk"]: score["value"] for score in sweep.scores(trial["run"]) if score["value"] is not None}
-    return Known(values=trial["values"], scores=scores, finished=recipe.chunks.count in scores)
+def _known(sweep: Sweep, trial: TrialEntry, recipe: Recipe) -> Known:
+    scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
+    return Known(values=trial.values, scores=scores, finished=recipe.chunks.count in scores)
 
 
 def _trial_id(number: int) -> str:
     return f"t{number:03d}"
 
 
-def _trial(sweep: Sweep, number: int, bracket: int, values: dict[str, Any]) -> dict[str, Any]:
+def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
     name = _trial_id(number)
-    return {"id": name, "run": f"{sweep.name}-{name}", "bracket": bracket, "values": values, "parent": None}
+    return TrialEntry(id=name, run=f"{sweep.name}-{name}", bracket=bracket, values=values, parent=None)
 
 
-def _trials(sweep: Sweep, recipe: Recipe, bracket: int) -> Iterator[tuple[dict[str, Any], Recipe]]:
+def _trials(sweep: Sweep, recipe: Recipe, bracket: int) -> Iterator[tuple[TrialEntry, Recipe]]:
     """Yields the trials of a bracket, each with its recipe."""
     for trial in sweep.trials():
-        if trial["bracket"] == bracket:
-            yield trial, configurations.configured(recipe, trial["values"], f"trial {trial['id']}")
+        if trial.bracket == bracket:
+            yield trial, configurations.configured(recipe, trial.values, f"trial {trial.id}")
 
 
-def _make_trial(sweep: Sweep, trial: dict[str, Any], recipe: Recipe, parent: str | None) -> None:
+def _make_trial(sweep: Sweep, trial: TrialEntry, recipe: Recipe, parent: str | None) -> None:
     """Notes with a trial's run what it is, before it is a run."""
     assert recipe.sweep
-    document = {"sweep": sweep.name, "id": trial["id"], "values": trial["values"], "metric": recipe.sweep.metric}
-    sweep.run(trial).put(TRIAL, {**document, "tracking": parent})
+    metric = recipe.sweep.metric
+    note = TrialNote(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+    sweep.run(trial).write(note)
 
 
 def _preparing(recipe: Recipe, own: Recipe) -> Recipe:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from components.shared import bundles, events, recipe_file, sweep_page, tracking
 from components.shared.errors import BatonError
+from components.shared.plan import Plan
+from components.shared.recipe import Recipe
+from components.shared.run_documents.sweeps import (
+    Failure,
+    RungScore,
+    RungVerdict,
+    Score,
+    Stopped,
+    SweepHead,
+    TrialEntry,
+    Winner,
+    Wish,
+)
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import now
-from components.shared.sweeps import FAILURE, Sweep, score_name
+from components.shared.sweeps import Sweep
 from components.sweep import tracked
 
 logger = logging.getLogger("baton")
@@ -66,28 +78,28 @@ def judge(sweep: Sweep, number: int) -> Verdict:
         BatonError: no trial has a score.
     """
     document = sweep.document()
-    recipe = recipe_file.validate(document["recipe"], origin=sweep.uri)
+    recipe = recipe_file.validate(document.recipe, origin=sweep.uri)
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
-    trials: dict[str, dict[str, Any]] = {trial["id"]: trial for trial in document["trials"]}
+    trials = {trial.id: trial for trial in document.trials}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
     standing = sweep.rung(number)
     found = standing or _judged(sweep, document, rung, trials, wishes)
     found = _with_wishes(sweep, found, trials, wishes)
-    if not found["kept"]:
+    if not found.kept:
         raise BatonError(
-            f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found['stopped'])}.",
+            f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found.stopped)}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     sweep.keep_rung(found)
-    for run in (sweep.run(trials[trial]) for trial in found["kept"] if trials[trial]["bracket"] == 0):
+    for run in (sweep.run(trials[trial]) for trial in found.kept if trials[trial].bracket == 0):
         tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
-    winner = _winner(sweep, document["mode"], rungs, trials, wishes)
-    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found["kept"], stopped=len(found["stopped"]))
+    winner = _winner(sweep, document.mode, rungs, trials, wishes)
+    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found.kept, stopped=len(found.stopped))
     return Verdict(
-        kept=[sweep.run(trials[trial]).uri for trial in found["kept"]],
+        kept=[sweep.run(trials[trial]).uri for trial in found.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
-        summary=_summary(document, found, trials),
+        summary=_summary(document, found, trials, recipe),
     )
 
 
@@ -95,122 +107,125 @@ def publish(sweep: Sweep, number: int) -> str:
     """Writes the sweep's page again once a rung is judged, sends both to where metrics go, and returns the page."""
     document, rung = sweep.document(), sweep.rung(number)
     assert rung is not None
-    recipe = recipe_file.validate(document["recipe"], origin=sweep.uri)
+    recipe = recipe_file.validate(document.recipe, origin=sweep.uri)
     page = sweep_page.write(sweep)
-    tracked.log_rung(sweep, recipe, rung, page, is_last=number == len(document["rungs"]))
+    tracked.log_rung(sweep, recipe, rung, page, is_last=number == len(document.rungs))
     return page
 
 
 def _judged(
     sweep: Sweep,
-    document: dict[str, Any],
+    document: SweepHead,
     rung: Rung,
-    trials: dict[str, dict[str, Any]],
-    wishes: Mapping[str, dict[str, Any] | None],
-) -> dict[str, Any]:
+    trials: dict[str, TrialEntry],
+    wishes: Mapping[str, Wish | None],
+) -> RungVerdict:
     """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
-    scores = dict(zip(entered, bundles.each(lambda x: _score(sweep, trials[x], rung.chunk), entered), strict=True))
-    values = {trial: score["value"] for trial, score in scores.items() if score}
+    read = bundles.each(lambda trial: sweep.run(trials[trial]).read(Score, rung.chunk), entered)
+    scores = dict(zip(entered, read, strict=True))
+    values = {trial: score.value for trial, score in scores.items() if score}
     stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
-    kept, beaten = decide(entered, values, rung.keep, document["mode"], stopped)
-    why = {trial: f"asked to stop: {(wishes[trial] or {})['why']}" for trial in stopped}
+    kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
+    why = {trial: _asked(wishes[trial]) for trial in stopped}
     for place, trial in enumerate(beaten, len(kept) + 1):
         why[trial] = f"number {place} of {len(kept) + len(beaten)}, and {len(kept)} went on"
     for trial in (trial for trial in entered if trial not in kept and trial not in why):
         score = scores[trial]
-        why[trial] = f"{document['metric']} is not a number" if score else _no_score(sweep, trials[trial], rung.chunk)
-    return {
-        "rung": rung.number,
-        "bracket": rung.bracket,
-        "chunk": rung.chunk,
-        "scores": {
-            trial: {name: score[name] for name in ("value", "step", "seconds")}
+        why[trial] = f"{document.metric} is not a number" if score else _no_score(sweep, trials[trial], rung.chunk)
+    return RungVerdict(
+        rung=rung.number,
+        bracket=rung.bracket,
+        chunk=rung.chunk,
+        scores={
+            trial: RungScore(value=score.value, step=score.step, seconds=score.seconds)
             for trial, score in scores.items()
             if score
         },
-        "kept": kept,
-        "stopped": [{"id": trial, "why": why[trial]} for trial in entered if trial in why],
-        "at": now(),
-    }
+        kept=kept,
+        stopped=[Stopped(id=trial, why=why[trial]) for trial in entered if trial in why],
+        at=now(),
+    )
 
 
 def _with_wishes(
     sweep: Sweep,
-    found: dict[str, Any],
-    trials: dict[str, dict[str, Any]],
-    wishes: Mapping[str, dict[str, Any] | None],
-) -> dict[str, Any]:
+    found: RungVerdict,
+    trials: dict[str, TrialEntry],
+    wishes: Mapping[str, Wish | None],
+) -> RungVerdict:
     """Returns a rung's document with the trials that somebody has asked for among those that go on."""
-    gone = [trial for trial in found["kept"] if _wish(wishes, trial) == "stop"]
-    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found["kept"]]
-    asked = [trial for trial in asked if sweep.run(trials[trial]).get("plan.json") is not None]
-    stopped = [entry for entry in found["stopped"] if entry["id"] not in asked]
-    stopped += [{"id": trial, "why": f"asked to stop: {(wishes[trial] or {})['why']}"} for trial in gone]
-    return {**found, "kept": [trial for trial in found["kept"] if trial not in gone] + asked, "stopped": stopped}
+    gone = [trial for trial in found.kept if _wish(wishes, trial) == "stop"]
+    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found.kept]
+    asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
+    stopped = [entry for entry in found.stopped if entry.id not in asked]
+    stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
+    kept = [trial for trial in found.kept if trial not in gone] + asked
+    return found.model_copy(update={"kept": kept, "stopped": stopped})
 
 
-def _entered(sweep: Sweep, rung: Rung, trials: dict[str, dict[str, Any]]) -> list[str]:
+def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
     """Returns the trials that trained for a rung."""
     if rung.first == 1:
-        return [trial for trial, found in trials.items() if found["bracket"] == rung.bracket]
+        return [trial for trial, found in trials.items() if found.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)
     if before is None:
         raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
-    return [trial for trial in before["kept"] if trial in trials]
+    return [trial for trial in before.kept if trial in trials]
 
 
 def _winner(
     sweep: Sweep,
     mode: str,
     rungs: Sequence[Rung],
-    trials: dict[str, dict[str, Any]],
-    wishes: Mapping[str, dict[str, Any] | None],
+    trials: dict[str, TrialEntry],
+    wishes: Mapping[str, Wish | None],
 ) -> str | None:
     """Returns the best of the trials that have come to their end, and notes it with the sweep."""
     ended = [found for rung in rungs if rung.chunk == rungs[-1].chunk and (found := sweep.rung(rung.number))]
-    values = {trial: score["value"] for found in ended for trial, score in found["scores"].items()}
+    values = {trial: score.value for found in ended for trial, score in found.scores.items()}
     stopped = {trial for trial in values if _wish(wishes, trial) == "stop"}
     best, _ = decide(list(values), values, 1, mode, stopped)
     if not best:
         return None
-    sweep.put("winner.json", {"id": best[0], "run": trials[best[0]]["run"], "value": values[best[0]], "at": now()})
+    sweep.write(Winner(id=best[0], run=trials[best[0]].run, value=values[best[0]], at=now()))
     return best[0]
 
 
-def _score(sweep: Sweep, trial: dict[str, Any], chunk: int) -> dict[str, Any] | None:
-    return sweep.run(trial).get(score_name(chunk))
-
-
-def _no_score(sweep: Sweep, trial: dict[str, Any], chunk: int) -> str:
-    failure = sweep.run(trial).get(FAILURE)
-    if failure and failure["chunk"] <= chunk:
-        return f"chunk {failure['chunk']} failed: {failure['message']}"
+def _no_score(sweep: Sweep, trial: TrialEntry, chunk: int) -> str:
+    failure = sweep.run(trial).read(Failure)
+    if failure and failure.chunk <= chunk:
+        return f"chunk {failure.chunk} failed: {failure.message}"
     return f"chunk {chunk} was not finished"
 
 
-def _wish(wishes: Mapping[str, dict[str, Any] | None], trial: str) -> str | None:
+def _wish(wishes: Mapping[str, Wish | None], trial: str) -> str | None:
     wish = wishes.get(trial)
-    return wish["state"] if wish else None
+    return wish.state if wish else None
 
 
-def _why(stopped: list[dict[str, Any]]) -> str:
-    return "; ".join(f"{entry['id']}: {entry['why']}" for entry in stopped[:5]) or "none has trained"
+def _asked(wish: Wish | None) -> str:
+    return f"asked to stop: {wish.why if wish else ''}"
 
 
-def _summary(document: dict[str, Any], rung: dict[str, Any], trials: dict[str, dict[str, Any]]) -> str:
+def _why(stopped: list[Stopped]) -> str:
+    return "; ".join(f"{entry.id}: {entry.why}" for entry in stopped[:5]) or "none has trained"
+
+
+def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntry], recipe: Recipe) -> str:
     """Returns a rung in Markdown."""
-    why = {entry["id"]: entry["why"] for entry in rung["stopped"]}
-    paths = list(document["recipe"]["sweep"]["parameters"])
+    why = {entry.id: entry.why for entry in rung.stopped}
+    paths = list(recipe.sweep.parameters) if recipe.sweep else []
     lines = [
-        f"# Rung {rung['rung']}: behind chunk {rung['chunk']}, {len(rung['kept'])} go on",
+        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} go on",
         "",
-        f"| trial | {' | '.join(paths)} | {document['metric']} | |",
+        f"| trial | {' | '.join(paths)} | {document.metric} | |",
         "|" + "---|" * (len(paths) + 3),
     ]
-    for trial in (*rung["kept"], *why):
-        value = rung["scores"].get(trial, {}).get("value")
-        values = [str(trials[trial]["values"].get(path, "")) for path in paths]
+    for trial in (*rung.kept, *why):
+        score = rung.scores.get(trial)
+        value = score.value if score else None
+        values = [str(trials[trial].values.get(path, "")) for path in paths]
         cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "goes on")]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"

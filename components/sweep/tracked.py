@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from typing import Any
 
 from components.shared import links, tracking
 from components.shared.recipe import Recipe
+from components.shared.run_documents.sweeps import RungVerdict, SweepTracking
 from components.shared.sweeps import Sweep
 
 logger = logging.getLogger("baton")
 
-NAME = "tracking.json"
-
 
 def parent(sweep: Sweep, recipe: Recipe) -> str | None:
     """Returns the id of the sweep's tracking run, which is made once; None where nothing is tracked."""
-    found = sweep.get(NAME)
-    if found is None:
-        found = {"run_id": _start(sweep, recipe)}
-        sweep.put(NAME, found)
-    run_id: str | None = found["run_id"]
-    return run_id
+    tracked = sweep.read(SweepTracking)
+    if tracked is None:
+        tracked = SweepTracking(run_id=_start(sweep, recipe))
+        sweep.write(tracked)
+    return tracked.run_id
 
 
 def _start(sweep: Sweep, recipe: Recipe) -> str | None:
@@ -43,18 +40,19 @@ def _start(sweep: Sweep, recipe: Recipe) -> str | None:
     return run_id
 
 
-def log_rung(sweep: Sweep, recipe: Recipe, rung: dict[str, Any], page: str, *, is_last: bool) -> None:
+def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_last: bool) -> None:
     """Logs the scores of a rung under the trials' names, the best of them as `best`, and the page."""
-    run_id = (sweep.get(NAME) or {}).get("run_id")
+    tracked = sweep.read(SweepTracking)
+    run_id = tracked.run_id if tracked else None
     if run_id is None or recipe.tracking.mlflow is None:
         return
     try:
         client = tracking.connect(recipe.tracking.mlflow)
-        scores = {trial: score for trial, score in rung["scores"].items() if score["value"] is not None}
+        scores = {trial: score for trial, score in rung.scores.items() if score.value is not None}
         for trial, score in scores.items():
-            client.log_metric(run_id, trial, score["value"], step=score["step"])
-        if best := next((scores[trial] for trial in rung["kept"] if trial in scores), None):
-            client.log_metric(run_id, "best", best["value"], step=best["step"])
+            client.log_metric(run_id, trial, score.value, step=score.step)
+        if best := next((scores[trial] for trial in rung.kept if trial in scores), None):
+            client.log_metric(run_id, "best", best.value, step=best.step)
         with tempfile.TemporaryDirectory(prefix="baton-sweep-") as folder:
             path = os.path.join(folder, "sweep.html")
             with open(path, "w", encoding="utf-8") as file:
@@ -63,4 +61,4 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: dict[str, Any], page: str, *, i
         if is_last:
             client.set_terminated(run_id)
     except Exception as error:
-        logger.warning("tracking at %s has no scores of rung %d: %s", recipe.tracking.mlflow, rung["rung"], error)
+        logger.warning("tracking at %s has no scores of rung %d: %s", recipe.tracking.mlflow, rung.rung, error)

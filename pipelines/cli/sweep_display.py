@@ -9,6 +9,7 @@ from rich.table import Table
 
 from components.shared import bundles, sweep_view
 from components.shared.configurations import words
+from components.shared.run_documents.sweeps import Winner
 from components.shared.sweeps import Sweep
 from pipelines.cli.display import console
 from pipelines.local.processes import Event
@@ -36,15 +37,16 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
 def result(sweep: Sweep) -> Row:
     """Returns a sweep as plain values: a row for each trial, what it cost, and the winner once there is one."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
-    trials = {trial["id"]: trial for trial in document["trials"]}
+    winner = sweep.read(Winner)
+    trials = {trial.id: trial for trial in document.trials}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
 
     def row(trial: sweep_view.Trial) -> Row:
         wish = wishes[trial.id]
         return {
-            **trials[trial.id],
+            **trials[trial.id].to_json(),
             "state": trial.state,
-            "asked": wish["state"] if wish else None,
+            "asked": wish.state if wish else None,
             "why": None if trial.is_alive else trial.why,
             "chunks": trial.chunk,
             "value": trial.score,
@@ -56,11 +58,11 @@ def result(sweep: Sweep) -> Row:
         "sweep_uri": view.uri,
         "page_uri": f"{view.uri}/page.html",
         "metric": view.metric,
-        "chunks": document["recipe"]["chunks"]["count"],
+        "chunks": document.num_chunks,
         "rungs": len(view.rungs),
         "of_rungs": view.num_rungs,
         "trials": [row(trial) for trial in view.trials],
-        "winner": sweep.get("winner.json"),
+        "winner": winner and winner.to_json(),
     }
 
 

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from components.shared import forking
+from components.shared.core.document import Json
 from components.shared.errors import UserError
+from components.shared.run_documents.sweeps import State, TrialEntry, TrialNote
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, State, Sweep
+from components.shared.sweeps import Sweep
 from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
 
 Given = Annotated[
@@ -76,36 +78,29 @@ def fork(
         if not overrides:
             raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
         made, lines = _forked(opened, opened.trial(trial), step, overrides)
-        opened.ask(made["id"], "go", f"forked from {trial}")
+        opened.ask(made.id, "go", f"forked from {trial}")
         if output is Output.json:
-            print_json({"sweep": opened.name, **made})
+            print_json({"sweep": opened.name, **made.to_json()})
         else:
-            begins = f"{made['id']}: run {made['run']} begins at step {made['parent']['step']}"
+            begins = f"{made.id}: run {made.run} begins at step {made.parent and made.parent['step']}"
             typer.echo("\n".join([begins, *lines, f"It joins {_when(opened, 'at the next rung')}."]))
 
 
-def _forked(
-    sweep: Sweep, parent: dict[str, Any], step: int | None, overrides: list[str]
-) -> tuple[dict[str, Any], list[str]]:
+def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[str]) -> tuple[TrialEntry, list[str]]:
     """Makes a trial of another one's checkpoint; returns it, and what it changes in words."""
     trials = sweep.trials()
-    forks = [int(trial["id"][1:]) for trial in trials if trial["bracket"] == 0]
+    forks = [int(trial.id[1:]) for trial in trials if trial.bracket == 0]
     trial_id = f"f{max(forks, default=-1) + 1:03d}"
     made = forking.fork(sweep.run(parent), step, f"{sweep.name}-{trial_id}", overrides, warm=True)
-    values = dict(parent["values"])
+    values = dict(parent.values)
     document = made.recipe.model_dump(mode="json")
     for override in overrides:
         path = override.partition("=")[0].strip()
         values[path] = _at(document, path)
-    trial = {
-        "id": trial_id,
-        "run": made.run.name,
-        "bracket": 0,
-        "values": values,
-        "parent": {"run": parent["run"], "step": made.step},
-    }
-    about = sweep.run(parent).require(TRIAL)
-    made.run.put(TRIAL, {**about, "id": trial_id, "values": values})
+    origin: Json = {"run": parent.run, "step": made.step}
+    trial = TrialEntry(id=trial_id, run=made.run.name, bracket=0, values=values, parent=origin)
+    about = sweep.run(parent).need(TrialNote)
+    made.run.write(about.model_copy(update={"id": trial_id, "values": values}))
     sweep.add(trial)
     return trial, made.lines
 
@@ -128,6 +123,6 @@ def _ask(sweep: Sweep, trial: str, state: State, why: str, output: Output) -> No
 
 def _when(sweep: Sweep, at: str) -> str:
     """Returns when a wish is taken up, in words."""
-    if len(sweep.rungs()) < len(sweep.document()["rungs"]):
+    if len(sweep.rungs()) < len(sweep.document().rungs):
         return at
     return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"

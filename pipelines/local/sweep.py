@@ -17,12 +17,16 @@ from functools import partial
 
 from components.shared import bundles, models, recipe_file
 from components.shared.errors import BatonError, UserError
+from components.shared.plan import Plan
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import Tokens
+from components.shared.run_documents.sweeps import Failure, TrialNote
+from components.shared.run_documents.training import ProofPart
 from components.shared.rungs import Rung, brackets
 from components.shared.runs import Run, now
 from components.shared.standby import Held
 from components.shared.storage import Storage
-from components.shared.sweeps import FAILURE, TRIAL, Sweep
+from components.shared.sweeps import Sweep
 from pipelines.compiling.package import compile_checked
 from pipelines.local import processes, warm
 from pipelines.local.processes import Event, Process
@@ -124,14 +128,14 @@ class LocalSweep:
 
     def _one(self, run: Run, index: int, waiting: deque[Turn]) -> bool:
         """Trains a chunk of a trial, and tells whether the trial goes on with the next one."""
-        trial = run.require(TRIAL)["id"]
+        trial = run.need(TrialNote).id
         if self._is_stopped(trial):
             return False
         scored = self._scored(run)
         if index < scored:
             return True
         if index == scored:
-            if run.get(f"proof/chunk-{index:03d}.json") is None:
+            if run.read(ProofPart, index) is None:
                 self._later(processes.CHECKPOINT, run.uri, str(index))
             return True
         heard = self._named(trial, partial(self._stand_by, run, waiting))
@@ -141,11 +145,11 @@ class LocalSweep:
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
-                    run.put(FAILURE, {"chunk": index, "message": error.message, "at": now()})
+                    run.write(Failure(chunk=index, message=error.message, at=now()))
                     self._on_event({"event": "trial_failed", "trial": trial, "chunk": index, "message": error.message})
                     return False
         self._later(processes.CHECKPOINT, run.uri, str(index))
-        run.storage.remove(run.path(FAILURE))
+        run.storage.remove(run.path(Failure.NAME))
         return True
 
     def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:
@@ -166,7 +170,7 @@ class LocalSweep:
             return
         after, index = waiting[0]
         try:
-            stopped = self._is_stopped(after.require(TRIAL)["id"])
+            stopped = self._is_stopped(after.need(TrialNote).id)
             if stopped or index <= self._scored(after) or after.recipe().world_size > 1:
                 return
         except BatonError:  # the store is away for a moment: it begins when its turn has come
@@ -177,11 +181,11 @@ class LocalSweep:
 
     def _is_stopped(self, trial: str) -> bool:
         wish = self.sweep.control(trial)
-        return wish is not None and wish["state"] == "stop"
+        return wish is not None and wish.state == "stop"
 
     def _scored(self, run: Run) -> int:
         """Returns the last chunk behind which a trial has a score, 0 before there is one."""
-        return max((score["chunk"] for score in self.sweep.scores(run)), default=0)
+        return max((score.chunk for score in self.sweep.scores(run)), default=0)
 
     def _later(self, module: str, *arguments: str) -> None:
         """Runs a stage beside the next ones, unseen."""
@@ -236,7 +240,7 @@ def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
 
 def _is_prepared(run: Run) -> bool:
     """Tells whether the data that was made in a run is still there."""
-    tokens = run.get("tokens.json")
-    if run.get("plan.json") is None or tokens is None:
+    tokens = run.read(Tokens)
+    if run.read(Plan) is None or tokens is None:
         return False
-    return bundles.usable_manifest(run.storage, tokens["prefix"]) is not None
+    return bundles.usable_manifest(run.storage, tokens.prefix) is not None

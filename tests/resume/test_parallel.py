@@ -13,8 +13,8 @@ import pytest
 from components.shared import forking
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
+from components.shared.run_documents.sweeps import Score, TrialNote
 from components.shared.runs import Run
-from components.shared.sweeps import TRIAL, score_name
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -214,18 +214,18 @@ def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
 ) -> None:
     """A score that is lost is measured again by as many processes, from the checkpoint, to the same digit."""
     run = legs.prepare(parallel(legs, recipes, strategy, chunks__count=2), f"parallel-{strategy}-trial")
-    run.put(TRIAL, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
+    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
     scores = []
     for index in (1, 2):
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
         assert "INFO baton: step " in printed
-        before = run.require(score_name(index))
+        before = run.require(Score.file_name(index))
         assert before["metrics"].pop("eval_num_tokens") > 0, "of those that this process has trained on"
-        run.storage.remove(run.path(score_name(index)))
+        run.storage.remove(run.path(Score.file_name(index)))
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
-        after = run.require(score_name(index))
+        after = run.require(Score.file_name(index))
         assert after["metrics"].pop("eval_num_tokens") == 0
         assert (after["step"], after["metrics"]) == (before["step"], before["metrics"])
         assert run.records(f"train-chunk-{index:03d}")[-1]["outcome"] == "already_done"

@@ -11,13 +11,6 @@ from components.shared.core.document import Document, Json, NamedDocument
 State = Literal["stop", "go"]
 
 
-class TrialParent(Document):
-    """The run and step that a trial was forked from."""
-
-    run: str = ""
-    step: int = 0
-
-
 class TrialEntry(NamedDocument):
     """A configuration of a sweep."""
 
@@ -35,8 +28,8 @@ class TrialEntry(NamedDocument):
 class RungEntry(Document):
     """A rung as it is planned."""
 
-    rung: int
-    bracket: int
+    rung: int = 0
+    bracket: int = 1
     chunk: int
     keep: int
 
@@ -53,6 +46,13 @@ class SweepHead(NamedDocument):
     mode: str
     rungs: list[RungEntry] = Field(default_factory=list)
     trials: list[TrialEntry] = Field(default_factory=list)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of each trial's run."""
+        chunks = self.recipe["chunks"]
+        assert isinstance(chunks, dict)
+        return int(str(chunks["count"]))
 
 
 class RungScore(Document):

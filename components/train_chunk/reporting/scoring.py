@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from components.shared import events
 from components.shared.core.state import Phase
 from components.shared.errors import UserError
+from components.shared.run_documents.sweeps import Score as ScoreDocument
+from components.shared.run_documents.sweeps import TrialNote
 from components.shared.runs import Run, now
-from components.shared.sweeps import TRIAL, Sweep, score_name
+from components.shared.sweeps import Sweep
 from components.train_chunk.reporting.clock import Clock
 
 if TYPE_CHECKING:
@@ -59,27 +61,26 @@ class Scoring:
     @classmethod
     def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
         """Returns the scoring of a run, None where it is no trial."""
-        trial = run.get(TRIAL)
-        if not trial:
+        trial = run.read(TrialNote)
+        if trial is None:
             return None
-        sweep = Sweep(run.storage, trial["sweep"])
-        return cls(run, index, clock, trial=trial["id"], metric=trial["metric"], sweep=sweep)
+        return cls(run, index, clock, trial=trial.id, metric=trial.metric, sweep=Sweep(run.storage, trial.sweep))
 
     def is_stopped(self) -> bool:
         """Tells whether the end of this trial was asked for."""
         wish = self._sweep.control(self._trial)
-        return wish is not None and wish["state"] == "stop"
+        return wish is not None and wish.state == "stop"
 
     def is_kept(self, step: int) -> bool:
         """Tells whether there is a score of the chunk, which ended at a step.
 
         Where early stopping has ended the run, the score of the chunk in which it did counts for those after it.
         """
-        if self._run.get(score_name(self._index)) is not None:
+        if self._run.read(ScoreDocument, self._index) is not None:
             return True
-        before = next((score for score in self._sweep.scores(self._run) if score["step"] == step), None)
+        before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
         if before:
-            self.keep(Score(step, before["value"], before["metrics"]))
+            self.keep(Score(step, before.value, before.metrics))
         return before is not None
 
     def measure(self, trainer: ChunkTrainer, step: int) -> Score | None:
@@ -136,8 +137,8 @@ class Scoring:
 
     def keep(self, score: Score) -> None:
         """Writes the score of the chunk, whose checkpoint is committed."""
-        document = {"chunk": self._index, **asdict(score), "seconds": self._clock.total(), "at": now()}
-        self._run.put(score_name(self._index), document)
+        document = ScoreDocument(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
+        self._run.write(document, self._index)
         events.emit("scored", trial=self._trial, chunk=self._index, step=score.step, value=score.value)
 
 

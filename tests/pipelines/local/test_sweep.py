@@ -20,9 +20,10 @@ import yaml
 from components.shared import configurations, recipe_file
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
+from components.shared.run_documents.sweeps import Score, Stopped
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.shared.sweeps import Sweep, score_name
+from components.shared.sweeps import Sweep
 from pipelines.compiling import prepare
 from pipelines.compiling.package import Pipeline
 from pipelines.local import engine, processes, results, warm
@@ -122,7 +123,7 @@ def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watc
         (BEST, 2), (SECOND, 2), (BEST, 3), (BEST, 4),
     ]  # fmt: skip
     rungs = watched.sweep.rungs()
-    assert [(rung["chunk"], rung["kept"]) for rung in rungs] == [(1, [BEST, SECOND]), (2, [BEST]), (4, [BEST])]
+    assert [(rung.chunk, rung.kept) for rung in rungs] == [(1, [BEST, SECOND]), (2, [BEST]), (4, [BEST])]
     assert [CheckpointStore(Run(winner.storage, f"s-t00{at}")).steps()[-1] for at in range(4)] == [3, 12, 6, 3]
     assert (watched.sweep.get("winner.json") or {})["id"] == BEST
     assert "t001" in winner.storage.read(watched.sweep.path("page.html")).decode()
@@ -147,17 +148,17 @@ def test_a_trial_ends_on_the_bits_of_its_recipe_alone(swept: tuple[Recipe, Watch
     alone = _alone(recipe, {"training.learning_rate": 3e-2}, "alone")
     for step in (9, 12):
         assert _digest(winner, step) == _digest(alone, step)
-    assert alone.get(score_name(1)) is None
+    assert alone.get(Score.file_name(1)) is None
 
 
 def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:
     """A chunk whose checkpoint stands and whose score is lost measures it again, without training."""
     _, _, winner = swept
-    score = winner.require(score_name(4))
-    winner.storage.remove(winner.path(score_name(4)))
+    score = winner.require(Score.file_name(4))
+    winner.storage.remove(winner.path(Score.file_name(4)))
     heard: list[dict[str, Any]] = []
     processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
-    assert winner.require(score_name(4))["value"] == score["value"]
+    assert winner.require(Score.file_name(4))["value"] == score["value"]
     assert not [event for event in heard if event["event"] in ("step", "checkpoint")]
     assert winner.attempts(4)[-1].outcome == "already_done"
 
@@ -207,7 +208,7 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
     watched = Watched(recipe, "w", ask)
     assert watched.run().name == "w-t000"
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t001", 2), ("t000", 3), ("t000", 4)]
-    assert watched.sweep.rungs()[0]["stopped"] == [{"id": "t001", "why": "asked to stop: seen enough"}]
+    assert watched.sweep.rungs()[0].stopped == [Stopped(id="t001", why="asked to stop: seen enough")]
     heard: list[dict[str, Any]] = []
     stopped = sweep.run(sweep.trial("t001"))
     processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, warm.launcher())  # as a pod would
@@ -243,9 +244,9 @@ def test_a_trial_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=trained))
     watched = Watched(recipe, "f")
     assert watched.run().name == "f-t000"
-    (stopped,) = watched.sweep.rungs()[0]["stopped"]
-    assert stopped["id"] == "t001"
-    assert stopped["why"].startswith("chunk 1 failed: train chunk 1: training.trainable ['nowhere'] fits no parameter.")
+    (stopped,) = watched.sweep.rungs()[0].stopped
+    assert stopped.id == "t001"
+    assert stopped.why.startswith("chunk 1 failed: train chunk 1: training.trainable ['nowhere'] fits no parameter.")
 
 
 def _command(folder: Path, *more: str) -> list[str]:
@@ -294,7 +295,7 @@ def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
         recipe, "c", pipeline=Pipeline.sweep, arguments=arguments, on_event=heard.append, containers=False
     )
     found = Sweep(Storage(recipe.store.uri), "c")
-    assert [rung["kept"] for rung in found.rungs()] == [[BEST, SECOND], [BEST], [BEST]]
+    assert [rung.kept for rung in found.rungs()] == [[BEST, SECOND], [BEST], [BEST]]
     assert _digest(found.run(found.trial(BEST)), 12) == _digest(winner, 12)
     assert results.result(found.run(found.trial(BEST)))["state"] == "succeeded"
 
@@ -330,15 +331,11 @@ def test_brackets_follow_each_other_and_optuna_draws_the_second_by_the_first(tmp
     watched = Watched(_loaded(_write_recipe(tmp_path, **more)), "o")
     winner = watched.run()
     trials = watched.sweep.trials()
-    assert [(trial["id"], trial["bracket"]) for trial in trials] == [
+    assert [(trial.id, trial.bracket) for trial in trials] == [
         ("t000", 1), ("t001", 1), ("t002", 2), ("t003", 2),
     ]  # fmt: skip
     stages = [event["stage"] for event in watched.events if event["event"] == "stage" and event["state"] == "started"]
-    lengths = {trial["values"]["data.max_length"] for trial in trials}
+    lengths = {trial.values["data.max_length"] for trial in trials}
     assert stages.count("tokenize") == len(lengths)  # once for each different data, over both brackets
-    final = {
-        rung["kept"][0]: rung["scores"][rung["kept"][0]]["value"]
-        for rung in watched.sweep.rungs()
-        if rung["chunk"] == 4
-    }
+    final = {rung.kept[0]: rung.scores[rung.kept[0]].value for rung in watched.sweep.rungs() if rung.chunk == 4}
     assert winner.name == f"o-{min(final, key=final.__getitem__)}"

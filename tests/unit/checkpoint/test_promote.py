@@ -12,9 +12,9 @@ from components.shared.checkpoints.meta import CheckpointMeta, Restoration
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.plan import Plan, make_plan
+from components.shared.run_documents.sweeps import TrialNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL
 
 RECIPE = {
     "name": "caught-up",
@@ -55,7 +55,7 @@ def _attempt(run: Run, outcome: str) -> None:
 
 
 def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
-    run.put(TRIAL, {"sweep": "s", "id": "t000"})
+    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, "already_done")
     part = promote(run.uri, 2)
     assert part is not None
@@ -79,7 +79,7 @@ def test_a_run_that_early_stopping_ended_is_verified_where_it_ended(outcome: str
 )
 def test_any_other_chunk_that_left_no_checkpoint_is_an_error(run: Run, is_trial: bool, outcome: str) -> None:
     if is_trial:
-        run.put(TRIAL, {"sweep": "s", "id": "t000"})
+        run.put(TrialNote.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, outcome)
     with pytest.raises(DamagedError, match=r"step-00000006: the chunk left no checkpoint there"):
         promote(run.uri, 2)

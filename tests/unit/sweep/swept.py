@@ -10,6 +10,8 @@ from typing import Any
 
 from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.checkpoints.store import CheckpointStore
+from components.shared.plan import Plan
+from components.shared.run_documents.sweeps import RungVerdict, SweepHead, TrialEntry
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from components.shared.sweeps import Sweep
@@ -62,8 +64,10 @@ class Swept:
             "chunks": {"count": rungs[-1][0]},
             "sweep": {"parameters": parameters},
         }
-        self.sweep.create(
+        head = SweepHead.model_validate(
             {
+                "name": "sweep",
+                "created": "2026-11-21T10:00:00.000Z",
                 "recipe": recipe,
                 "metric": "eval_loss",
                 "mode": "min",
@@ -71,6 +75,7 @@ class Swept:
                 "trials": self.trials,
             }
         )
+        self.sweep.create(head)
 
     def _value(self, choices: Any) -> Any:
         if isinstance(choices, list):
@@ -91,7 +96,8 @@ class Swept:
         recipe = {"name": "swept", "model": {"base": "org/model"}}
         run.put("recipe.json", {"recipe": recipe, "created": "2026-11-21T10:00:00.000Z", "name": run.name})
         run.put("trial.json", {"sweep": "sweep", "id": trial["id"], "values": trial["values"]})
-        run.put("plan.json", {"num_steps": self.rungs[-1][0] * STEPS})
+        targets = tuple(at * STEPS for at in range(1, self.rungs[-1][0] + 1))
+        run.write(Plan(rows=1, steps_per_epoch=1, num_steps=targets[-1], targets=targets))
         noise = random.Random(trial["id"])
         log = [{"step": at, "loss": self.loss(trial, at) + noise.gauss(0, 0.06)} for at in range(1, steps + 1)]
         local = self.folder / f"{run.name}-{steps}"
@@ -124,7 +130,7 @@ class Swept:
                 {"id": x["id"], "why": "chunk 1 failed: CUDA out of memory."} for x in alive if x["id"] in failing
             ]
             scores = {x["id"]: {"value": self.loss(x, chunk * STEPS), "step": chunk * STEPS} for x in ranked}
-            self.sweep.keep_rung(
+            verdict = RungVerdict.model_validate(
                 {
                     "rung": number,
                     "bracket": 1,
@@ -135,6 +141,7 @@ class Swept:
                     "at": "2026-11-21T10:20:00.000Z",
                 }
             )
+            self.sweep.keep_rung(verdict)
             alive, done = ranked[:keep], chunk
         if rungs == len(self.rungs):
             self.sweep.put("winner.json", {"id": alive[0]["id"], "run": alive[0]["run"], "value": 0.0})
@@ -151,7 +158,7 @@ class Swept:
             "values": values,
             "parent": {"run": origin["run"], "step": step},
         }
-        self.sweep.add(trial)
+        self.sweep.add(TrialEntry.model_validate(trial))
         self.trials.append(trial)
         self.train(trial, step // STEPS + 1)
         uri = Run(self.storage, origin["run"]).uri

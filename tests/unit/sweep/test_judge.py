@@ -9,8 +9,9 @@ import pytest
 
 from components.shared import recipe_file
 from components.shared.errors import BatonError
+from components.shared.run_documents.sweeps import Score, SweepHead, TrialEntry, TrialNote
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, Sweep, score_name
+from components.shared.sweeps import Sweep
 from components.sweep.judge import decide, judge
 
 
@@ -56,9 +57,10 @@ def sweep(tmp_path: Path) -> Sweep:
     ]
     rungs = [{"rung": at, "bracket": 1, "chunk": chunk, "keep": 1} for at, chunk in enumerate((1, 2, 4), 1)]
     document = {"metric": "eval_loss", "mode": "min", "rungs": rungs, "trials": trials}
-    made.create({"recipe": recipe.model_dump(mode="json"), **document})
-    for trial in trials:
-        made.run(trial).put(TRIAL, {"sweep": "s", "id": trial["id"]})
+    head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), **document}
+    made.create(SweepHead.model_validate(head))
+    for trial in made.trials():
+        made.run(trial).put(TrialNote.NAME, {"sweep": "s", "id": trial.id})
         made.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
     return made
 
@@ -66,7 +68,7 @@ def sweep(tmp_path: Path) -> Sweep:
 def _score(sweep: Sweep, chunk: int, **values: float | None) -> None:
     for trial, value in values.items():
         score = {"chunk": chunk, "step": 2 * chunk, "value": value, "metrics": {}, "seconds": 1.0, "at": "now"}
-        sweep.run(sweep.trial(trial)).put(score_name(chunk), score)
+        sweep.run(sweep.trial(trial)).put(Score.file_name(chunk), score)
 
 
 def _judge(sweep: Sweep, number: int) -> tuple[list[str], dict[str, str]]:
@@ -74,8 +76,8 @@ def _judge(sweep: Sweep, number: int) -> tuple[list[str], dict[str, str]]:
     found = judge(sweep, number)
     rung = sweep.rung(number)
     assert rung is not None
-    assert found.kept == [sweep.run(sweep.trial(trial)).uri for trial in rung["kept"]]
-    return rung["kept"], {entry["id"]: entry["why"] for entry in rung["stopped"]}
+    assert found.kept == [sweep.run(sweep.trial(trial)).uri for trial in rung.kept]
+    return rung.kept, {entry.id: entry.why for entry in rung.stopped}
 
 
 def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
@@ -150,12 +152,13 @@ def test_a_winner_that_is_asked_to_stop_leaves_the_place_to_the_next(sweep: Swee
     assert judge(sweep, 3).winner.endswith("s-t1")
 
 
-def _trial(**more: Any) -> dict[str, Any]:
-    return {"id": "t9", "run": "s-t9", "bracket": 0, "values": {}, "parent": {"run": "s-t0", "step": 2}, **more}
+def _trial(**more: Any) -> TrialEntry:
+    entry = {"id": "t9", "run": "s-t9", "bracket": 0, "values": {}, "parent": {"run": "s-t0", "step": 2}, **more}
+    return TrialEntry.model_validate(entry)
 
 
 def test_a_trial_added_later_is_one_of_them_and_of_two_of_one_name_the_first_stands(sweep: Sweep) -> None:
     assert sweep.add(_trial(values={"seed": 1}))
     assert not sweep.add(_trial(values={"seed": 2}))
-    assert [trial["id"] for trial in sweep.trials()] == ["t0", "t1", "t2", "t3", "t9"]
-    assert sweep.trial("t9")["values"] == {"seed": 1}
+    assert [trial.id for trial in sweep.trials()] == ["t0", "t1", "t2", "t3", "t9"]
+    assert sweep.trial("t9").values == {"seed": 1}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from components.shared import sweep_figures, sweep_page, sweep_view
+from components.shared.run_documents.sweeps import SweepHead
 from components.shared.sweeps import Sweep
 from tests.unit.sweep.swept import SEVEN, Swept
 
@@ -23,7 +24,7 @@ def three_rungs(tmp_path: Path) -> Sweep:
 
 def test_the_leader_is_who_came_furthest_with_the_best_score(three_rungs: Sweep) -> None:
     view = sweep_view.gather(three_rungs)
-    kept = three_rungs.rungs()[1]["kept"]
+    kept = three_rungs.rungs()[1].kept
     assert [trial.id for trial in view.trials][:2] == kept
     assert [trial.rank for trial in view.trials] == [1, 2, 3, 4, 5, 6, 7, None]
     assert [trial.chunk for trial in view.trials] == [2, 2, 2, 2, 1, 1, 1, 0]
@@ -96,7 +97,7 @@ def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better
         trial["values"]["training.learning_rate"] = rate
     document = made.sweep.document()
     made.storage.remove(made.sweep.path("sweep.json"))
-    made.sweep.create({**document, "trials": made.trials})
+    made.sweep.create(SweepHead.model_validate({**document.to_json(), "trials": made.trials}))
     view = sweep_view.gather(made.go(1))
     axes = {scale.name: scale for scale in sweep_figures.scales(view)}
     assert list(axes) == ["learning_rate", "lr_scheduler", "eval_loss"], "all seeds are one: no axis"
@@ -118,7 +119,7 @@ def test_a_list_that_spans_much_has_a_logarithmic_axis(choices: list[Any], log: 
 def test_a_forked_trial_brings_the_family_tree(tmp_path: Path) -> None:
     made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
     sweep: Any = made.go(1)
-    best = sweep.rung(1)["kept"][0]
+    best = sweep.rung(1).kept[0]
     assert "<h2>Family</h2>" not in sweep_page.write(sweep)
     made.fork(best, "t000-f1", 40, {"training.learning_rate": [1e-3, 5e-4]})
     html = sweep_page.write(sweep)

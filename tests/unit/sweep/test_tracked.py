@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from components.shared import recipe_file, tracking
+from components.shared.run_documents.sweeps import RungVerdict, TrialNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.shared.sweeps import TRIAL, Sweep
+from components.shared.sweeps import Sweep
 from components.sweep import tracked
 
 pytestmark = pytest.mark.slow
@@ -31,10 +32,10 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
     assert parent is not None
     assert tracked.parent(sweep, recipe) == parent  # made once
     run = Run(sweep.storage, "s-t000")
-    run.put(TRIAL, {"sweep": "s", "id": "t000", "tracking": parent})
+    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "tracking": parent})
     tracking.start(run, recipe)
     scores = {"t000": {"value": 2.5, "step": 4}, "t001": {"value": 2.25, "step": 4}, "t002": {"value": None, "step": 4}}
-    rung = {"rung": 1, "scores": scores, "kept": ["t001"], "stopped": []}
+    rung = RungVerdict.model_validate({"rung": 1, "scores": scores, "kept": ["t001"], "stopped": []})
     tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=False)
     client = tracking.connect(uri)
     child = client.get_run(run.require("tracking.json")["run_id"])
