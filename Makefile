@@ -12,8 +12,9 @@ PIP_VERSION := 26.3
 RECIPE ?= pipelines/recipes/quickstart.yaml
 ARGS ?=
 
-# One torch thread per test worker: two workers share the machine, and thread counts change sums.
-TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+# One torch thread per test worker: two workers share the machine, and thread counts change sums. Bytecode is kept
+# whatever the shell says: tests start `baton` in hundreds of fresh interpreters, and pytest rewrites every assertion.
+TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 

@@ -56,7 +56,8 @@ def test_a_fresh_interpreter_goes_on_from_a_forked_process_with_the_same_bits(
 
 
 def test_threads_of_the_first_chunk_hold_for_the_run(recipes: dict[str, Recipe], legs: Any) -> None:
-    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, training__threads=2), "scratch-threads")
+    recipe = legs.changed(recipes["scratch"], chunks__count=2, training__threads=2, training__epochs=1)
+    run = legs.prepare(recipe, "scratch-threads")
     legs.train(run)
     assert legs.final(run).meta.fingerprint.threads == 2
     assert legs.final(run).meta.restored.level == "bitwise"
