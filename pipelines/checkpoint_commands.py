@@ -67,11 +67,11 @@ def prune_checkpoints(
         take = retention.removals if dry_run else retention.prune
         rows = retention.summary(take(store, keep, targets=targets))
         if output is Output.json:
-            print_json({"dry_run": dry_run, "removed": rows})
+            print_json({"dry_run": dry_run, "removed": [row.to_json() for row in rows]})
             return
         for row in rows:
-            typer.echo(f"step {row['step']:>8}  {row['bytes'] / 1e6:8.1f} MB  {row['reason']}")
-        freed = sum(row["bytes"] for row in rows) / 1e6
+            typer.echo(f"step {row.step:>8}  {row.bytes / 1e6:8.1f} MB  {row.reason}")
+        freed = sum(row.bytes for row in rows) / 1e6
         typer.echo(f"{'would free' if dry_run else 'freed'} {freed:.1f} MB in {len(rows)} removal(s)")
 
 

@@ -6,31 +6,36 @@ from typing import Any
 
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError
+from components.shared.plan import Plan
+from components.shared.run_documents.outcome import Evaluation, ExportedModel, ReportPage, Verdict
 from components.shared.runs import Run
 
 
 def result(run: Run) -> dict[str, Any]:
     """Returns a run's outcome as plain values."""
-    evaluation = run.get("evaluation.json") or {}
-    plan = run.get("plan.json")
+    evaluation = run.read(Evaluation) or Evaluation()
+    plan = run.read(Plan)
+    report = run.read(ReportPage)
     checkpoints = [row for row in list_checkpoints(run) if "digest" in row]
     metrics = {
-        f"eval_{name}_{when}": value for when in ("before", "after") for name, value in evaluation.get(when, {}).items()
+        f"eval_{name}_{when}": value
+        for when in ("before", "after")
+        for name, value in (evaluation.figures(when) or {}).items()
     }
-    done = plan is not None and any(row["step"] == plan["num_steps"] or row["finished"] for row in checkpoints)
-    gate = evaluation.get("gate") or {"passed": True, "lines": []}
-    exported = run.get("export.json") if gate["passed"] else None
-    state = "succeeded" if exported else "failed" if gate["passed"] else "rejected"
+    done = plan is not None and any(row["step"] == plan.num_steps or row["finished"] for row in checkpoints)
+    gate = evaluation.gate or Verdict(passed=True)
+    exported = run.read(ExportedModel) if gate.passed else None
+    state = "succeeded" if exported else "failed" if gate.passed else "rejected"
     return {
         "run": run.name,
         "state": state if done else "failed",
         "run_uri": run.uri,
-        "model_uri": exported and exported["model_uri"],
-        "exports": exported["exports"] if exported else [],
-        "report_uri": (run.get("report.json") or {}).get("report_uri"),
+        "model_uri": exported and exported.model_uri,
+        "exports": [entry.to_json() for entry in exported.exports] if exported else [],
+        "report_uri": report and report.report_uri,
         "steps": max((row["step"] for row in checkpoints), default=0),
-        "evaluation": evaluation.get("summary"),
-        "gate": gate["lines"],
+        "evaluation": evaluation.summary or None,
+        "gate": [line.to_json() for line in gate.lines],
         "checkpoints": [{key: row[key] for key in ("step", "uri", "digest")} for row in checkpoints],
         "metrics": {**metrics, **_train_metrics(run)},
     }

@@ -13,6 +13,7 @@ from components.shared import lineage, recipe_file
 from components.shared.errors import UserError
 from components.shared.lineage import Family, Member
 from components.shared.recipe import Store as StoreSection
+from components.shared.run_documents.training import ForkNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines.options import Output, OutputOption, Overrides, print_json, reported
@@ -97,7 +98,7 @@ def fork(
             "step": made.step,
             "digest": made.digest,
             "warm": made.warm,
-            "changed": made.run.require(forking.NAME)["changed"],
+            "changed": made.run.need(ForkNote).changed,
             "recipe": os.path.abspath(path),
         }
         if output is Output.text:

@@ -30,8 +30,8 @@ def checkpoint(
     with events.stage(f"checkpoint {index}"):
         part = promote(run_uri, index)
         if part:
-            metrics.log_metric("step", part["step"])
-            metrics.log_metric("bytes", part["bytes"])
+            metrics.log_metric("step", part.step)
+            metrics.log_metric("bytes", part.bytes)
         with open(proof.path, "w", encoding="utf-8") as file:
             file.write(as_markdown(part))
-    return part["digest"] if part else ""
+    return part.digest if part else ""

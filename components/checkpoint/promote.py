@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from components.shared import events, forking, retention
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.proof import proof_part
+from components.shared.run_documents.sweeps import TrialNote
+from components.shared.run_documents.training import Attempt, ChunkRecord, Place, Promoted, ProofPart
 from components.shared.runs import Run, now
-from components.shared.sweeps import TRIAL
 
 logger = logging.getLogger("baton")
 
+FIGURES = frozenset(Attempt.model_fields)
 
-def promote(run_uri: str, index: int) -> dict[str, Any] | None:
+
+def promote(run_uri: str, index: int) -> ProofPart | None:
     """Verifies the checkpoint that a chunk left: at its target, or before it where its machine was taken away.
 
     Args:
@@ -33,7 +35,7 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
     started = time.time()
     run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
-    attempts = run.records(f"train-chunk-{index:03d}")
+    attempts = run.attempts(index)
     is_last = index >= plan.slots(recipe.chunks.spare)
     if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
@@ -44,30 +46,33 @@ def promote(run_uri: str, index: int) -> dict[str, Any] | None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
     store.require_whole(checkpoint, store.verify(checkpoint))
-    part = {
-        **proof_part(store, checkpoint),
-        "chunk": index,
-        "attempts": [_figures(attempt) for attempt in attempts],
-        "verified": True,
-        "verified_at": now(),
-        "verify_seconds": time.time() - started,
-    }
+    verify_seconds = time.time() - started
     _mark(run, store, checkpoint)
-    part["removed"] = retention.summary(retention.prune(store, recipe.chunks.keep, targets=plan.targets))
-    run.put(f"proof/chunk-{index:03d}.json", part)
+    removed = retention.prune(store, recipe.chunks.keep, targets=plan.targets)
+    part = proof_part(store, checkpoint).model_copy(
+        update={
+            "chunk": index,
+            "attempts": [_figures(attempt) for attempt in attempts],
+            "verified": True,
+            "verified_at": now(),
+            "verify_seconds": verify_seconds,
+            "removed": retention.summary(removed),
+        }
+    )
+    run.write(part, index)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
     events.emit("verified", step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest)
     return part
 
 
-def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is_last: bool) -> dict[str, Any] | None:
+def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is_last: bool) -> ProofPart | None:
     """Returns the part of the proof from when the run was here before, if the checkpoint has gone since.
 
     Retention has taken it, or it is lost while Kubeflow's cache knows of the chunk's success. A later chunk then makes
     up for it, and there is none behind the last.
     """
-    before: dict[str, Any] | None = run.get(f"proof/chunk-{index:03d}.json")
-    if before is None or before["step"] != target or store.read(target) is not None:
+    before = run.read(ProofPart, index)
+    if before is None or before.step != target or store.read(target) is not None:
         return None
     later = any(checkpoint.step > target for checkpoint in store.committed())
     if not later and not is_last:
@@ -75,14 +80,14 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
     return before if later or not is_last else None
 
 
-def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None) -> Checkpoint | None:
+def _left_by(store: CheckpointStore, target: int, attempt: ChunkRecord | None) -> Checkpoint | None:
     """Returns the checkpoint a chunk left, None for one that was preempted before its first."""
-    outcome = attempt["outcome"] if attempt else ""
-    checkpoint = store.read(attempt["to_step"] if attempt and outcome in ("partial", "finished") else target)
+    outcome = attempt.outcome if attempt else None
+    checkpoint = store.read(attempt.to_step if attempt and outcome in ("partial", "finished") else target)
     if checkpoint is None and attempt and outcome == "already_done":
         # Early stopping ended the run before the target, or a trial that caught up with others has a later one alone.
-        reached = store.read(attempt["to_step"])
-        checkpoint = reached if reached and (reached.meta.finished or store.run.get(TRIAL)) else None
+        reached = store.read(attempt.to_step)
+        checkpoint = reached if reached and (reached.meta.finished or store.run.read(TrialNote)) else None
     if checkpoint is not None:
         return checkpoint
     if outcome != "partial":
@@ -91,21 +96,21 @@ def _left_by(store: CheckpointStore, target: int, attempt: dict[str, Any] | None
     return store.newest()
 
 
-def _figures(attempt: dict[str, Any]) -> dict[str, Any]:
-    names = ("outcome", "from_step", "to_step", "seconds", "total_seconds", "bytes_sent", "bytes_received")
-    more = ("lost_steps", "lost_seconds", "save_stalls", "peak_bytes")
-    return {name: attempt[name] for name in (*names, *more) if name in attempt}
+def _figures(record: ChunkRecord) -> Attempt:
+    """Returns what an attempt cost, without what the proof says already."""
+    return Attempt.model_validate({name: value for name, value in record.to_json().items() if name in FIGURES})
 
 
 def _mark(run: Run, store: CheckpointStore, checkpoint: Checkpoint) -> None:
     """Writes which checkpoint is newest and which has the lowest evaluation loss so far."""
-    before = run.get("promoted.json")
-    if before and before["newest"]["step"] > checkpoint.step:
+    before = run.read(Promoted)
+    if before and before.newest.step > checkpoint.step:
         return
     losses = store.evaluation_losses(checkpoint)
     measured = (found for found in store.committed() if found.step in losses)
     best = min(measured, key=lambda found: losses[found.step], default=None)
-    document: dict[str, Any] = {"newest": {"step": checkpoint.step, "uri": store.uri(checkpoint)}}
+    promoted = Promoted(newest=Place(step=checkpoint.step, uri=store.uri(checkpoint)))
     if best is not None:
-        document["best"] = {"step": best.step, "uri": store.uri(best), "eval_loss": losses[best.step]}
-    run.put("promoted.json", document)
+        place = Place(step=best.step, uri=store.uri(best), eval_loss=losses[best.step])
+        promoted = promoted.model_copy(update={"best": place})
+    run.write(promoted)

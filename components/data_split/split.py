@@ -23,6 +23,7 @@ from components.data_split.sides import Sides
 from components.shared import bundles, code, events, recipe_file, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import SplitCounts, SplitData
 from components.shared.runs import Run, check_name
 from components.shared.storage import Storage
 
@@ -58,8 +59,8 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
         found, page = _split_into(recipe, run, scratch)
-    run.set_once("data.json", {"digest": found["digest"], "rows": found["rows"]})
-    run.put("split.json", found)
+    run.write_once(SplitData(digest=found["digest"], rows=found["rows"]))
+    run.put(SplitCounts.NAME, found)
     run.record("data-split", {"seconds": time.time() - started})
     events.emit("split", **{key: found[key] for key in ("format", "rows", *SIDES, "rejected")})
     return {"run_uri": run.uri, **found, "page": page}

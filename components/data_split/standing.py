@@ -10,22 +10,25 @@ import logging
 
 from components.shared import bundles
 from components.shared.checkpoints.store import CheckpointStore
+from components.shared.plan import Plan
+from components.shared.run_documents.data import BaseModel, Loss, Losses, RunHead, Tokens
+from components.shared.run_documents.training import LearningRate
 from components.shared.runs import Run, now
 
 logger = logging.getLogger("baton")
 
-LEFT_BY = {"tokenize-": ("model.json", "tokens.json", "plan.json"), "lr-find-": ("lr_find.json",)}
+LEFT_BY = {"tokenize-": (BaseModel.NAME, Tokens.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
 """How a stage's records begin → the documents that it leaves with the run."""
 
 
 def standing(run: Run) -> str:
     """Returns a text that is the same again as long as nothing is lost that a finished stage of the run had left."""
-    losses: list[dict[str, str]] = (run.get("losses.json") or {"losses": []})["losses"]
+    losses = (run.read(Losses) or Losses()).losses
     if lost := _lost(run):
         logger.warning("%s is no longer in the store, so no stage is taken from Kubeflow's cache", lost)
-        losses = [*losses, {"at": now(), "lost": lost}]
-        run.put("losses.json", {"losses": losses})
-    return f"{run.require('recipe.json')['created']} {len(losses)}"
+        losses = [*losses, Loss(at=now(), lost=lost)]
+        run.write(Losses(losses=losses))
+    return f"{run.need(RunHead).created} {len(losses)}"
 
 
 def _lost(run: Run) -> str | None:
@@ -36,8 +39,8 @@ def _lost(run: Run) -> str | None:
             for name in names:
                 if run.get(name) is None:
                     return name
-    tokens = run.get("tokens.json")
-    return (_lost_bundle(run, tokens["prefix"]) if tokens else None) or _lost_checkpoint(run, records)
+    tokens = run.read(Tokens)
+    return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
 
 
 def _lost_bundle(run: Run, prefix: str) -> str | None:
@@ -54,8 +57,8 @@ def _lost_bundle(run: Run, prefix: str) -> str | None:
 def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     """Returns where the furthest checkpoint lay, if there is no whole one at its step or beyond."""
     store = CheckpointStore(run)
-    chunks = sorted(record for record in records if record.startswith("train-chunk-"))
-    left = run.require(f"records/{chunks[-1]}")["to_step"] if chunks else 0
+    attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
+    left = attempts[-1].to_step if attempts else 0
     reached = max(store.verified_step(), left)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

@@ -13,6 +13,7 @@ from components.evaluate import figures, measures, production
 from components.evaluate.ground import Findings, Ground
 from components.evaluate.production import Production
 from components.shared import events, models, tracking, trained
+from components.shared.run_documents.outcome import Evaluation
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     found |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
         events.emit("evaluated", when=when, **found[when])
-    run.put("evaluation.json", found)
+    run.put(Evaluation.NAME, found)
     logged = {f"final_{when}_{name}": value for when in judged for name, value in found[when].items()}
     tracking.log_metrics(run, logged, run.plan().num_steps)
     run.record("evaluate", {"seconds": time.time() - started})

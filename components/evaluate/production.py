@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from components.shared import accepted, models
 from components.shared.errors import UserError
 from components.shared.recipe import ACCEPTED, Recipe
+from components.shared.run_documents.outcome import RetrainNote
+from components.shared.run_documents.training import Tracking
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
@@ -89,7 +91,8 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
 
 
 def _accepted(run: Run, recipe: Recipe) -> Production:
-    name = (run.get("retrain.json") or {}).get("model", recipe.name)  # a phase has a name of its own
+    note = run.read(RetrainNote)
+    name = note.model if note else recipe.name  # a phase has a name of its own
     standing = accepted.newest(run.storage, name)
     if standing.model_uri is None:
         return Production(None, f"{ACCEPTED}: there is none yet")
@@ -100,7 +103,8 @@ def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Productio
     match = REGISTERED.fullmatch(given)
     if match is None:
         raise UserError(f"evaluation.production {given!r} is not of the form models:/NAME@ALIAS.")
-    uri = (run.get("tracking.json") or {}).get("mlflow") or recipe.tracking.mlflow
+    tracking = run.read(Tracking)
+    uri = (tracking and tracking.mlflow) or recipe.tracking.mlflow
     if uri is None:
         raise UserError(
             f"evaluation.production {given!r} is in MLflow's registry, and the run has no MLflow.",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import SplitCounts
+from components.shared.run_documents.outcome import Evaluation
 from components.shared.runs import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
@@ -69,7 +70,7 @@ def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: st
         f"# {recipe.name}",
         f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.chunks.count} chunk(s).",
         _training(run, recipe),
-        _figures(run.get("evaluation.json") or {}),
+        _figures(run.read(Evaluation)),
         _lineage(run, facts),
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
     ]
@@ -131,7 +132,7 @@ def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
 
 
 def _training(run: Run, recipe: Recipe) -> str:
-    split = run.get("split.json") or {}
+    split = run.read(SplitCounts) or SplitCounts()
     scratch = recipe.model.from_scratch
     base = recipe.model.base or f"from scratch ({scratch and scratch.architecture})"
     revision = f", revision {recipe.model.revision}" if recipe.model.revision else ""
@@ -139,8 +140,8 @@ def _training(run: Run, recipe: Recipe) -> str:
     lines = [
         f"- base: {base}{revision}",
         f"- method: {training.method}" + (f", LoRA of rank {adapter.r}" if adapter else ""),
-        f"- data: {', '.join(source.uri for source in recipe.data.sources)}; {split.get('train')} training rows, "
-        f"{split.get('eval')} held out",
+        f"- data: {', '.join(source.uri for source in recipe.data.sources)}; {split.train} training rows, "
+        f"{split.eval} held out",
         f"- {training.optimizer}, learning rate {training.learning_rate}, batches of {training.batch_size} rows, "
         f"seed {recipe.seed}",
     ]
@@ -152,24 +153,23 @@ def _training(run: Run, recipe: Recipe) -> str:
     return "## Training\n\n" + "\n".join(lines)
 
 
-def _figures(evaluation: dict[str, Any]) -> str:
-    before, after = evaluation.get("before") or {}, evaluation.get("after") or {}
-    intervals = (evaluation.get("intervals") or {}).get("after") or {}
-    if not after:
+def _figures(evaluation: Evaluation | None) -> str:
+    if evaluation is None or not evaluation.after:
         return ""
+    intervals = (evaluation.intervals or {}).get("after") or {}
     rows = []
-    for name, value in after.items():
+    for name, value in evaluation.after.items():
         low, high = intervals.get(name) or (None, None)
         extent = f" ({low:.4g} to {high:.4g})" if low is not None else ""
-        rows.append(f"| {name} | {_number(before.get(name))} | {_number(value)}{extent} |")
-    side = "rows kept for testing" if evaluation.get("side") == "test" else "held-out rows"
-    verdict = evaluation.get("gate")
-    said = f"\n\nGate: {'accepted' if verdict['passed'] else 'rejected'}." if verdict else ""
+        rows.append(f"| {name} | {_number(evaluation.before.get(name))} | {_number(value)}{extent} |")
+    side = "rows kept for testing" if evaluation.side == "test" else "held-out rows"
+    verdict = evaluation.gate
+    said = f"\n\nGate: {'accepted' if verdict.passed else 'rejected'}." if verdict else ""
     head = f"## Figures\n\nOn {side}, before and after training:\n\n| figure | before | after |\n|---|---|---|\n"
     return head + "\n".join(rows) + said
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else ""
 
 

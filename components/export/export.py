@@ -17,6 +17,7 @@ from components.export.subject import Subject
 from components.shared import bundles, events, exportable
 from components.shared.bundles import Manifest
 from components.shared.recipe import Recipe
+from components.shared.run_documents.outcome import ExportedModel
 from components.shared.runs import Run
 
 MAIN = "export"
@@ -51,7 +52,7 @@ def export_run(run_uri: str) -> dict[str, Any]:
         "exports": [_entry(name, export) for name, export in made.items()],
         **handed_on,
     }
-    run.put("export.json", found)
+    run.put(ExportedModel.NAME, found)
     run.record("export", {"seconds": time.time() - started})
     events.emit("exported", uri=main.uri, bytes=main.manifest.bytes)
     return found

@@ -12,6 +12,8 @@ from typing import Any
 from components.shared.bundles import Manifest
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
+from components.shared.run_documents.outcome import Evaluation
+from components.shared.run_documents.training import Tracking
 from components.shared.runs import Run
 
 logger = logging.getLogger("baton")
@@ -40,28 +42,30 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
     Raises:
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
-    tracking = run.get("tracking.json") or {"mlflow": recipe.tracking.mlflow, "run_id": None}
-    if tracking["mlflow"] is None:
+    tracking = run.read(Tracking)
+    server = tracking.mlflow if tracking else recipe.tracking.mlflow
+    run_id = tracking.run_id if tracking else None
+    if server is None:
         return {}
     done = run.get(DOCUMENT) or {}
-    found = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": tracking["mlflow"]}
+    found = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": server}
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
-        client = _client(tracking["mlflow"])
+        client = _client(server)
         if "model_id" not in found:
-            experiment = _experiment(client, run, recipe, tracking["run_id"])
-            found["model_id"] = _log(client, folder, experiment, tracking["run_id"], tags)
+            experiment = _experiment(client, run, recipe, run_id)
+            found["model_id"] = _log(client, folder, experiment, run_id, tags)
             run.put(DOCUMENT, found)
         name = recipe.export.registered_model
         if name:
-            found |= {"name": name, "version": _register(client, name, found["model_id"], tracking["run_id"], tags)}
+            found |= {"name": name, "version": _register(client, name, found["model_id"], run_id, tags)}
             run.put(DOCUMENT, found)
         if name and recipe.export.alias and _gate_held(run):
             client.set_registered_model_alias(name, recipe.export.alias, found["version"])
             found["alias"] = recipe.export.alias
             run.put(DOCUMENT, found)
     except Exception as error:
-        said = f"MLflow at {tracking['mlflow']} did not take the model: {type(error).__name__}: {error}"
+        said = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
         said = CREDENTIALS.sub("//", " ".join(said.split()))[:400]
         if recipe.export.registered_model is None:
             logger.warning("%s", said)
@@ -118,8 +122,8 @@ def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> st
 
 
 def _gate_held(run: Run) -> bool:
-    gate = (run.get("evaluation.json") or {}).get("gate")
-    return bool(gate and gate["passed"])
+    evaluation = run.read(Evaluation)
+    return bool(evaluation and evaluation.gate and evaluation.gate.passed)
 
 
 def _client(uri: str) -> Any:

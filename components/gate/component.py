@@ -19,12 +19,12 @@ def gate(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> str
     from components.shared import events
 
     with events.stage("gate"):
-        found = judge_run(run_uri)
-        for line in found["lines"]:
-            if line["limit"] is not None:
-                metrics.log_metric(line["figure"], line["value"])
-                metrics.log_metric(f"{line['figure']}_limit", line["limit"])
-    return "accepted" if found["passed"] else "rejected"
+        verdict = judge_run(run_uri)
+        for line in verdict.lines:
+            if line.value is not None and line.limit is not None:
+                metrics.log_metric(line.figure, line.value)
+                metrics.log_metric(f"{line.figure}_limit", line.limit)
+    return "accepted" if verdict.passed else "rejected"
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

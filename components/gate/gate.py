@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from components.shared import events, tracking
 from components.shared.errors import UserError
 from components.shared.recipe import GATE
+from components.shared.run_documents.outcome import Evaluation, GateLine, Verdict
 from components.shared.runs import Run
 
 SIGNS = {
@@ -26,22 +26,22 @@ MODELS = {"baseline": "before", "production": "production"}
 """Whose figures a line compares with, by the key of the evaluation."""
 
 
-def judge_run(run_uri: str) -> dict[str, Any]:
+def judge_run(run_uri: str) -> Verdict:
     """Judges a run and keeps the verdict with its evaluation.
 
-    Returns:
-        `passed`, and `lines` as `judge` returns them.
+    Raises:
+        UserError: the trained model, or the one it is compared with, lacks a figure that the gate names.
     """
     started = time.time()
     run = Run.open(run_uri)
-    evaluation = run.require("evaluation.json")
+    evaluation = run.need(Evaluation)
     lines = judge(run.recipe().evaluation.gate, evaluation)
-    found = {"passed": all(line["held"] for line in lines), "lines": lines}
-    run.put("evaluation.json", {**evaluation, "gate": found})
-    tracking.tag(run, {"baton.verdict": _verdict(found)})
+    verdict = Verdict(passed=all(line.held for line in lines), lines=lines)
+    run.write(evaluation.model_copy(update={"gate": verdict}))
+    tracking.tag(run, {"baton.verdict": verdict.words})
     run.record("gate", {"seconds": time.time() - started})
-    events.emit("judged", passed=found["passed"], failed=failed(found))
-    return found
+    events.emit("judged", passed=verdict.passed, failed=verdict.failed)
+    return verdict
 
 
 def reject_run(run_uri: str) -> str:
@@ -50,19 +50,16 @@ def reject_run(run_uri: str) -> str:
     Returns:
         Which lines failed, in words.
     """
-    return _verdict(Run.open(run_uri).require("evaluation.json")["gate"])
+    verdict = Run.open(run_uri).need(Evaluation).gate
+    return verdict.words if verdict else ""
 
 
-def judge(gate: dict[str, str], evaluation: dict[str, Any]) -> list[dict[str, Any]]:
+def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
     """Compares an evaluation with the lines of a gate.
 
     Args:
         gate: Figure → line, as `recipe.evaluation.gate`.
-        evaluation: Figures by name: `before`, `after`, and `production`, None where there is none yet.
-
-    Returns:
-        For each line `figure`, `line`, `value`, `limit` (None against a production model that is not there yet),
-        `held`, and the whole in `words`.
+        evaluation: The figures of the models.
 
     Raises:
         UserError: the trained model, or the one it is compared with, has no such figure.
@@ -70,24 +67,15 @@ def judge(gate: dict[str, str], evaluation: dict[str, Any]) -> list[dict[str, An
     return [_judge(figure, line.strip(), evaluation) for figure, line in gate.items()]
 
 
-def failed(found: dict[str, Any]) -> list[str]:
-    """Returns the lines that did not hold, in words."""
-    return [line["words"] for line in found["lines"] if not line["held"]]
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    return "accepted" if found["passed"] else f"rejected: {'; '.join(failed(found))}"
-
-
-def _judge(figure: str, line: str, evaluation: dict[str, Any]) -> dict[str, Any]:
+def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
     match = GATE.fullmatch(line)
     assert match, line  # the recipe has checked it
     value = _figure(figure, "after", evaluation)
-    found = {"figure": figure, "line": line, "value": value, "limit": None, "held": True}
     if match["number"]:
         limit = float(match["number"])
-    elif match["against"] == "production" and evaluation.get("production") is None:
-        return {**found, "words": f"{figure} {value:.4g}: there is no production model yet"}
+    elif match["against"] == "production" and evaluation.production is None:
+        words = f"{figure} {value:.4g}: there is no production model yet"
+        return GateLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
     else:
         limit = _figure(figure, MODELS[match["against"]], evaluation)
         if match["operator"]:
@@ -97,15 +85,16 @@ def _judge(figure: str, line: str, evaluation: dict[str, Any]) -> dict[str, Any]
     words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {said}"
     if held and not math.isfinite(value):
         held, words = False, f"{words}, but not finite"
-    return {**found, "limit": limit, "held": held, "words": words}
+    return GateLine(figure=figure, line=line, value=value, limit=limit, held=held, words=words)
 
 
-def _figure(name: str, when: str, evaluation: dict[str, Any]) -> float:
-    figures = evaluation[when]
-    if name not in figures:
+def _figure(name: str, when: str, evaluation: Evaluation) -> float:
+    figures = evaluation.figures(when) or {}
+    value = figures.get(name)
+    if value is None:
         whose = {"after": "the trained model", "before": "the model before training"}.get(when, f"the {when} model")
         raise UserError(
             f"evaluation.gate: {whose} has no figure {name!r}; it has {', '.join(sorted(figures)) or 'none'}.",
             remedy="Name one of these, or add it to evaluation.metrics, functions or tasks.",
         )
-    return float(figures[name])
+    return float(value)

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple, TypedDict, cast
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,19 +22,12 @@ from components.shared import events, pages, svg
 from components.shared.core.state import Phase
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
+from components.shared.run_documents.training import LearningRate
 from components.train_chunk.context import TrainContext
 from components.train_chunk.trainer import preparation
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""
-
-
-class RangeTest(TypedDict):
-    """What a test came to, as the run keeps it: a learning rate, and the losses at all rates tried."""
-
-    learning_rate: float
-    rates: list[float]
-    losses: list[float]
 
 
 class Finding(NamedTuple):
@@ -91,17 +84,17 @@ def find(run_uri: str) -> Finding:
     context = TrainContext.open(run_uri, 1)
     run, spec = context.run, context.recipe.training.lr_find
     assert spec
-    test = cast("RangeTest | None", run.get("lr_find.json"))
+    test = run.read(LearningRate)
     if test is None:
         ramp = Ramp(spec)
         with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
             _train(context, ramp, scratch)
         rate = suggest(ramp.rates, ramp.losses, spec)
-        test = {"learning_rate": rate, "rates": ramp.rates, "losses": ramp.losses}
-        run.set_once("lr_find.json", {**test})
+        test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
+        run.write_once(test)
         run.record("lr-find", {"seconds": time.time() - started})
-    events.emit("lr_found", learning_rate=test["learning_rate"])
-    return Finding(test["learning_rate"], page(run.name, test, spec))
+    events.emit("lr_found", learning_rate=test.learning_rate)
+    return Finding(test.learning_rate, page(run.name, test, spec))
 
 
 def rate_at(spec: LRFind, step: int) -> float:
@@ -145,20 +138,20 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
     return float(rates[int(slopes.argmin())])
 
 
-def page(run_name: str, test: RangeTest, spec: LRFind) -> str:
+def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
     """Returns the test as an HTML page of its own."""
     plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(test, spec, canvas))
     template = pages.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)
 
 
-def _plot(test: RangeTest, spec: LRFind, canvas: svg.Canvas) -> Figure:
+def _plot(test: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Figure:
     figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
-    rates, losses = np.array(test["rates"]), np.array(test["losses"])
-    smoothed = np.array(smooth(test["losses"], spec.smoothing))
+    rates, losses = np.array(test.rates), np.array(test.losses)
+    smoothed = np.array(smooth(test.losses, spec.smoothing))
     ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")
     ax.plot(rates, smoothed, color=svg.BLUE, lw=1.8, label="smoothed")
-    ax.axvline(test["learning_rate"], color=svg.ORANGE, lw=1.4, label=f"taken: {test['learning_rate']:.2g}")
+    ax.axvline(test.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {test.learning_rate:.2g}")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
     finite = smoothed[np.isfinite(smoothed)]

@@ -8,10 +8,14 @@ import time
 from typing import Any
 
 from components.report import judged
-from components.shared import forking, lineage, recipe_file
+from components.shared import lineage, recipe_file
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import StoreError
+from components.shared.plan import Plan
 from components.shared.proof import proof_part
+from components.shared.run_documents.data import RunHead, SplitCounts, Tokens
+from components.shared.run_documents.outcome import Evaluation, ExportedModel, ReportPage
+from components.shared.run_documents.training import ChunkRecord, ForkNote, ProofPart, StageRecord, Tracking
 from components.shared.runs import Run
 
 logger = logging.getLogger("baton")
@@ -19,43 +23,45 @@ logger = logging.getLogger("baton")
 
 def collect(run: Run) -> dict[str, Any]:
     """Returns the report's content; parts that a run does not have yet are None or empty."""
-    recipe, records = run.recipe(), run.records()
-    evaluation = run.get("evaluation.json")
+    recipe, attempts = run.recipe(), run.attempts()
+    evaluation = run.read(Evaluation)
     store = CheckpointStore(run)
     damaged: list[int] = []
     committed = list(store.committed(lambda step, _: damaged.append(step)))
     newest = committed[0] if committed else None
     reached = newest.step if newest else 0
     history = store.history(newest) if newest else []
-    tracking = run.get("tracking.json") or {}
-    export = run.get("export.json") or {}
-    plan = run.get("plan.json")
+    tracking = run.read(Tracking)
+    export = run.read(ExportedModel)
+    plan = run.read(Plan)
+    fork = run.read(ForkNote)
+    split = run.read(SplitCounts)
     finished = newest is not None and newest.meta.finished
     return {
         "run": run.name,
         "recipe_name": recipe.name,
         "method": recipe.training.method,
-        "state": _state(bool(plan and (finished or reached >= plan["num_steps"])), evaluation),
-        "created": run.require("recipe.json")["created"],
+        "state": _state(bool(plan and (finished or reached >= plan.num_steps)), evaluation),
+        "created": run.need(RunHead).created,
         "run_uri": run.uri,
-        "fork": run.get(forking.NAME),
+        "fork": fork and fork.to_json(),
         "family": _family(run),
-        "model_uri": export.get("model_uri"),
+        "model_uri": export and export.model_uri,
         "headline": _headline(run, evaluation, newest),
         "history": [entry for entry in history if "loss" in entry],
         "evals": [entry for entry in history if "eval_loss" in entry],
-        "chunks": _chunks(plan, records),
-        "cost": _cost(records, newest),
-        "stages": _stages(records),
+        "chunks": _chunks(plan, attempts),
+        "cost": _cost(attempts, newest),
+        "stages": _stages(run.records()),
         "proof": _proof(store, committed, damaged),
-        "samples": evaluation["samples"] if evaluation else [],
-        "exports": export.get("exports", []),
-        "registry": export.get("registry"),
+        "samples": evaluation.samples if evaluation else [],
+        "exports": [entry.to_json() for entry in export.exports] if export else [],
+        "registry": export.registry.to_json() if export and export.registry else None,
         "evaluation": judged.collected(run, evaluation),
-        "data": {**(run.get("split.json") or {}), **_tokens(run)},
+        "data": {**(split.to_json() if split else {}), **_tokens(run)},
         "recipe_yaml": recipe_file.to_yaml(recipe),
         "versions": newest.meta.fingerprint.versions if newest else {},
-        "tracking": {"mlflow": tracking.get("mlflow"), "run_id": tracking.get("run_id")},
+        "tracking": {"mlflow": tracking and tracking.mlflow, "run_id": tracking and tracking.run_id},
     }
 
 
@@ -68,115 +74,111 @@ def _family(run: Run) -> lineage.Family:
         return {}
 
 
-def _state(done: bool, evaluation: dict[str, Any] | None) -> str:
+def _state(done: bool, evaluation: Evaluation | None) -> str:
     if not done:
         return "failed"
-    gate = (evaluation or {}).get("gate")
-    return "rejected" if gate and not gate["passed"] else "succeeded"
+    gate = evaluation.gate if evaluation else None
+    return "rejected" if gate and not gate.passed else "succeeded"
 
 
-def _headline(run: Run, evaluation: dict[str, Any] | None, newest: Checkpoint | None) -> dict[str, Any]:
-    tokens, split = run.get("tokens.json") or {}, run.get("split.json") or {}
-    plan = run.get("plan.json")
+def _headline(run: Run, evaluation: Evaluation | None, newest: Checkpoint | None) -> dict[str, Any]:
+    tokens, split, plan = run.read(Tokens), run.read(SplitCounts), run.read(Plan)
     steps = newest.step if newest else 0
-    epochs = steps / plan["steps_per_epoch"] if plan else 0
+    epochs = steps / plan.steps_per_epoch if plan else 0
     values: dict[str, Any] = {
         "steps": steps,
-        "stopped_before": plan["num_steps"] if plan and newest and newest.meta.finished else None,
-        "chunks": len(plan["targets"]) if plan else None,
-        "train_rows": split.get("train"),
-        "eval_rows": split.get("eval"),
-        "trained_tokens": round(tokens.get("tokens", 0) * epochs),
-        "parameters": evaluation and evaluation["parameters"],
+        "stopped_before": plan.num_steps if plan and newest and newest.meta.finished else None,
+        "chunks": len(plan.targets) if plan else None,
+        "train_rows": split and split.train,
+        "eval_rows": split and split.eval,
+        "trained_tokens": round((tokens.tokens if tokens else 0) * epochs),
+        "parameters": evaluation and evaluation.parameters,
         "trainable_parameters": newest and newest.meta.trainable_parameters,
     }
     for when in ("before", "after"):
-        found = evaluation[when] if evaluation else {}
+        found = (evaluation.figures(when) if evaluation else None) or {}
         values |= {f"eval_loss_{when}": found.get("loss")}
         values |= {f"{name}_{when}": found.get(name) for name in ("perplexity", "reward", "accuracy")}
-    judged = evaluation["after"] if evaluation else {}
+    judged = evaluation.after if evaluation else {}
     return values | {name: judged.get(name) for name in ("reward_accuracy", "reward_margin")}
 
 
 def _tokens(run: Run) -> dict[str, Any]:
-    tokens = run.get("tokens.json") or {}
-    return {name: tokens.get(name) for name in ("tokens", "truncated", "dropped")}
+    tokens = run.read(Tokens)
+    return {name: tokens and getattr(tokens, name) for name in ("tokens", "truncated", "dropped")}
 
 
-def _chunks(plan: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _chunks(plan: Plan | None, attempts: list[ChunkRecord]) -> list[dict[str, Any]]:
     if plan is None:
         return []
-    per_epoch, targets = plan["steps_per_epoch"], plan["targets"]
-    attempts = _attempts(records)
-    worked = {record["chunk"] for record in attempts if record["outcome"] != "already_done"}
-    spare = sorted(chunk for chunk in worked if chunk > len(targets))
+    count = len(plan.targets)
+    worked = {attempt.chunk for attempt in attempts if attempt.outcome != "already_done"}
+    spare = sorted(chunk for chunk in worked if chunk > count)
     return [
         {
             "index": index,
-            "target_step": targets[min(index, len(targets)) - 1],
-            "spare": index > len(targets),
-            "attempts": [_attempt(record, per_epoch) for record in attempts if record["chunk"] == index],
+            "target_step": plan.target(index),
+            "spare": index > count,
+            "attempts": [_attempt(attempt, plan.steps_per_epoch) for attempt in attempts if attempt.chunk == index],
         }
-        for index in (*range(1, len(targets) + 1), *spare)
+        for index in (*range(1, count + 1), *spare)
     ]
 
 
-def _attempts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [record for record in records if "chunk" in record and "outcome" in record]
-
-
-def _attempt(record: dict[str, Any], steps_per_epoch: int) -> dict[str, Any]:
-    steps, trained = record["to_step"] - record["from_step"], record["seconds"].get("train", 0.0)
+def _attempt(record: ChunkRecord, steps_per_epoch: int) -> dict[str, Any]:
+    steps, trained = record.to_step - record.from_step, record.seconds.get("train", 0.0)
     rate = steps / trained if trained > 0 and steps else None
     return {
-        "from_step": record["from_step"],
-        "to_step": record["to_step"],
-        "outcome": record["outcome"],
-        "seconds": record["seconds"],
+        "from_step": record.from_step,
+        "to_step": record.to_step,
+        "outcome": record.outcome,
+        "seconds": record.seconds,
         "steps_per_second": rate,
-        "tokens_per_second": rate and rate * record["tokens"] / steps_per_epoch,
+        "tokens_per_second": rate and rate * record.tokens / steps_per_epoch,
     }
 
 
-def _cost(records: list[dict[str, Any]], newest: Checkpoint | None) -> dict[str, Any]:
+def _cost(attempts: list[ChunkRecord], newest: Checkpoint | None) -> dict[str, Any]:
     """Returns what training in chunks cost: time, steps trained in vain, bytes, and how long saving held it up."""
-    attempts = _attempts(records)
-    stalls = [seconds for attempt in attempts for seconds in attempt.get("save_stalls", ())]
+    stalls = [seconds for attempt in attempts for seconds in attempt.save_stalls]
     return {
         "goodput": newest.meta.work.goodput if newest else None,
         "lost_steps": newest.meta.work.lost_steps if newest else None,
-        "bytes_sent": sum(attempt.get("bytes_sent", 0) for attempt in attempts),
-        "bytes_received": sum(attempt.get("bytes_received", 0) for attempt in attempts),
+        "bytes_sent": sum(attempt.bytes_sent for attempt in attempts),
+        "bytes_received": sum(attempt.bytes_received for attempt in attempts),
         "save_stall": statistics.median(stalls) if stalls else None,
     }
 
 
-def _stages(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _stages(records: list[StageRecord]) -> list[dict[str, Any]]:
     """Returns seconds per stage in the order of the pipeline, attempts added up."""
     seconds: dict[str, float] = {}
     for record in sorted(records, key=_place):
-        kind = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
-        name = kind.replace("-", " ") + (f" {record['chunk']}" if "chunk" in record else "")
-        seconds[name] = seconds.get(name, 0.0) + record.get("total_seconds", record.get("seconds", 0.0))
+        name = record.kind.replace("-", " ") + ("" if record.chunk is None else f" {record.chunk}")
+        seconds[name] = seconds.get(name, 0.0) + record.total
     return [{"name": name, "seconds": value} for name, value in seconds.items()]
 
 
-def _place(record: dict[str, Any]) -> tuple[int, int, bool]:
+def _place(record: StageRecord) -> tuple[int, int, bool]:
     """Orders stages as the pipeline has them: each chunk's checkpoint behind it."""
     order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
-    name = record["stage"].rpartition("-")[0] if "chunk" in record else record["stage"]
-    return (order.index("train-chunk" if "chunk" in record else name), record.get("chunk", 0), name != "train-chunk")
+    at = order.index(record.kind if record.chunk is None else "train-chunk")
+    return (at, record.chunk or 0, record.kind != "train-chunk")
 
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[dict[str, Any]]:
     """Returns a row for each checkpoint that is there, and for each that was read back before it went."""
-    parts = [store.run.require(f"proof/chunk-{chunk:03d}.json") for chunk in sorted(store.proven_chunks())]
-    read_back = {(part["step"], part["digest"]) for part in parts}
-    rows = {part["step"]: {**part, "gone": "damaged" if part["step"] in damaged else "removed"} for part in parts}
+    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.proven_chunks())]
+    read_back = {(part.step, part.digest) for part in parts}
+    rows = {part.step: _row(part, "damaged" if part.step in damaged else "removed") for part in parts}
     for checkpoint in committed:
         verified = (checkpoint.step, checkpoint.digest) in read_back
-        rows[checkpoint.step] = {**proof_part(store, checkpoint), "verified": verified, "gone": None}
+        rows[checkpoint.step] = {**_row(proof_part(store, checkpoint), None), "verified": verified}
     return [rows[step] for step in sorted(rows)]
+
+
+def _row(part: ProofPart, gone: str | None) -> dict[str, Any]:
+    return {**part.model_dump(mode="json"), "fingerprint": part.fingerprint.to_json(), "gone": gone}
 
 
 def write_report(run_uri: str) -> dict[str, Any]:
@@ -200,6 +202,6 @@ def write_report(run_uri: str) -> dict[str, Any]:
             file.write(html)
         tracking.finish(run, path)
     uri = run.storage.uri(run.path("report.html"))
-    run.put("report.json", {"report_uri": uri, "seconds": time.time() - started})
+    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
     events.emit("report", uri=uri)
     return {"report_uri": uri, "html": html}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.shared.pages import number
+from components.shared.run_documents.outcome import Evaluation
 from components.shared.runs import Run
 
 MAX_EXAMPLES = 400
@@ -49,18 +50,19 @@ class Figure:
     held: bool
 
 
-def collected(run: Run, evaluation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def collected(run: Run, evaluation: Evaluation | None) -> dict[str, Any] | None:
     """Returns the evaluation as the page shows it, with its examples; None for a run that was not evaluated."""
     if evaluation is None:
         return None
-    named = evaluation.get("examples") or {}
-    lines = run.storage.read(run.path(named["path"])).splitlines() if named.get("count") else []
+    named = evaluation.examples
+    lines = run.storage.read(run.path(named.path)).splitlines() if named and named.count else []
+    shown = evaluation.model_dump(mode="json")
     return {
-        **{key: evaluation[key] for key in ("before", "after")},
-        **{key: evaluation.get(key) for key in ("production", "production_model", "side", "intervals", "gate")},
+        **{name: shown[name] for name in ("before", "after", "production", "intervals", "gate")},
+        **{name: shown[name] for name in ("production_model", "side")},
         "num_examples": len(lines),
         "examples": [json.loads(line) for line in lines[:MAX_EXAMPLES]],
-        "examples_uri": run.storage.uri(run.path(named["path"])) if lines else None,
+        "examples_uri": run.storage.uri(run.path(named.path)) if named and lines else None,
     }
 
 

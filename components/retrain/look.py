@@ -10,12 +10,10 @@ from components.retrain.content import data_digest, digest_of, recipe_digest
 from components.shared import accepted, events, recipe_file, sources
 from components.shared.accepted import Accepted
 from components.shared.recipe import Recipe
+from components.shared.run_documents.outcome import RetrainNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from components.shared.turns import Turns
-
-DOCUMENT = "retrain.json"
-"""What a run knows of the retraining that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,9 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
     if found.decision == "train":
         wait = recipe.retrain.concurrency == "queue"
         if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
-            found, document = _examine(recipe, storage)  # the one before may have done it
-            if found.decision == "train":
-                _begin(recipe, storage, found, {**document, "owner": owner}, turns)
+            found, note = _examine(recipe, storage)  # the one before may have done it
+            if note:
+                _begin(recipe, storage, found, note.model_copy(update={"owner": owner}), turns)
             else:
                 turns.end()
         else:
@@ -71,7 +69,7 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
     return found
 
 
-def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, dict[str, Any]]:
+def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | None]:
     """Compares data and recipe with those of the model in use.
 
     Returns:
@@ -79,30 +77,30 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, dict[str, Any]]:
     """
     standing = accepted.newest(storage, recipe.name)
     now = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
-    before = standing.document or {}
-    changed = [name for name in now if before.get(name) != now[name]]
-    if not changed:
-        return Found("unchanged", f"data and recipe are those of {before['run']}, accepted {before['at']}"), {}
+    before = standing.model
+    changed = [name for name in now if before is None or getattr(before, name) != now[name]]
+    if before and not changed:
+        return Found("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
     goes_on = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [standing.number, recipe.retrain.replay] if goes_on else []
     parts = recipe.phase_recipes() or [recipe]
     run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
     verdict = digest_of(now, start, standing.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
-        return Found("unchanged", f"data and recipe are those of {known['run']}, rejected {known['at']}"), {}
-    document = {**now, "model": recipe.name, "number": standing.number, "verdict": verdict, "learnt": []}
+        return Found("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
     if goes_on:
         recipe = _going_on(recipe, standing)
-        document["learnt"] = recipe.retrain.learnt
-    words = f"{' and '.join(changed)} changed since {before['run']}" if before else "no model was accepted yet"
+    learnt = recipe.retrain.learnt if goes_on else []
+    note = RetrainNote(model=recipe.name, number=standing.number, verdict=verdict, learnt=learnt, **now)
+    words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; goes on from model {standing.number}" if goes_on else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
-    return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), document
+    return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), note
 
 
-def _begin(recipe: Recipe, storage: Storage, found: Found, document: dict[str, Any], turns: Turns) -> None:
+def _begin(recipe: Recipe, storage: Storage, found: Found, note: RetrainNote, turns: Turns) -> None:
     runs = [f"{found.run}-{phase.name}" for phase in recipe.phases] or [found.run]
-    Run(storage, runs[-1]).put(DOCUMENT, document)
+    Run(storage, runs[-1]).write(note)
     turns.note(runs)
 
 
@@ -116,10 +114,10 @@ def _with_changes(recipe: Recipe, store: str, source: str) -> Recipe:
 
 def _going_on(recipe: Recipe, standing: Accepted) -> Recipe:
     """Returns the recipe that starts from the model in use."""
-    assert standing.document is not None
+    assert standing.model is not None
     document = recipe.model_dump(mode="json")
     document["model"] |= {"base": standing.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
-    document["retrain"]["learnt"] = standing.document["learnt"]
+    document["retrain"]["learnt"] = standing.model.learnt
     return recipe_file.validate(document, origin="the accepted model")
 
 

@@ -7,17 +7,25 @@ models/<name>/rejected/<digest>.json    what a gate has rejected: the same again
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from components.shared import events
+from components.shared.core.document import Document
 from components.shared.runs import now
 from components.shared.storage import Storage
+
+
+class Rejection(Document):
+    """A run that a gate has rejected."""
+
+    run: str
+    at: str
+
 
 STATES = ("unchanged", "busy", "promoted", "rejected", "failed")
 """Nothing to do; another one is under way and this one is dropped; accepted; refused by the gate; broken off."""
 
 
-def keep(storage: Storage, name: str, owner: str, state: str, words: str, **more: Any) -> None:
+def keep(storage: Storage, name: str, owner: str, state: str, words: str, **more: object) -> None:
     """Keeps what a retraining came to, and tells whoever watches.
 
     Args:
@@ -40,18 +48,19 @@ def is_kept(storage: Storage, name: str, owner: str) -> bool:
     return storage.exists(_path(name, owner))
 
 
-def reject(storage: Storage, name: str, verdict: str, document: dict[str, Any]) -> None:
+def reject(storage: Storage, name: str, verdict: str, run: str) -> None:
     """Remembers that a gate has rejected a run."""
-    storage.write(f"models/{name}/rejected/{verdict}.json", json.dumps({**document, "at": now()}).encode())
+    rejection = Rejection(run=run, at=now())
+    storage.write(f"models/{name}/rejected/{verdict}.json", json.dumps(rejection.to_json()).encode())
 
 
-def rejected(storage: Storage, name: str, verdict: str) -> dict[str, Any] | None:
-    """Returns `run` and `at` of a rejection, None where there was none."""
+def rejected(storage: Storage, name: str, verdict: str) -> Rejection | None:
+    """Returns a rejection, None where there was none."""
+    path = f"models/{name}/rejected/{verdict}.json"
     try:
-        document: dict[str, Any] = json.loads(storage.read(f"models/{name}/rejected/{verdict}.json"))
+        return Rejection.read(storage.read(path), storage.uri(path))
     except FileNotFoundError:
         return None
-    return document
 
 
 def _path(name: str, owner: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from components.retrain import outcome
-from components.retrain.look import DOCUMENT
 from components.shared import accepted, bundles
 from components.shared.errors import BatonError
+from components.shared.run_documents.data import SplitData
+from components.shared.run_documents.outcome import AcceptedModel, Evaluation, ExportedModel, RetrainNote, Verdict
 from components.shared.runs import Run, now
 from components.shared.storage import Storage
 from components.shared.turns import Turns
@@ -27,25 +26,25 @@ def settle(store: str, run_name: str) -> str:
         BatonError: the export is not what was committed, or another model was accepted meanwhile.
     """
     run = Run(Storage(store), run_name)
-    about, evaluation = run.require(DOCUMENT), run.require("evaluation.json")
-    gate = evaluation["gate"]
-    known = {
+    about, evaluation = run.need(RetrainNote), run.need(Evaluation)
+    gate = evaluation.gate or Verdict(passed=True)
+    known: dict[str, object] = {
         "run": run.name,
         "run_uri": run.uri,
         "report_uri": run.storage.uri(run.path("report.html")),
-        "summary": evaluation["summary"],
-        "gate": [{name: line[name] for name in ("words", "held")} for line in gate["lines"]],
+        "summary": evaluation.summary,
+        "gate": [{"words": line.words, "held": line.held} for line in gate.lines],
     }
-    if not gate["passed"]:
-        words = "; ".join(line["words"] for line in gate["lines"] if not line["held"])
-        outcome.reject(run.storage, about["model"], about["verdict"], {"run": run.name})
-        outcome.keep(run.storage, about["model"], about["owner"], "rejected", words, **known)
+    if not gate.passed:
+        words = "; ".join(gate.failed)
+        outcome.reject(run.storage, about.model, about.verdict, run.name)
+        outcome.keep(run.storage, about.model, about.owner, "rejected", words, **known)
         return "rejected"
-    document = {**_document(run, about), **{name: known[name] for name in ("run", "run_uri", "summary")}}
-    standing = accepted.add(run.storage, about["model"], about["number"], document)
-    words = f"model {standing.number} of {about['model']}"
+    model = _accepted(run, about, evaluation.summary)
+    standing = accepted.add(run.storage, about.model, about.number, model)
+    words = f"model {standing.number} of {about.model}"
     known |= {"model_uri": standing.model_uri}
-    outcome.keep(run.storage, about["model"], about["owner"], "promoted", words, **known)
+    outcome.keep(run.storage, about.model, about.owner, "promoted", words, **known)
     return "promoted"
 
 
@@ -57,21 +56,24 @@ def release(model: str, store: str, owner: str, error: str | None) -> None:
     Turns(storage, model, owner).end()
 
 
-def _document(run: Run, about: dict[str, Any]) -> dict[str, Any]:
+def _accepted(run: Run, about: RetrainNote, summary: str) -> AcceptedModel:
     """Returns what is kept of a model that is accepted, every byte of it read back."""
-    exported = run.require("export.json")
-    folder = str(exported["model_uri"]).removeprefix(f"{run.storage.uri()}/")
+    exported = run.need(ExportedModel)
+    folder = exported.model_uri.removeprefix(f"{run.storage.uri()}/")
     prefix, _, attempt = folder.rpartition("/")
     manifest = bundles.usable_manifest(run.storage, prefix)
     if manifest is None or manifest.folder != attempt:
-        raise BatonError(f"{exported['model_uri']} is not what is committed there.", remedy="Run the export again.")
+        raise BatonError(f"{exported.model_uri} is not what is committed there.", remedy="Run the export again.")
     bundles.require_whole(run.storage, prefix, manifest, bundles.verify(run.storage, prefix, manifest))
-    return {
-        "model_uri": exported["model_uri"],
-        "digest": manifest.meta["digest"],
-        "data": about["data"],
-        "recipe": about["recipe"],
-        "learnt": [*about["learnt"], run.require("data.json")["digest"]],
-        "registry": exported.get("registry"),
-        "at": now(),
-    }
+    return AcceptedModel(
+        run=run.name,
+        run_uri=run.uri,
+        summary=summary,
+        model_uri=exported.model_uri,
+        digest=manifest.meta["digest"],
+        data=about.data,
+        recipe=about.recipe,
+        learnt=[*about.learnt, run.need(SplitData).digest],
+        registry=exported.registry.to_json() if exported.registry else None,
+        at=now(),
+    )

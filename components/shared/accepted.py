@@ -9,12 +9,12 @@ the number behind that: of any number of writers one succeeds, and a late one ca
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from components.shared.documents import as_json
 from components.shared.errors import BatonError
+from components.shared.run_documents.outcome import AcceptedModel
 from components.shared.storage import Storage
 
 _NAME = re.compile(r"(\d{6})\.json")
@@ -26,17 +26,16 @@ class Accepted:
 
     Attributes:
         number: How many there have been with it; 0 where there is none yet.
-        document: What was written of it: `run`, `run_uri`, `model_uri`, `digest` of its state, `data` and `recipe`
-            (digests), `learnt` and `at`. Empty where there is none.
+        model: What was written of it, None where there is none.
     """
 
     number: int = 0
-    document: dict[str, Any] | None = None
+    model: AcceptedModel | None = None
 
     @property
     def model_uri(self) -> str | None:
         """Address of the model, None where there is none yet."""
-        return str(self.document["model_uri"]) if self.document else None
+        return self.model.model_uri if self.model else None
 
 
 def newest(storage: Storage, name: str) -> Accepted:
@@ -50,14 +49,14 @@ def newest(storage: Storage, name: str) -> Accepted:
     return _read(storage, name, max(numbers)) if numbers else Accepted()
 
 
-def add(storage: Storage, name: str, after: int, document: dict[str, Any]) -> Accepted:
+def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
     """Puts a model in the place of the one that it was judged against.
 
     Args:
         storage: The store.
         name: The recipe's.
         after: Number of the model that it was judged against, 0 for none.
-        document: As in `Accepted`.
+        model: The model.
 
     Returns:
         What stands now: this model, also where an earlier attempt of the same run has written it.
@@ -65,14 +64,14 @@ def add(storage: Storage, name: str, after: int, document: dict[str, Any]) -> Ac
     Raises:
         BatonError: another run's model was accepted meanwhile.
     """
-    data = json.dumps(document, indent=1, sort_keys=True).encode()
+    data = as_json(model.to_json())
     storage.create(f"{_folder(name)}/{after + 1:06d}.json", data)
     standing = _read(storage, name, after + 1)
-    assert standing.document is not None
-    if standing.document["run"] != document["run"]:
+    assert standing.model is not None
+    if standing.model.run != model.run:
         raise BatonError(
-            f"run {document['run']!r} was judged against model {after} of {name!r}, and meanwhile run "
-            f"{standing.document['run']!r} was accepted; that model stays.",
+            f"run {model.run!r} was judged against model {after} of {name!r}, and meanwhile run "
+            f"{standing.model.run!r} was accepted; that model stays.",
             remedy="Retrain again: the model is then judged against the new one.",
         )
     return standing
@@ -83,4 +82,5 @@ def _folder(name: str) -> str:
 
 
 def _read(storage: Storage, name: str, number: int) -> Accepted:
-    return Accepted(number, json.loads(storage.read(f"{_folder(name)}/{number:06d}.json")))
+    path = f"{_folder(name)}/{number:06d}.json"
+    return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))

@@ -10,6 +10,7 @@ import tempfile
 
 from components.shared import bundles
 from components.shared.errors import BatonError, UserError
+from components.shared.run_documents.data import OwnCode
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -27,7 +28,7 @@ def ship(run: Run, source: str | None) -> None:
         if bundles.usable_manifest(run.storage, prefix) is None:
             names = sorted(os.listdir(folder))
             bundles.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
-    run.set_once("code.json", {"prefix": prefix})
+    run.write_once(OwnCode(prefix=prefix))
 
 
 def digest(source: str) -> str:
@@ -46,13 +47,13 @@ def fetch(run: Run, scratch: str) -> str | None:
     Raises:
         BatonError: they are gone.
     """
-    noted = run.get("code.json")
+    noted = run.read(OwnCode)
     if noted is None:
         return None
-    manifest = bundles.read_manifest(run.storage, noted["prefix"])
+    manifest = bundles.read_manifest(run.storage, noted.prefix)
     if manifest is None:
-        raise BatonError(f"{run.storage.uri(noted['prefix'])} is gone.", remedy="Run the data-split stage again.")
-    return bundles.fetch(run.storage, noted["prefix"], manifest, os.path.join(scratch, "code"))
+        raise BatonError(f"{run.storage.uri(noted.prefix)} is gone.", remedy="Run the data-split stage again.")
+    return bundles.fetch(run.storage, noted.prefix, manifest, os.path.join(scratch, "code"))
 
 
 def install(folder: str | None) -> None:

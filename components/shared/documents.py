@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
+from components.shared.core.document import NamedDocument
 from components.shared.errors import UserError
 from components.shared.storage import Storage
+
+D = TypeVar("D", bound=NamedDocument)
 
 
 class Documents:
@@ -45,11 +49,40 @@ class Documents:
         """Its address."""
         return self.storage.uri(self.path())
 
-    def put(self, name: str, document: dict[str, Any]) -> None:
+    def read(self, kind: type[D], *key: int | str) -> D | None:
+        """Returns a document by its type, of several the one of a key; None where there is none.
+
+        Raises:
+            UserError: another version of Baton wrote it.
+            DamagedError: it is not such a document.
+        """
+        path = self.path(kind.file_name(*key))
+        try:
+            return kind.read(self.storage.read(path), self.storage.uri(path))
+        except FileNotFoundError:
+            return None
+
+    def need(self, kind: type[D], *key: int | str) -> D:
+        """Returns a document by its type.
+
+        Raises:
+            UserError: it is not there.
+        """
+        document = self.read(kind, *key)
+        if document is None:
+            uri = self.storage.uri(self.path(kind.file_name(*key)))
+            raise UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
+        return document
+
+    def write(self, document: NamedDocument, *key: int | str) -> None:
+        """Writes a document under its type's name, replacing the one before."""
+        self.put(document.file_name(*key), document.to_json())
+
+    def put(self, name: str, document: Mapping[str, Any]) -> None:
         """Writes a document, replacing the one before."""
         self.storage.write(self.path(name), as_json(document))
 
-    def put_new(self, name: str, document: dict[str, Any]) -> bool:
+    def put_new(self, name: str, document: Mapping[str, Any]) -> bool:
         """Writes a document where there is none, and tells whether this call did; the first one stands."""
         return self.storage.create(self.path(name), as_json(document))
 
@@ -74,6 +107,6 @@ class Documents:
         return document
 
 
-def as_json(document: dict[str, Any]) -> bytes:
+def as_json(document: Mapping[str, Any]) -> bytes:
     """Returns a document as it is written: the same for the same content."""
     return json.dumps(document, indent=1, sort_keys=True).encode()

@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.shared import bundles, fork_rules, recipe_file, sharded
-from components.shared.checkpoints.meta import CheckpointMeta, Origin, Work
+from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError, DamagedError, UserError
 from components.shared.fork_rules import Changes
 from components.shared.pickles import code_in
 from components.shared.plan import Plan, make_plan
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import BaseModel, OwnCode, RunHead, SplitCounts, SplitData, Tokens
+from components.shared.run_documents.training import ForkNote, LearningRate, MicroBatch, Origin, Work
 from components.shared.runs import Run, check_name, now, state_identity
 
-NAME = "fork.json"
-"""The document of a run that makes it a fork."""
-CARRIED = ("data.json", "model.json", "code.json", "split.json", "tokens.json", "lr_find.json", "micro_batch.json")
+CARRIED = tuple(kind.NAME for kind in (SplitData, BaseModel, OwnCode, SplitCounts, Tokens, LearningRate, MicroBatch))
 """What stages had found for the parent, and holds for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
@@ -87,8 +87,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     plan = _plan(parent, after, step) if warm else None
     with tempfile.TemporaryDirectory(prefix="baton-fork-") as scratch:
         folder = _fetched(store, checkpoint, scratch)
-        note = {"parent": parent.uri, "step": step, "digest": digest, "warm": warm, "changed": changed}
-        run.set_once(NAME, note)
+        run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, _Start(checkpoint, folder), fork_rules.of_state(before, after))
         else:
@@ -103,19 +102,19 @@ def require_start(run: Run) -> None:
     Raises:
         BatonError: it is one, and the checkpoint that it began with is not there, or not whole.
     """
-    found = run.get(NAME)
-    if found and found["warm"]:
+    note = run.read(ForkNote)
+    if note and note.warm:
         raise BatonError(
-            f"run {run.name!r} is a fork of {found['parent']} at step {found['step']}, and has no whole checkpoint "
-            "to go on from.",
+            f"run {run.name!r} is a fork of {note.parent} at step {note.step}, and has no whole checkpoint "
+            "to resume from.",
             remedy="Fork again: the same command completes a fork that was interrupted, another --run makes a new one.",
         )
 
 
 def began(run: Run) -> int:
     """Returns the step that a run began at: its parent's, for a warm fork."""
-    found = run.get(NAME)
-    return int(found["step"]) if found and found["warm"] else 0
+    note = run.read(ForkNote)
+    return note.step if note and note.warm else 0
 
 
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
@@ -145,7 +144,7 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
 def _new(parent: Run, name: str) -> Run:
     """Returns the run to make; a name that is another run's is refused."""
     run = Run(parent.storage, check_name(name))
-    if name == parent.name or (run.get(NAME) is None and run.get("recipe.json") is not None):
+    if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     return run
 
@@ -191,12 +190,12 @@ class _Start:
 def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, changed: Changes) -> None:
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
     run.create(recipe)
-    left_out = {"lr_find.json"} if recipe.training.lr_find is None else set()
-    left_out |= {"micro_batch.json"} if recipe.training.micro_batch_size != "auto" else set()
+    left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
+    left_out |= {MicroBatch.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
         if document := parent.get(name):
             run.put(name, document)
-    run.set_once("plan.json", plan.to_json())
+    run.write_once(plan)
     store = CheckpointStore(run)
     step = start.checkpoint.step
     publication = store.publication(step)

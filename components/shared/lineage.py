@@ -15,13 +15,16 @@ from itertools import pairwise
 from typing import Any
 
 from components.shared import bundles
+from components.shared.errors import BatonError
+from components.shared.plan import Plan
+from components.shared.run_documents.data import RunHead
+from components.shared.run_documents.outcome import Evaluation, ExportedModel, ReportPage
+from components.shared.run_documents.sweeps import TrialNote
+from components.shared.run_documents.training import ForkNote
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
 logger = logging.getLogger("baton")
-
-READ = ("recipe.json", "fork.json", "trial.json", "plan.json")
-"""Documents of a run that are read where it has them."""
 
 MOST = 200
 """Runs of a store up to which a report reads all of them to find a run's children."""
@@ -150,7 +153,7 @@ def _known(storage: Storage, name: str) -> Member | None:
     """Returns what is known of a run, None where its documents are not as Baton writes them."""
     try:
         return _member(storage, name)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, BatonError) as error:
         logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
         return None
 
@@ -158,26 +161,27 @@ def _known(storage: Storage, name: str) -> Member | None:
 def _member(storage: Storage, name: str) -> Member | None:
     run = Run(storage, name)
     present = set(storage.list(run.path()))
-    found = {document: run.get(document) for document in READ if document in present}
-    head = found.get("recipe.json")
+    head = run.read(RunHead) if RunHead.NAME in present else None
     if head is None:
         return None
+    plan = run.read(Plan) if Plan.NAME in present else None
+    fork = run.read(ForkNote) if ForkNote.NAME in present else None
+    trial = run.read(TrialNote) if TrialNote.NAME in present else None
     steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
-    plan, fork, trial = found.get("plan.json"), found.get("fork.json"), found.get("trial.json")
     member = Member(
         name,
-        created=head["created"],
-        recipe=head["recipe"]["name"],
+        created=head.created,
+        recipe=head.recipe_name,
         step=max(map(int, steps), default=0),
-        num_steps=plan["num_steps"] if plan else None,
-        sweep=(trial["sweep"], trial["id"]) if trial else None,
-        values=trial["values"] if trial else {},
+        num_steps=plan.num_steps if plan else None,
+        sweep=(trial.sweep, trial.id) if trial else None,
+        values=trial.values if trial else {},
     )
     member.state = _state(member, present)
     if fork:
-        member.parent, member.at = fork["parent"].rpartition("/runs/")[2], fork["step"]
-        member.kind, member.changed = "fork" if fork["warm"] else "cold fork", fork["changed"]
-    elif base := _run_of(head["recipe"]["model"].get("base"), storage):
+        member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
+        member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
+    elif base := _run_of(head.base, storage):
         member.parent, member.kind = (base, "goes on") if base != name else (None, "")
     return member
 
@@ -187,10 +191,10 @@ def _names(storage: Storage, run: Run, present: set[str]) -> list[str]:
 
 
 def _state(member: Member, present: set[str]) -> str:
-    if "export.json" in present:
+    if ExportedModel.NAME in present:
         return "done"
-    if "evaluation.json" in present:
-        return "rejected" if "report.json" in present else "trained"
+    if Evaluation.NAME in present:
+        return "rejected" if ReportPage.NAME in present else "trained"
     if member.num_steps and member.step >= member.num_steps:
         return "trained"
     return "unfinished" if member.step else "new"

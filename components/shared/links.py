@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import RunHead
+from components.shared.run_documents.training import Tracking
 from components.shared.runs import Run
 
 KUBEFLOW_RUN = "KFP_RUN_ID"
@@ -27,11 +29,11 @@ def kubeflow_url() -> str | None:
 
 def mlflow_url(run: Run, recipe: Recipe) -> str | None:
     """Returns where the tracking run of a training run is shown, or None where it has no page."""
-    tracking = run.get("tracking.json")
+    tracking = run.read(Tracking)
     page = recipe.tracking.mlflow_page or recipe.tracking.mlflow or ""
-    if tracking is None or "experiment_id" not in tracking or not page.startswith(("http://", "https://")):
+    if tracking is None or tracking.experiment_id is None or not page.startswith(("http://", "https://")):
         return None
-    return f"{page.rstrip('/')}/#/experiments/{tracking['experiment_id']}/runs/{tracking['run_id']}"
+    return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
 
 
 def tags() -> dict[str, str]:
@@ -47,7 +49,7 @@ def as_markdown(run: Run, given: str) -> str:
 
     Args:
         run: The training run.
-        given: The name by which it goes on: the run's, without that of its phase.
+        given: The name by which it is resumed: the run's, without that of its phase.
     """
     recipe = run.recipe()
     url = mlflow_url(run, recipe)
@@ -56,8 +58,8 @@ def as_markdown(run: Run, given: str) -> str:
         f"- store: `{run.uri}`",
         f"- MLflow: [{url}]({url})" if url else "- MLflow: no page is known for this run",
         f"- report: `{run.uri}/report.html`, and at the stage *report*",
-        f"- started with this recipe first at {run.require('recipe.json')['created']}",
+        f"- started with this recipe first at {run.need(RunHead).created}",
         "",
-        f"Started again with `run_name` {given}, the same recipe goes on with this run from its newest checkpoint.",
+        f"Started again with `run_name` {given}, the same recipe resumes this run from its newest checkpoint.",
     ]
     return "\n".join(lines) + "\n"

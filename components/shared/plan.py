@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import ClassVar
 
+from components.shared.core.document import NamedDocument
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe, Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(NamedDocument):
     """Steps of a run and the targets of its chunks.
 
     Attributes:
@@ -20,6 +19,8 @@ class Plan:
         num_steps: Optimizer steps of the whole run.
         targets: Step at which each chunk ends, ascending; the last is `num_steps`.
     """
+
+    NAME: ClassVar[str] = "plan.json"
 
     rows: int
     steps_per_epoch: int
@@ -33,15 +34,6 @@ class Plan:
     def slots(self, spare: int) -> int:
         """Returns how many chunks the run has, spare ones included."""
         return len(self.targets) + spare
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {**asdict(self), "targets": list(self.targets)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Plan:
-        """Reads what `to_json` returned."""
-        return cls(**{**document, "targets": tuple(document["targets"])})
 
 
 def make_plan(recipe: Recipe, rows: int) -> Plan:

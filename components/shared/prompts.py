@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.shared import bundles, generation
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import SplitData
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def held_out_prompts(
     Returns:
         The pairs; the reference is empty for a row without an answer, or with one that is rated as bad.
     """
-    prefix = f"data/{run.require('data.json')['digest']}/split"
+    prefix = run.need(SplitData).prefix
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None or count == 0 or recipe.training.spec.scores:
         return []
@@ -43,7 +44,7 @@ def held_out_prompts(
 
 def judged_side(run: Run) -> str:
     """Returns the side that a run's result is judged on: `test` where the split has such rows, else `eval`."""
-    prefix = f"data/{run.require('data.json')['digest']}/split"
+    prefix = run.need(SplitData).prefix
     manifest = bundles.read_manifest(run.storage, prefix)
     return "test" if manifest and manifest.files.get("test.jsonl", {"size": 0})["size"] else "eval"
 

@@ -17,13 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from components.shared import bundles, events
 from components.shared.bundles import REMOVED
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import DamagedError
 from components.shared.recipe import Keep
+from components.shared.run_documents.training import Removed
 
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""
@@ -212,6 +213,6 @@ def _is_abandoned(files: dict[str, tuple[int, datetime]]) -> bool:
     return datetime.now(UTC) - max(time for _, time in files.values()) > ABANDONED_AFTER
 
 
-def summary(taken: list[Removal]) -> list[dict[str, Any]]:
-    """Returns plain values for people and machines."""
-    return [{"step": entry.step, "reason": entry.reason, "bytes": entry.bytes} for entry in taken]
+def summary(taken: list[Removal]) -> list[Removed]:
+    """Returns what was removed, for people and machines."""
+    return [Removed(step=entry.step, reason=entry.reason, bytes=entry.bytes) for entry in taken]

@@ -15,13 +15,19 @@ import json
 import re
 import time
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from components.shared import recipe_file
+from components.shared.core.document import Document, NamedDocument
 from components.shared.documents import Documents
 from components.shared.errors import UserError
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import BaseModel, OwnCode, RunHead, SplitData
+from components.shared.run_documents.training import ChunkRecord, LearningRate, MicroBatch, StageRecord
+
+R = TypeVar("R", bound=Document)
 
 
 class Run(Documents):
@@ -36,9 +42,9 @@ class Run(Documents):
             UserError: the run exists with a recipe that trains something else.
         """
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
-        if not self.put_new("recipe.json", document):
+        if not self.put_new(RunHead.NAME, document):
             self.require_same(recipe)
-            self.put("recipe.json", {**document, "created": self.require("recipe.json")["created"]})
+            self.put(RunHead.NAME, {**document, "created": self.need(RunHead).created})
 
     def require_same(self, recipe: Recipe) -> None:
         """Compares a recipe with the one this run was started with, if it was.
@@ -46,10 +52,10 @@ class Run(Documents):
         Raises:
             UserError: they would train something else.
         """
-        standing = self.get("recipe.json")
-        if standing is None:
+        head = self.read(RunHead)
+        if head is None:
             return
-        before = recipe_file.validate(standing["recipe"], origin=self.uri)
+        before = recipe_file.validate(head.recipe, origin=self.uri)
         if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
             raise UserError(
                 f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
@@ -62,23 +68,33 @@ class Run(Documents):
         Raises:
             UserError: there is no such run.
         """
-        return recipe_file.validate(self.require("recipe.json")["recipe"], origin=self.uri)
+        return recipe_file.validate(self.need(RunHead).recipe, origin=self.uri)
 
     def settled_recipe(self) -> Recipe:
         """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
         recipe = self.recipe()
-        asked = {"lr_find": recipe.training.lr_find, "micro_batch": recipe.training.micro_batch_size == "auto"}
-        found: dict[str, Any] = {}
-        for name in (name for name, wanted in asked.items() if wanted):
-            found |= self.get(f"{name}.json") or {}
-        settled: dict[str, Any] = {name: found[name] for name in ("learning_rate", "micro_batch_size") if name in found}
-        return recipe.model_copy(update={"training": recipe.training.model_copy(update=settled)}) if settled else recipe
+        training: dict[str, float] = {}
+        if recipe.training.lr_find and (rate := self.read(LearningRate)):
+            training["learning_rate"] = rate.learning_rate
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatch)):
+            training["micro_batch_size"] = micro_batch.micro_batch_size
+        if not training:
+            return recipe
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
 
     def plan(self) -> Plan:
         """Returns the run's plan."""
-        return Plan.from_json(self.require("plan.json"))
+        return self.need(Plan)
 
-    def set_once(self, name: str, document: dict[str, Any]) -> None:
+    def write_once(self, document: NamedDocument) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            UserError: it was written before, and differs.
+        """
+        self.set_once(document.file_name(), document.to_json())
+
+    def set_once(self, name: str, document: Mapping[str, Any]) -> None:
         """Writes a document of the run; a different one under the same name is an error.
 
         Raises:
@@ -92,15 +108,23 @@ class Run(Documents):
                 remedy="Choose another run name.",
             )
 
-    def record(self, stage: str, document: dict[str, Any]) -> None:
+    def record(self, stage: str, document: Mapping[str, Any]) -> None:
         """Keeps what one attempt at a stage did, under a name of its own."""
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
         self.put(name, {"stage": stage, "at": now(), **document})
 
-    def records(self, stage: str = "") -> list[dict[str, Any]]:
-        """Returns all attempts at all stages, or at one, by stage and time."""
+    def records(self) -> list[StageRecord]:
+        """Returns all attempts at all stages, by stage and time."""
+        return self._records(StageRecord, "")
+
+    def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
+        """Returns all attempts at all chunks, or at one, by chunk and time."""
+        return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
+
+    def _records(self, kind: type[R], prefix: str) -> list[R]:
         names = self.storage.list(self.path("records"))
-        return [self.require(f"records/{name}") for name in names if name.startswith(f"{stage}-" if stage else "")]
+        wanted = [self.path(f"records/{name}") for name in names if name.startswith(prefix)]
+        return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
@@ -136,8 +160,8 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
     parts = [
         identity(recipe),
         plan.to_json(),
-        *(run.require(f"{name}.json") for name in ("data", "model")),
-        run.get("code.json"),
+        *(run.require(document.NAME) for document in (SplitData, BaseModel)),  # as they lie there, whatever their keys
+        run.get(OwnCode.NAME),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

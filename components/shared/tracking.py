@@ -14,6 +14,8 @@ from typing import Any
 
 from components.shared import links
 from components.shared.recipe import Recipe
+from components.shared.run_documents.sweeps import TrialNote
+from components.shared.run_documents.training import ForkNote, Tracking
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -27,7 +29,7 @@ def start(run: Run, recipe: Recipe) -> None:
     """Creates the tracking run of a new training run; a server out of reach is a warning."""
     if recipe.tracking.mlflow is None:
         return
-    if run.get("tracking.json"):
+    if run.read(Tracking):
         tag(run, links.tags())
         return
     try:
@@ -41,28 +43,27 @@ def start(run: Run, recipe: Recipe) -> None:
     except Exception as error:
         logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
         return
-    run.put(
-        "tracking.json",
-        {"mlflow": recipe.tracking.mlflow, "run_id": tracked.info.run_id, "experiment_id": str(number)},
+    run.write(
+        Tracking(mlflow=recipe.tracking.mlflow, run_id=tracked.info.run_id, experiment_id=str(number)),
     )
 
 
 def _of_fork(run: Run, recipe: Recipe, number: str) -> dict[str, str]:
     """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
-    fork = run.get("fork.json")
+    fork = run.read(ForkNote)
     if fork is None:
         return {}
-    tags = {"baton.parent": fork["parent"], "baton.parent_step": str(fork["step"])}
-    theirs = Run.open(fork["parent"]).get("tracking.json")
-    if theirs and (theirs["mlflow"], theirs["experiment_id"]) == (recipe.tracking.mlflow, number):
-        tags["mlflow.parentRunId"] = theirs["run_id"]
+    tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
+    theirs = Run.open(fork.parent).read(Tracking)
+    if theirs and (theirs.mlflow, theirs.experiment_id) == (recipe.tracking.mlflow, number):
+        tags["mlflow.parentRunId"] = theirs.run_id
     return tags
 
 
 def _of_sweep(run: Run) -> dict[str, str]:
     """Returns what makes a trial's tracking run a child of its sweep's."""
-    trial = run.get("trial.json") or {}
-    return {"mlflow.parentRunId": trial["tracking"], "baton.sweep": trial["sweep"]} if trial.get("tracking") else {}
+    trial = run.read(TrialNote)
+    return {"mlflow.parentRunId": trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
 
 
 def _log_settings(client: Any, run_id: str, recipe: Recipe) -> None:
@@ -82,29 +83,29 @@ def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
 
 def tag(run: Run, tags: dict[str, str]) -> None:
     """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
-    tracking = run.get("tracking.json")
+    tracking = run.read(Tracking)
     if tracking is None or not tags:
         return
     try:
-        client = connect(tracking["mlflow"])
+        client = connect(tracking.mlflow)
         for name, value in tags.items():
-            client.set_tag(tracking["run_id"], name, value)
+            client.set_tag(tracking.run_id, name, value)
     except Exception as error:
-        logger.warning("tracking at %s has no tags of this run: %s", tracking["mlflow"], error)
+        logger.warning("tracking at %s has no tags of this run: %s", tracking.mlflow, error)
 
 
 def finish(run: Run, report_path: str | None) -> None:
     """Marks the tracking run finished and keeps the report with it."""
-    tracking = run.get("tracking.json")
+    tracking = run.read(Tracking)
     if tracking is None:
         return
     try:
-        client = connect(tracking["mlflow"])
+        client = connect(tracking.mlflow)
         if report_path:
-            client.log_artifact(tracking["run_id"], report_path)
-        client.set_terminated(tracking["run_id"])
+            client.log_artifact(tracking.run_id, report_path)
+        client.set_terminated(tracking.run_id)
     except Exception as error:
-        logger.warning("tracking at %s was not finished: %s", tracking["mlflow"], error)
+        logger.warning("tracking at %s was not finished: %s", tracking.mlflow, error)
 
 
 class Tracker:
@@ -117,7 +118,7 @@ class Tracker:
 
     def __init__(self, run: Run, *, system_metrics: bool) -> None:
         self._process: subprocess.Popen[str] | None = None
-        if run.get("tracking.json"):
+        if run.read(Tracking):
             command = [sys.executable, "-m", "components.shared.tracking", run.uri, str(int(system_metrics))]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -152,22 +153,22 @@ def serve(run_uri: str, system_metrics: bool) -> None:
     """Reads `[metrics, step, milliseconds]` lines from standard input until it ends, and logs them."""
     os.nice(10)
     run = Run.open(run_uri)
-    tracking = run.require("tracking.json")
+    tracking = run.need(Tracking)
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     try:
-        client = connect(tracking["mlflow"])
-        monitor = _monitor(tracking["run_id"]) if system_metrics else None
+        client = connect(tracking.mlflow)
+        monitor = _monitor(tracking.run_id) if system_metrics else None
         while (batch := _drain(lines)) != [None]:
             entities = [entity for line in batch if line for entity in _entities(*json.loads(line))]
             for first in range(0, len(entities), 1000):
-                client.log_batch(tracking["run_id"], metrics=entities[first : first + 1000])
+                client.log_batch(tracking.run_id, metrics=entities[first : first + 1000])
             if None in batch:
                 break
         if monitor:
             monitor.finish()
     except Exception as error:
-        logger.warning("tracking at %s stopped: %s", tracking["mlflow"], error)
+        logger.warning("tracking at %s stopped: %s", tracking.mlflow, error)
 
 
 def _read(lines: queue.Queue[str | None]) -> None:

@@ -11,6 +11,7 @@ from components.shared.cache import NodeCache
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import Tokens
 from components.shared.runs import Run
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def tokens_manifest(run: Run) -> tuple[str, Manifest]:
     Raises:
         BatonError: they are gone.
     """
-    prefix = run.require("tokens.json")["prefix"]
+    prefix = run.need(Tokens).prefix
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")

@@ -15,6 +15,7 @@ from components.shared import bundles, chat_templates, events, models, pinned
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import BaseModel, SplitData, Tokens
 from components.shared.runs import Run
 from components.tokenize import bpe, lengths, segments, workers
 from components.tokenize.parts import TOKENIZER, Parts
@@ -47,8 +48,8 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     _check_second_model(recipe, folders)
     base, pins = folders.get(pinned.BASE), pinned.document(folders)
     base_digest = pins["base_sha256"]
-    run.set_once(pinned.DOCUMENT, pins)
-    split = run.require("data.json")["digest"]
+    run.write_once(BaseModel.model_validate(pins))
+    split = run.need(SplitData).digest
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
     digest = tokens_digest(
         recipe, split, base_digest, models.model_identity(models.local_model(other)) if other else None
@@ -62,10 +63,10 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     found["order"] = order(recipe, found["bytes"])
     if found["dropped"]:
         found["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
-    run.put("tokens.json", {"prefix": prefix, "digest": digest, **found})
+    run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **found})
     lengths.judge(recipe, found["lengths"])
     plan = make_plan(recipe, found["train"])
-    run.set_once("plan.json", plan.to_json())
+    run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
     events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **found)
     return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **found}

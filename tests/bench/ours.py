@@ -72,8 +72,7 @@ class Ours:
 
     def record(self, run: Run, index: int) -> dict[str, Any]:
         """Returns what the newest attempt at a chunk wrote about itself."""
-        name = f"train-chunk-{index:03d}"
-        return [found for found in run.records() if found["stage"] == name][-1]
+        return run.attempts(index)[-1].to_json()
 
     def committed(self, run: Run) -> int:
         """Returns the step of the newest checkpoint, 0 where there is none."""

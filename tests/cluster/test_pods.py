@@ -41,7 +41,7 @@ def _assert_same_bits(run: Run, undisturbed: Run) -> None:
 
 
 def _chunks(run: Run) -> list[tuple[int, str, int]]:
-    return [(r["chunk"], r["outcome"], r["to_step"]) for r in run.records("train-chunk")]
+    return [(attempt.chunk, attempt.outcome, attempt.to_step) for attempt in run.attempts()]
 
 
 def test_pods_end_on_the_bits_of_one_process(

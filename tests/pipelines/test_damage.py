@@ -52,7 +52,7 @@ class Finished:
 
     def attempts(self) -> list[tuple[int, str, int]]:
         """Returns what each chunk did: its number, its outcome, and from which step."""
-        return [(made["chunk"], made["outcome"], made["from_step"]) for made in self.run.records("train-chunk")]
+        return [(attempt.chunk, attempt.outcome, attempt.from_step) for attempt in self.run.attempts()]
 
 
 @pytest.fixture(scope="module")

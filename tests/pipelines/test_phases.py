@@ -76,8 +76,8 @@ def test_the_same_run_again_trains_nothing(finished: tuple[dict[str, Any], Stora
     )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["checkpoints"] == finished[0]["checkpoints"]
-    records = Run(finished[1], "two-sft").records("train-chunk-001")
-    assert [record["outcome"] for record in records] == ["done", "already_done"]
+    attempts = Run(finished[1], "two-sft").attempts(1)
+    assert [attempt.outcome for attempt in attempts] == ["done", "already_done"]
 
 
 def test_short_names_are_methods(recipe: Path) -> None:

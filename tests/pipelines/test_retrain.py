@@ -156,8 +156,8 @@ def test_a_retraining_that_is_killed_goes_on_and_one_beside_it_is_dropped(tmp_pa
     killed.communicate()
     code, found, _ = _retrain(tmp_path)
     assert (code, found["state"], found["run"]) == (0, "promoted", run)
-    chunks = Run(storage, run).records("train-chunk-001")
-    assert [chunk["outcome"] for chunk in chunks[-1:]] == ["already_done"]
+    attempts = Run(storage, run).attempts(1)
+    assert [attempt.outcome for attempt in attempts[-1:]] == ["already_done"]
 
 
 def test_without_a_gate_nothing_is_retrained(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, R
     processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
     assert winner.require(score_name(4))["value"] == score["value"]
     assert not [event for event in heard if event["event"] in ("step", "checkpoint")]
-    assert winner.records("train-chunk-004")[-1]["outcome"] == "already_done"
+    assert winner.attempts(4)[-1].outcome == "already_done"
 
 
 def test_a_sweep_done_twice_does_nothing_the_second_time(swept: tuple[Recipe, Watched, Run]) -> None:
@@ -232,8 +232,8 @@ def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_pat
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
     assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
     # It may have seen the wish itself, and then says so in a record.
-    records = sweep.run(sweep.trial("t001")).records("train-chunk-002")
-    assert all(record["from_step"] == record["to_step"] for record in records)
+    attempts = sweep.run(sweep.trial("t001")).attempts(2)
+    assert all(attempt.from_step == attempt.to_step for attempt in attempts)
 
 
 @pytest.mark.slow

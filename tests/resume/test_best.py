@@ -50,7 +50,7 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
     assert last.step < 15
     assert min(losses[-2:]) >= min(losses[:-2])  # two in a row without improvement, and not before
     assert (last.step, last.meta.state) == (step_of(whole), trained.final_checkpoint(whole).meta.state)
-    outcomes = [record["outcome"] for record in run.records("train-chunk")]
+    outcomes = [attempt.outcome for attempt in run.attempts()]
     assert outcomes.count("finished") == 1
     assert (
         outcomes[outcomes.index("finished") + 1 :].count("already_done")
@@ -70,7 +70,7 @@ def test_a_run_that_comes_to_its_end_is_not_stopped_early(recipes: dict[str, Rec
         legs.changed(recipes["scratch"], evaluation__every=5, training__early_stopping=stopping), "patient"
     )
     legs.train(run)
-    assert [record["outcome"] for record in run.records("train-chunk")] == ["done"]
+    assert [attempt.outcome for attempt in run.attempts()] == ["done"]
     assert not legs.final(run).meta.finished
 
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from components.shared import bundles, forking
-from components.shared.checkpoints.meta import Origin
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.errors import DamagedError, UserError
 from components.shared.recipe import Recipe
+from components.shared.run_documents.training import Origin
 from components.shared.runs import Run
 
 STEPS = 15

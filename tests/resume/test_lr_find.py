@@ -11,6 +11,7 @@ import pytest
 from components.lr_find import finder
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind, Recipe
+from components.shared.run_documents.training import LearningRate
 
 SPEC = LRFind(start=1e-5, end=10.0, steps=40, smoothing=0.5)
 
@@ -34,7 +35,7 @@ def test_a_second_search_finds_what_the_first_did(recipes: dict[str, Recipe], le
     for _ in range(2):
         code, printed = legs.leg(legs.find_lr, run.uri)
         assert code == 0, printed
-    assert len(run.records("lr-find")) == 1
+    assert [record.stage for record in run.records()].count("lr-find") == 1
 
 
 def test_rates_grow_by_the_same_factor() -> None:
@@ -64,7 +65,7 @@ def test_losses_that_never_fall_are_an_error() -> None:
 
 
 def test_the_page_shows_the_rate_and_needs_nothing_else() -> None:
-    found = {"learning_rate": 0.0012, "rates": [1e-5, 1e-3, 1e-1], "losses": [3.0, 2.0, 9.0]}
+    found = LearningRate(learning_rate=0.0012, rates=[1e-5, 1e-3, 1e-1], losses=[3.0, 2.0, 9.0])
     html = finder.page("my-run", found, SPEC)
     assert "Learning rate 0.0012 is taken." in html
     assert html.count("<svg") == 2

@@ -21,7 +21,7 @@ def aside(legs: Any) -> Any:
 
 
 def _outcomes(run: Run) -> list[tuple[int, str, int]]:
-    return [(r["chunk"], r["outcome"], r["to_step"]) for r in run.records() if r["stage"].startswith("train-chunk")]
+    return [(attempt.chunk, attempt.outcome, attempt.to_step) for attempt in run.attempts()]
 
 
 def _to_the_end(run: Run, legs: Any, first: int) -> None:

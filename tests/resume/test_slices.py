@@ -150,8 +150,8 @@ def test_from_s3_a_chunk_downloads_its_own_files(s3_store: str, recipe: Recipe, 
     train = [name for name, _ in manifest.meta["files"]["train"]]
     kept = {train[number] for number in needed_for(run, 0, run.plan().target(1))}
     assert 0 < len(kept) < len(train)
-    (record,) = run.records("train-chunk-001")
-    assert record["bytes_received"] == sum(
+    (attempt,) = run.attempts(1)
+    assert attempt.bytes_received == sum(
         entry["size"]
         for name, entry in manifest.files.items()
         if name in kept or name.startswith(("tokenizer/", "eval/", "train/state", "train/dataset"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from components.shared.core.document import Document
 from components.shared.fingerprint import Fingerprint
+from components.shared.run_documents.training import Origin, Transfer, Work
 
 
 class Parent(Document):
@@ -26,36 +27,6 @@ class Restoration(Document):
     """`bitwise`, or `consistent` where the machine differed."""
     skipped: list[str] = Field(default_factory=list)
     """Why newer checkpoints were passed over."""
-
-
-class Transfer(Document):
-    """Bytes that a process had moved to and from the store."""
-
-    sent: int = 0
-    received: int = 0
-
-
-class Work(Document):
-    """What the run had cost so far, all its chunks together."""
-
-    started: float = 0.0
-    """When the run's first chunk began, in seconds since the epoch."""
-    trained_seconds: float = 0.0
-    goodput: float = 0.0
-    """Share of the time since then that was spent on training."""
-    lost_steps: int = 0
-    """Steps trained that no checkpoint held."""
-    lost_seconds: float = 0.0
-
-
-class Origin(Document):
-    """The checkpoint of another run that a warm fork began with."""
-
-    run_uri: str
-    step: int
-    digest: str
-    changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
-    """Dotted path → value before and after, of settings that change the state restored."""
 
 
 class CheckpointMeta(Document):

@@ -16,6 +16,7 @@ from components.shared.cache import NodeCache
 from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.errors import DamagedError
 from components.shared.pickles import code_in, may_be_pickle
+from components.shared.run_documents.training import Promoted, ProofPart
 from components.shared.runs import Run
 
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -144,8 +145,8 @@ class CheckpointStore:
 
     def is_proven(self, checkpoint: Checkpoint) -> bool:
         """Tells whether the checkpoint stage has read these very files back."""
-        part = self.run.get(f"proof/chunk-{checkpoint.meta.chunk:03d}.json")
-        return part is not None and part["uri"] == self.uri(checkpoint)
+        part = self.run.read(ProofPart, checkpoint.meta.chunk)
+        return part is not None and part.uri == self.uri(checkpoint)
 
     def code(self, checkpoint: Checkpoint) -> list[str]:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
@@ -174,8 +175,8 @@ class CheckpointStore:
 
     def verified_step(self) -> int:
         """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
-        promoted = self.run.get("promoted.json")
-        return int(promoted["newest"]["step"]) if promoted else 0
+        promoted = self.run.read(Promoted)
+        return promoted.newest.step if promoted else 0
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
         """Returns a manifest with its meta read.

@@ -19,7 +19,7 @@ class Document(BaseModel):
     Keys that a newer or older Baton wrote besides are kept and written back; fields that were absent stay absent.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     VERSION: ClassVar[int] = 1
     """What is read; a document without `version` is of version 1."""
@@ -54,3 +54,15 @@ class Document(BaseModel):
     def to_json(self) -> Json:
         """Returns plain values: what was set or read, and no defaults."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+
+class NamedDocument(Document):
+    """A document of a run or a sweep, which lies below its folder."""
+
+    NAME: ClassVar[str]
+    """Its path there; `{}` stands for the number or id of one of several."""
+
+    @classmethod
+    def file_name(cls, *key: int | str) -> str:
+        """Returns the path of a document, of several the one of a key."""
+        return cls.NAME.format(*key)

@@ -23,3 +23,16 @@ class Phase(StrEnum):
     COMMIT = "commit"
     PRUNE = "prune"
     SCORE = "score"
+
+
+PHASES_OF_A_CHUNK = (
+    Phase.START,
+    Phase.IMPORT,
+    Phase.FETCH,
+    Phase.BUILD,
+    Phase.RESTORE,
+    Phase.TRAIN,
+    Phase.SAVE,
+    Phase.UPLOAD,
+)
+"""Those into which a chunk's seconds are split, in the order in which it comes to them."""

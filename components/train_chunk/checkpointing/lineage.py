@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration, Transfer, Work
+from components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
 from components.shared.checkpoints.store import Checkpoint
 from components.shared.fingerprint import Fingerprint
+from components.shared.run_documents.training import Transfer, Work
 from components.shared.runs import now
 from components.train_chunk.checkpointing.restore import Restored
 from components.train_chunk.context import TrainContext

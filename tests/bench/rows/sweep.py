@@ -96,12 +96,12 @@ class _Timed(LocalSweep):
         self.run()
         self.took, self.first = self.ended - self.began, self.first - self.began
         runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).trials()]
-        records = [record for run in runs for record in run.records("train-chunk")]
-        self.chunks = len(records)
-        self.steps = sum(record["to_step"] - record["from_step"] for record in records)
+        attempts = [attempt for run in runs for attempt in run.attempts()]
+        self.chunks = len(attempts)
+        self.steps = sum(attempt.to_step - attempt.from_step for attempt in attempts)
         self.spent: dict[str, float] = {}
-        for record in records:
-            for phase, seconds in record["seconds"].items():
+        for attempt in attempts:
+            for phase, seconds in attempt.seconds.items():
                 self.spent[phase] = self.spent.get(phase, 0.0) + seconds
         return self
 

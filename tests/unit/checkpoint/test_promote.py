@@ -59,7 +59,7 @@ def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
     _attempt(run, "already_done")
     part = promote(run.uri, 2)
     assert part is not None
-    assert (part["chunk"], part["step"], part["digest"], part["verified"]) == (2, REACHED, "d9", True)
+    assert (part.chunk, part.step, part.digest, part.verified) == (2, REACHED, "d9", True)
     assert run.require("proof/chunk-002.json")["step"] == REACHED
     assert run.require("promoted.json")["newest"]["step"] == REACHED
 
@@ -70,7 +70,7 @@ def test_a_run_that_early_stopping_ended_is_verified_where_it_ended(outcome: str
     run.record("train-chunk-004", {"chunk": 4, "from_step": REACHED, "to_step": 11, "outcome": outcome})
     part = promote(run.uri, 4)
     assert part is not None
-    assert (part["step"], part["digest"]) == (11, "d11")
+    assert (part.step, part.digest) == (11, "d11")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from components.evaluate import production
 from components.shared import accepted, recipe_file
 from components.shared.errors import UserError
+from components.shared.run_documents.outcome import AcceptedModel
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -31,7 +32,7 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
 
     for number, name in enumerate(("one", "two")):
         model = _saved(tmp_path / name, "LlamaForCausalLM")
-        accepted.add(storage, "tiny", number, {"run": name, "model_uri": model})
+        accepted.add(storage, "tiny", number, AcceptedModel(run=name, model_uri=model))
     found = production.find(run, recipe, str(tmp_path))
     assert found == production.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
 
@@ -40,6 +41,6 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
     assert production.find(run, phase, str(tmp_path)) == found
 
     other = _saved(tmp_path / "three", "LlamaForSequenceClassification")
-    accepted.add(storage, "tiny", 2, {"run": "three", "model_uri": other})
+    accepted.add(storage, "tiny", 2, AcceptedModel(run="three", model_uri=other))
     with pytest.raises(UserError, match=r"'accepted' is a LlamaForSequenceClassification"):
         production.find(run, recipe, str(tmp_path))

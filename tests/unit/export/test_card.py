@@ -9,11 +9,14 @@ import pytest
 from huggingface_hub import ModelCard
 
 from components.export import card
+from components.shared.checkpoints.meta import CheckpointMeta
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from tests.unit import tiny
 
-FACTS = card.Facts(120, "s3://b/runs/r/checkpoints/step-00000120/1", {"digest": "d1", "chain": "c1"}, "apache-2.0")
+FACTS = card.Facts(
+    120, "s3://b/runs/r/checkpoints/step-00000120/1", CheckpointMeta(digest="d1", chain="c1"), "apache-2.0"
+)
 EVALUATION: dict[str, Any] = {
     "side": "test",
     "before": {"loss": 2.5},

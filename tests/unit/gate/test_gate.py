@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.gate.gate import failed, judge
+from components.gate.gate import judge
 from components.shared.errors import UserError
-from components.shared.recipe import Evaluation
+from components.shared.recipe import Evaluation as Section
+from components.shared.run_documents.outcome import Evaluation, Verdict
 
-FIGURES = {
-    "before": {"perplexity": 20.0, "numeric_match": 0.25},
-    "after": {"perplexity": 10.0, "numeric_match": 0.5, "broken": float("nan"), "grown": float("inf")},
-    "production": {"perplexity": 9.0, "numeric_match": 0.5},
-}
+FIGURES = Evaluation(
+    before={"perplexity": 20.0, "numeric_match": 0.25},
+    after={"perplexity": 10.0, "numeric_match": 0.5, "broken": float("nan"), "grown": float("inf")},
+    production={"perplexity": 9.0, "numeric_match": 0.5},
+)
 
 LINES: dict[str, tuple[str, str, float | None, bool, str]] = {
     "number held": ("perplexity", "<= 10", 10.0, True, "perplexity 10 is <= 10"),
@@ -37,20 +38,20 @@ LINES: dict[str, tuple[str, str, float | None, bool, str]] = {
 def test_a_line(case: str) -> None:
     figure, line, limit, held, words = LINES[case]
     (found,) = judge({figure: line}, FIGURES)
-    assert (found["limit"], found["held"], found["words"]) == (limit, held, words)
+    assert (found.limit, found.held, found.words) == (limit, held, words)
 
 
 def test_a_line_against_production_holds_where_there_is_none_yet() -> None:
-    first: dict[str, Any] = {**FIGURES, "production": None}
+    first = FIGURES.model_copy(update={"production": None})
     (found,) = judge({"perplexity": "<= production"}, first)
-    assert (found["held"], found["limit"]) == (True, None)
-    assert found["words"] == "perplexity 10: there is no production model yet"
+    assert (found.held, found.limit) == (True, None)
+    assert found.words == "perplexity 10: there is no production model yet"
 
 
 def test_every_line_counts_and_those_that_fail_are_named() -> None:
     lines = judge({"perplexity": "<= 5", "numeric_match": ">= 0.5"}, FIGURES)
-    assert [line["held"] for line in lines] == [False, True]
-    assert failed({"lines": lines}) == ["perplexity 10 is not <= 5"]
+    assert [line.held for line in lines] == [False, True]
+    assert Verdict(passed=False, lines=lines).failed == ["perplexity 10 is not <= 5"]
 
 
 def test_a_figure_that_was_not_measured_is_no_verdict() -> None:
@@ -63,12 +64,12 @@ def test_a_figure_that_was_not_measured_is_no_verdict() -> None:
 @pytest.mark.parametrize("line", ["10", "== 3", "<= best", "<= baseline *", "<= baseline / 2", ">= 1 or 2", ""])
 def test_what_is_no_line_is_refused_with_the_recipe(line: str) -> None:
     with pytest.raises(ValidationError, match="is no line of a gate"):
-        Evaluation(gate={"perplexity": line})
+        Section(gate={"perplexity": line})
 
 
 def test_production_must_be_named_to_be_compared_with() -> None:
     with pytest.raises(ValidationError, match=r"gate\.loss: compares with production"):
-        Evaluation(gate={"loss": "<= production"})
+        Section(gate={"loss": "<= production"})
 
 
 NAMES: dict[str, tuple[str, dict[str, Any], str | None]] = {
@@ -87,7 +88,7 @@ NAMES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("case", NAMES)
 def test_a_figure_that_there_will_not_be_is_known_with_the_recipe(case: str) -> None:
     method, section, message = NAMES[case]
-    evaluation = Evaluation(**section)
+    evaluation = Section(**section)
     if message is None:
         evaluation.check_gate(method)
     else:

@@ -61,8 +61,8 @@ class History:
 
         checkpoint = self.store.read(step)
         assert checkpoint is not None
-        part = {**proof_part(self.store, checkpoint), "chunk": chunk, "verified": True, "attempts": []}
-        self.run.put(f"proof/chunk-{chunk:03d}.json", part)
+        part = proof_part(self.store, checkpoint)
+        self.run.write(part.model_copy(update={"chunk": chunk, "verified": True, "attempts": []}), chunk)
 
     def record(self, chunk: int, start: int, end: int, outcome: str = "done", **more: Any) -> None:
         """Keep what an attempt did."""

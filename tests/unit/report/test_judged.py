@@ -11,6 +11,7 @@ import pytest
 
 from components.report import judged
 from components.report.page import render
+from components.shared.run_documents.outcome import Evaluation
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
@@ -58,7 +59,7 @@ def collected(tmp_path: Path) -> dict[str, Any]:
     run = Run(Storage(str(tmp_path)), "judged")
     text = "".join(json.dumps(example) + "\n" for example in _examples())
     run.storage.write(run.path("examples.jsonl"), text.encode())
-    found = judged.collected(run, EVALUATION)
+    found = judged.collected(run, Evaluation.model_validate(EVALUATION))
     assert found is not None
     return found
 

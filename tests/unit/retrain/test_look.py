@@ -91,15 +91,15 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     storage = Storage(recipe.store.uri)
     standing = accepted.newest(storage, "tiny")
     assert standing.number == 1
-    assert standing.document is not None
-    assert standing.document["learnt"] == ["split-1"]
-    assert standing.document["digest"] == f"state-{standing.document['run']}"
+    assert standing.model is not None
+    assert standing.model.learnt == ["split-1"]
+    assert standing.model.digest == f"state-{standing.model.run}"
     kept = _outcome(storage, "first")
     assert (kept["state"], kept["words"], kept["model_uri"]) == ("promoted", "model 1 of tiny", standing.model_uri)
 
     found = _look(recipe, "second")
     assert found.decision == "unchanged"
-    assert standing.document["run"] in found.words
+    assert standing.model.run in found.words
     assert _outcome(storage, "second")["state"] == "unchanged"
     assert not Turns(storage, "tiny", "second").is_ours()
 
@@ -205,8 +205,8 @@ def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
     with pytest.raises(BatonError, match=f"meanwhile run '{following.run}' was accepted"):
         settle(asleep.store.uri, late.run)
     standing = accepted.newest(storage, "tiny")
-    assert standing.document is not None
-    assert (standing.number, standing.document["run"]) == (1, following.run)
+    assert standing.model is not None
+    assert (standing.number, standing.model.run) == (1, following.run)
     assert settle(asleep.store.uri, following.run) == "promoted"
     assert accepted.newest(storage, "tiny").number == 1
 

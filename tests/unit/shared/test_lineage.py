@@ -11,6 +11,8 @@ from components.shared import lineage, tree_figure
 from components.shared.runs import Run
 from components.shared.storage import Storage
 
+PLAN = {"rows": 60, "steps_per_epoch": 60, "num_steps": 60, "targets": [60]}
+
 
 @pytest.fixture
 def storage(tmp_path: Any) -> Storage:
@@ -27,8 +29,8 @@ def storage(tmp_path: Any) -> Storage:
     def forked(parent: str, step: int, *, warm: bool = True, **changed: Any) -> dict[str, Any]:
         return {"parent": store.uri(f"runs/{parent}"), "step": step, "digest": "d", "warm": warm, "changed": changed}
 
-    add("first", 1, plan={"num_steps": 60}, export={})
-    add("child", 2, fork=forked("first", 40, **{"training.learning_rate": [1e-4, 5e-5]}), plan={"num_steps": 60})
+    add("first", 1, plan=PLAN, export={})
+    add("child", 2, fork=forked("first", 40, **{"training.learning_rate": [1e-4, 5e-5]}), plan=PLAN)
     store.write("runs/child/checkpoints/step-00000050/manifest.json", b"{}")
     add("grandchild", 3, fork=forked("child", 50))
     add("cold", 4, fork=forked("first", 60, warm=False))

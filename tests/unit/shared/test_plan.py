@@ -100,7 +100,7 @@ def test_targets(rows: int, batch: int, count: int, epochs: float):
     assert plan.targets[-1] == plan.num_steps == steps
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert Plan.read(json.dumps(plan.to_json()).encode(), "plan.json") == plan
 
 
 def test_more_chunks_than_steps():

@@ -74,7 +74,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
     assert tags("fork", recipe) == {**names, "mlflow.parentRunId": above}
     elsewhere = recipe_file.with_overrides(recipe, ["tracking.experiment=another"])
     assert tags("far", elsewhere) == names
-    assert tags("trial", recipe, trial={"sweep": "s", "tracking": above[::-1]}) == {
+    assert tags("trial", recipe, trial={"sweep": "s", "id": "t000", "tracking": above[::-1]}) == {
         **names,
         "mlflow.parentRunId": above[::-1],
     }

@@ -249,7 +249,7 @@ def test_the_same_split_is_tokenized_once(tmp_path: Path):
 
     assert tokenization.tokenize_run(run.uri) == first
     assert run.storage.fs.find(run.storage.key("data")) == written
-    assert [record["reused"] for record in run.records()] == [False, True]
+    assert [record.to_json()["reused"] for record in run.records()] == [False, True]
 
 
 def test_no_sequence_left(tmp_path: Path):
