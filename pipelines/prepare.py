@@ -49,6 +49,7 @@ def load_explained(
     """Reads a recipe, and tells what its profile chose; see `load`."""
     document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
     recipe = recipe_file.validate(document, origin=path)
+    recipe_file.require_effects(recipe, origin=path)
     if recipe.model.chat_template:
         template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})

@@ -153,6 +153,16 @@ def _check_reference(recipe: Recipe) -> None:
         raise ValueError(f"training.{training.method}.sync_reference: without beta there is no reference")
 
 
+def _check_completions(recipe: Recipe) -> None:
+    training = recipe.training
+    # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
+    if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
+        raise ValueError(
+            f"training.{training.method}.top_p: CUDA has no deterministic kernel for the sum it takes; use top_k or "
+            "min_p, or set training.deterministic to false"
+        )
+
+
 def _check_evaluation(recipe: Recipe) -> None:
     training = recipe.training
     best = recipe.export.checkpoint == "best"
@@ -183,7 +193,8 @@ def _check_hooks(recipe: Recipe) -> None:
 
 
 RULES: tuple[Callable[[Recipe], None], ...] = (
-    _check_resources, _check_data, _check_processes, _check_weights, _check_reference, _check_evaluation, _check_hooks,
+    _check_resources, _check_data, _check_processes, _check_weights, _check_reference, _check_completions,
+    _check_evaluation, _check_hooks,
 )  # fmt: skip
 """Rules of one training, in the order in which they are told."""
 

@@ -67,7 +67,8 @@ class Training(Methods):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     activation_offloading: bool = False
-    """Hold activations in the host's memory between forward and backward."""
+    """Hold activations in the host's memory between forward and backward; with `sft`, `pretrain`, `reward`, `dpo` and
+    `kto`, whose trainers can."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
     """`torch.compile` the model, by mode; true for `default`."""
     compile_optimizer: bool = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TypedDict
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from components.shared import generation, rng
@@ -23,7 +26,8 @@ class Sample(TypedDict):
 
 
 class SampleCallback(TrainerCallback):
-    """Generates for held-out prompts every few steps, greedily, and leaves no trace in the model's state.
+    """Generates for held-out prompts every few steps, as in the last evaluation, and leaves no trace in the model's
+    state.
 
     Args:
         run: The training run.
@@ -51,7 +55,7 @@ class SampleCallback(TrainerCallback):
         was_training = model.training
         model.eval()
         try:
-            with rng.undisturbed():
+            with rng.undisturbed(), _any_kernel():
                 texts = generation.write_all(
                     model,
                     self._tokenizer,
@@ -59,6 +63,9 @@ class SampleCallback(TrainerCallback):
                     max_new_tokens=self._recipe.evaluation.max_new_tokens,
                     max_length=self._recipe.data.max_length,
                     batch_size=self._recipe.evaluation.batch_size or self._recipe.micro_batch_size_per_process,
+                    temperature=self._recipe.evaluation.temperature,
+                    top_p=self._recipe.evaluation.top_p,
+                    seed=self._recipe.seed,
                 )
         finally:
             model.train(was_training)
@@ -68,6 +75,18 @@ class SampleCallback(TrainerCallback):
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
         self._report.tell(matches(samples), state.global_step)
+
+
+@contextlib.contextmanager
+def _any_kernel() -> Iterator[None]:
+    """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
+    sum that `top_p` takes."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def matches(samples: list[Sample]) -> dict[str, float]:

@@ -47,7 +47,8 @@ class Completions(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens of this much probability."""
+    """Sample from the most likely tokens of this much probability. Below 1 on a GPU only without
+    `training.deterministic`: CUDA has no deterministic kernel for it."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample from this many most likely tokens; 0 for all."""
     min_p: Share | None = None

@@ -61,8 +61,11 @@ SPEC = MethodSpec(
     logged={
         "rewards/margins": "reward margin",
         "rewards/accuracies": "preference accuracy",
-        "entropy": "entropy",
-        "mean_token_accuracy": "token accuracy",
+        "kl": "KL",
+        "logps/chosen": "log p, chosen",
+        "logps/reference_chosen": "log p, chosen, reference",
+        "logps/rejected": "log p, rejected",
+        "logps/reference_rejected": "log p, rejected, reference",
     },
     forkable=("beta", "label_smoothing"),
 )
