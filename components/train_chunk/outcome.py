@@ -9,6 +9,7 @@ from enum import StrEnum
 from components.shared import events
 from components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from components.shared.errors import BatonError
+from components.shared.run_documents.data import Tokens
 from components.train_chunk.checkpointing.manager import CheckpointManager
 from components.train_chunk.checkpointing.restore import usable_at_target
 from components.train_chunk.context import TrainContext
@@ -101,7 +102,7 @@ def record(context: TrainContext, ending: Ending, from_step: int, to_step: int, 
             "outcome": ending.value,
             "seconds": context.clock.split(),
             "total_seconds": context.clock.total(),
-            "tokens": context.run.require("tokens.json")["tokens"],
+            "tokens": context.run.need(Tokens).tokens,
             "bytes_sent": storage.sent,
             "bytes_received": storage.received,
             **(figures or {}),

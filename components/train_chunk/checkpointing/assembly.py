@@ -14,7 +14,7 @@ from components.train_chunk.checkpointing.restore import Restored
 from components.train_chunk.reporting import observers
 from components.train_chunk.reporting.accounting import Accounting
 from components.train_chunk.reporting.live import LiveReport
-from components.train_chunk.reporting.progress import Progress
+from components.train_chunk.reporting.progress import ProgressNotes
 from components.train_chunk.trainer.base import ChunkTrainer, Resumption
 from components.train_chunk.trainer.takeover import Takeover
 
@@ -68,7 +68,7 @@ def attach(
     report: LiveReport | None = None
     if context.ranks.is_first:
         lineage = Lineage(context, restored, level, skipped)
-        progress = Progress(context.run, context.index)
+        progress = ProgressNotes(context.run, context.index)
         work = restored.meta.work if restored else Work()
         accounting = Accounting(context.clock, progress, work, progress.lost(lineage.start_step))
         cache = NodeCache.of(recipe.store)

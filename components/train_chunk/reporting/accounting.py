@@ -10,7 +10,7 @@ import psutil
 
 from components.shared.run_documents.training import Work
 from components.train_chunk.reporting.clock import Clock
-from components.train_chunk.reporting.progress import Lost, Progress
+from components.train_chunk.reporting.progress import Lost, ProgressNotes
 
 
 class Figures(TypedDict):
@@ -35,7 +35,7 @@ class Accounting:
     """
 
     clock: Clock
-    progress: Progress
+    progress: ProgressNotes
     before: Work
     lost: Lost
     stalls: list[float] = field(default_factory=list)

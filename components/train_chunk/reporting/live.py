@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from components.shared.recipe import Recipe
+from components.shared.run_documents.data import Tokens
 from components.shared.runs import Run
 from components.train_chunk.reporting.sinks.base import Sink
 
@@ -75,9 +76,9 @@ class Meter:
     """
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
-        tokens = run.require("tokens.json")
+        tokens = run.need(Tokens)
         self._rows = recipe.training.batch_size
-        self._tokens = self._rows * tokens["tokens"] / max(tokens["train"], 1)
+        self._tokens = self._rows * tokens.tokens / max(tokens.train, 1)
         self._processes = recipe.world_size
         self._parameters = 0
         self._last = (0, 0.0)

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 
 from components.shared.errors import BatonError
+from components.shared.run_documents.training import Progress
 from components.shared.runs import Run, now
 
 logger = logging.getLogger("baton")
 
-NAME = "progress.json"
 EVERY = 10.0
 """Seconds between two notes."""
 
@@ -30,7 +30,7 @@ class Lost:
     seconds: float = 0.0
 
 
-class Progress:
+class ProgressNotes:
     """Notes the step a chunk is at, beside training.
 
     Args:
@@ -51,12 +51,12 @@ class Progress:
 
         Accurate to the ten seconds between two notes. What is reported once is not reported again.
         """
-        note = self.run.get(NAME)
-        if note is None or note["step"] <= restored_step:
+        note = self.run.read(Progress)
+        if note is None or note.step <= restored_step:
             return Lost()
-        steps = note["step"] - restored_step
-        self.run.put(NAME, {**note, "step": restored_step})
-        return Lost(steps, steps * note["seconds_per_step"])
+        steps = note.step - restored_step
+        self.run.write(note.model_copy(update={"step": restored_step}))
+        return Lost(steps, steps * note.seconds_per_step)
 
     def start(self, step: int) -> None:
         """Begins to take notes; what keeps them from the store is no reason to stop."""
@@ -76,6 +76,6 @@ class Progress:
             noted = self.step
             pace = (time.monotonic() - self._began) / (noted - self._from_step)
             try:
-                self.run.put(NAME, {"step": noted, "chunk": self.chunk, "seconds_per_step": pace, "at": now()})
+                self.run.write(Progress(step=noted, chunk=self.chunk, seconds_per_step=pace, at=now()))
             except BatonError as error:
                 logger.warning("progress was not noted: %s", error.message)

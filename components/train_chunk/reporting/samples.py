@@ -78,8 +78,8 @@ class SampleCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _any_kernel() -> Iterator[None]:
-    """Allows kernels whose result varies: what is written changes no bit of training, and CUDA has no other for the sum
-    that `top_p` takes."""
+    """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
+    sum that `top_p` takes."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     try:

@@ -22,6 +22,7 @@ from components.shared.errors import UserError
 from components.shared.plan import Plan
 from components.shared.recipe import Recipe
 from components.shared.recipe.base import amount
+from components.shared.run_documents.training import MicroBatch
 from components.train_chunk.context import TrainContext
 from components.train_chunk.data import samplers
 from components.train_chunk.data.tokens import Tokens
@@ -29,7 +30,6 @@ from components.train_chunk.trainer import building
 
 logger = logging.getLogger("baton")
 
-FILE = "micro_batch.json"
 USABLE = 0.95
 """Share of a GPU's memory that a trial may fill: rows of other lengths leave holes in it."""
 HOST_SHARE = 0.8
@@ -66,11 +66,10 @@ def resolve(context: TrainContext, tokens: Tokens, folders: Mapping[str, str], o
             size, by = largest(recipe, fits), "trial"
         else:
             size, by = largest(recipe, _fits_host(recipe, folders.get(pinned.BASE))), "estimate"
-    note = {"micro_batch_size": size, "found_by": by, "device": gpu.name if gpu else "cpu"}
     try:
-        context.run.set_once(FILE, note)
+        context.run.write_once(MicroBatch(micro_batch_size=size, found_by=by, device=gpu.name if gpu else "cpu"))
     except UserError:
-        if context.run.get(FILE) is None:  # not another process that was first
+        if context.run.read(MicroBatch) is None:  # not another process that was first
             raise
     context = context.resolved_again()
     rows, passes = context.recipe.micro_batch_size_per_process, context.recipe.gradient_accumulation_steps

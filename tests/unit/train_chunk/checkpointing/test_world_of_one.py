@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from components.shared import recipe_file
-from components.shared.checkpoints.meta import Work
 from components.shared.recipe import Preemption
+from components.shared.run_documents.training import Work
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Services
