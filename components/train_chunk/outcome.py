@@ -86,6 +86,7 @@ def conclude(context: TrainContext, manager: CheckpointManager) -> Outcome:
     """
     lineage = manager.lineage
     ending = _ending(context, manager)
+    # After the last commit: a process killed before this leaves no record, and its checkpoint counts all the same.
     record(context, ending, lineage.start_step, lineage.reached, manager.accounting.figures())
     return Outcome.at(ending, context.store, lineage.parent)
 

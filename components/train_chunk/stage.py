@@ -47,6 +47,7 @@ def run_chunk(
         rendezvous.join(ranks, recipe)
     context.clock.enter(Phase.FETCH, chunk=index, target=context.target)
     scoring = Scoring.of(context.run, index, context.clock)
+    # One rank asks the store for all: two that saw a commit between their looks would part ways, and one would hang.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
         return outcome
     if trainjob.is_wanted(recipe):
@@ -63,5 +64,5 @@ def run_chunk(
 
         attempt = Attempt(context, fetched, staging, watch, scoring=scoring, standby=standby, leave_out=leave_out)
         manager = attempt.train()
-    ranks.leave()
+    ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
     return conclude(context, manager) if manager else None

@@ -71,7 +71,7 @@ class Attempt:
             if not attached.manager.leaves_at_once():
                 if restored is None or not restored.is_target:
                     trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-                services.watchdog.stop()
+                services.watchdog.stop()  # from here the ranks wait for the store alone, which has its own patience
                 self._finish(trainer, attached)
         finally:
             attached.close()

@@ -84,7 +84,7 @@ class CollectiveCheckpointManager:
         numbers = [leave, ours.is_late, ours.is_free, self._watchdog.take_busy()]
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
         decision = Decision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]))
-        if decision.leave:
+        if decision.leave:  # the same in all ranks, so that all gather once more or none does
             self._hear(self._ranks.gather(self._watch.notice))
         if self._ranks.is_first:
             self._watchdog.name_slow([row[3] for row in rows])
@@ -104,6 +104,7 @@ class CollectiveCheckpointManager:
             place = self._ranks.on_node_leaders(lambda: self._next(ours))
         while place:
             yield place
+            # Comes back here only where some rank ran out of room: then all try the next place together.
             place = self._ranks.on_node_leaders(lambda: self._next(ours))
 
     def save(self, capture: Capture) -> None:
@@ -162,6 +163,7 @@ class CollectiveCheckpointManager:
         """Sends what other machines have written, as part of the first one's attempt; that commits it all."""
         if self._ranks.nodes == 1:
             return
+        # All machines write into the first one's folder, whose manifest names their files: one commit, or none.
         attempt = self._ranks.on_first(lambda: self._writer(step).folder)
         part = self._context.store.publication(step)
         part.folder = attempt

@@ -85,6 +85,7 @@ class Committer:
 
     def submit(self, snapshot: Snapshot) -> None:
         """Sends a snapshot on its way and returns at once; `make_way` comes before."""
+        # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._snapshot, self._is_failing = snapshot, False
         self._thread = threading.Thread(target=self._work, args=(snapshot,), name="baton-commit", daemon=True)
         self._thread.start()

@@ -167,6 +167,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         step, digest = checkpoint.step, checkpoint.digest
         if not ours:
             self._require_same_state(checkpoint, snapshot.digests["state"])
+        # Only this thread commits, one checkpoint at a time: the next one's manifest names this one as its parent.
         if self.lineage.reached <= step:
             self.lineage.parent = checkpoint
         self._saved_at = time.monotonic()
@@ -175,7 +176,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         if ours and self._cache and not self._context.run.storage.is_local:
             for name, entry in checkpoint.manifest.files.items():
                 self._cache.keep(entry["sha256"], os.path.join(snapshot.folder, name))
-        if step < self._context.target:
+        if step < self._context.target:  # at the target the checkpoint stage does it, once all is proven
             self._look_around()
 
     def _look_around(self) -> None:

@@ -115,7 +115,7 @@ class Restorer:
         for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
             if checkpoint.step >= self._target and not to_score:
                 continue
-            self._require_same(checkpoint)
+            self._require_same(checkpoint)  # before a byte is downloaded: another recipe's is an error, not damage
             try:
                 path = os.path.join(self._place(checkpoint.bytes), f"from-{checkpoint.step}")
                 folder = self._store.fetch(checkpoint, path, self._cache)

@@ -46,6 +46,7 @@ class Resumable(ChunkTrainer):
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
             return
         super()._load_rng_state(checkpoint)
+        # Now, as upstream draws from it before the first step begins.
         self.restored_rng = tree_digest(rng.capture())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -62,6 +63,7 @@ class Resumable(ChunkTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Writes a checkpoint where there is room, weights and optimizer at the same time."""
         for place in self.places():
+            # `Trainer` derives the checkpoint's folder from its output folder, so that one moves with the place.
             self.args.output_dir, self._send = place.folder, place.send
             failure: Exception | None = None
             try:

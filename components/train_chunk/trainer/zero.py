@@ -104,6 +104,7 @@ class Zero(ChunkTrainer):
         """Prepares, and restores the state itself: DeepSpeed would unpickle it."""
         if not self.is_zero:
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        # Without the checkpoint: upstream would have DeepSpeed unpickle files that come from a bucket.
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         optimizer = self.deepspeed.optimizer
         if _splits_weights(optimizer):
