@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from components.shared import svg
+from components.shared.pages import duration
 from components.shared.recipe import SPECS
 
 PHASES = {
@@ -154,18 +155,6 @@ def stage_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     figure, ax, scale = _bar_figure(canvas, list(stages), seconds, [""] * len(stages))
     ax.barh(range(len(stages)), seconds / scale, 0.7, color=svg.BLUE, lw=0)
     return figure
-
-
-def duration(seconds: float) -> str:
-    """`0.42 s`, `38.1 s`, `4 min 05 s`, `2 h 07 min`."""
-    if seconds < 1:
-        return f"{seconds:.2g} s"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    if seconds < 3599.5:
-        return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 6000 else f"{round(minutes / 60):,} h"
 
 
 def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from components.report import figures, judged
 from components.shared import pages, tree_figure
 from components.shared.core.state import PARTS
-from components.shared.pages import count, number, size
+from components.shared.pages import count, duration, number, size
 
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
 MAX_SAMPLES = 40
@@ -243,7 +243,7 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
         found.append(("Parameters", number(head["parameters"]), remark))
     total, train = chunk_seconds(report["chunks"])
     if total:
-        found.append(("Time in chunks", figures.duration(total), f"{train / total:.0%} of it training"))
+        found.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
     return found
 
 
@@ -260,7 +260,7 @@ def time_note(chunks: Sequence[Mapping[str, Any]]) -> str:
         return ""
     attempts = [attempt for chunk in chunks for attempt in chunk["attempts"]]
     cut = sum(attempt["outcome"] in ("partial", "failed") for attempt in attempts)
-    note = f"{count(len(attempts), 'attempt')}, {figures.duration(total)} in all, {train / total:.0%} training."
+    note = f"{count(len(attempts), 'attempt')}, {duration(total)} in all, {train / total:.0%} training."
     return f"{note} {count(cut, 'attempt')} ended early." if cut else note
 
 
@@ -271,7 +271,7 @@ def cost_note(cost: Mapping[str, Any]) -> str:
         "" if cost["goodput"] is None else f"goodput {cost['goodput']:.0%} since the run began",
         "" if cost["lost_steps"] is None else f"{count(cost['lost_steps'], 'step')} lost to interruptions",
         f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
-        "" if stall is None else f"a save holds training up for {figures.duration(stall)} (median)",
+        "" if stall is None else f"a save holds training up for {duration(stall)} (median)",
     ]
     line = ", ".join(part for part in told if part)
     return f"{line[:1].upper()}{line[1:]}." if line else ""

@@ -63,3 +63,17 @@ def size(num_bytes: float | None) -> str:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {suffix}"
     return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns `—`, `0.42 s`, `38.1 s`, `4 min 05 s`, `2 h 07 min`."""
+    if seconds is None:
+        return "—"
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 6000 else f"{round(minutes / 60):,} h"

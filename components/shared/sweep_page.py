@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import pages, sweep_figures, sweep_view, tree_figure
-from components.shared.pages import count, number
+from components.shared.pages import count, duration, number
 from components.shared.sweep_view import STATES, Trial, View
 from components.shared.sweeps import Sweep
 
@@ -144,15 +144,3 @@ def score_text(value: float | None) -> str:
     if value is None:
         return "—"
     return f"{value:.5g}" if math.isfinite(value) else "not finite"
-
-
-def duration(seconds: float | None) -> str:
-    """Returns `41 s`, `12 min`, `3.4 h`, `12 days`."""
-    if seconds is None:
-        return "—"
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    for limit, size, unit in ((90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86400:.1f} days"

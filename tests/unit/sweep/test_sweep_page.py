@@ -46,7 +46,7 @@ def test_what_was_spent_and_saved_is_counted(three_rungs: Sweep) -> None:
     tiles = {label: (value, remark) for label, value, remark in sweep_page.tiles(view)}
     # of 640 s, 220 are spent and two trials have 80 steps, 40 s each, before them
     assert tiles["Saved"][0] == "53%"
-    assert tiles["Saved"][1].startswith("5.7 min")
+    assert tiles["Saved"][1].startswith("5 min 40 s")
     assert tiles["Steps trained"] == ("440", "34% of 1,280, all to the end")
     assert tiles["Configurations"] == ("8", "2 not stopped, 1 failed")
 
