@@ -49,6 +49,7 @@ __all__ = [
     "publish",
     "read_manifest",
     "require_whole",
+    "torn_files",
     "usable_manifest",
     "verify",
 ]
@@ -192,8 +193,19 @@ def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
 
 def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
     """Tells whether all files of a bundle are there in full size, which costs one listing."""
+    return not torn_files(storage, prefix, manifest)
+
+
+def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Returns a line for each file of a bundle that is missing or not of its size, which costs one listing."""
     present = storage.find(manifest.path(prefix))
-    return all(name in present and present[name].size == entry["size"] for name, entry in manifest.files.items())
+    lines = []
+    for name, entry in manifest.files.items():
+        if name not in present:
+            lines.append(f"{name}: missing")
+        elif present[name].size != entry["size"]:
+            lines.append(f"{name}: {present[name].size} bytes, committed were {entry['size']}")
+    return lines
 
 
 def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
