@@ -49,6 +49,7 @@ __all__ = [
     "publish",
     "read_manifest",
     "require_whole",
+    "torn_files",
     "usable_manifest",
     "verify",
 ]
