@@ -57,6 +57,10 @@ METHODS: dict[str, Changes] = {
     "cpo": {"data": {"columns": PAIRS}},
     "grpo": {"data": {"columns": PROMPTS, "max_samples": 16}, "training": {"grpo": WRITES}},
     "rloo": {"data": {"columns": PROMPTS, "max_samples": 16}, "training": {"rloo": WRITES}},
+    "distillation": {
+        "data": {"columns": PROMPTS},
+        "training": {"distillation": {"teacher": TEACHER, "max_completion_length": 6}},
+    },
 }
 
 
@@ -112,6 +116,7 @@ def cells() -> Iterator[Cell]:
     yield from _of_text()
     yield from _of_references()
     yield from _of_generation()
+    yield from _of_teachers()
     yield from _of_hooks()
     from tests.resume import matrix_parallel  # which is made of what is here
 
@@ -175,6 +180,14 @@ def _of_generation() -> Iterator[Cell]:
         yield Cell(method, "lora", "three iterations", {**adapter(dropout=0.2), **twice}, needs=("method",))
     gain = {"rewards": [{"use": "information_gain", "weight": 1.0}, "length"]}
     yield Cell("grpo", "full", "information gain", training(grpo={**WRITES, **gain}))
+
+
+def _of_teachers() -> Iterator[Cell]:
+    halves = training(micro_batch_size=2)
+    yield Cell("distillation", "full", "kept completions", halves, needs=("method",), quick=True)
+    yield Cell("distillation", "full", "drawn completions", needs=("rng",), quick=True)
+    for name, beta in (("forward", 0.0), ("between", 0.5)):
+        yield Cell("distillation", "full", f"divergence {name}", training(distillation={"beta": beta}))
 
 
 def _of_hooks() -> Iterator[Cell]:

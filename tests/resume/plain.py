@@ -14,6 +14,8 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 from trl import (
+    DistillationConfig,
+    DistillationTrainer,
     DPOConfig,
     DPOTrainer,
     GRPOConfig,
@@ -85,6 +87,10 @@ def build(method: str, base: str, rows: list[dict[str, Any]], output: str) -> An
         return KTOTrainer(args=KTOConfig(output, max_length=48, beta=0.1, **COMMON), **given)
     if method == "reward":
         return RewardTrainer(args=RewardConfig(output, max_length=48, **COMMON), **given)
+    if method == "distillation":
+        teacher = AutoModelForCausalLM.from_pretrained(f"{base}-teacher", dtype=torch.float32)
+        config = DistillationConfig(output, max_completion_length=6, **COMMON)
+        return DistillationTrainer(args=config, teacher_model=teacher, **given)
     config = GRPOConfig(output, num_generations=2, max_completion_length=6, **COMMON)
     return GRPOTrainer(args=config, reward_funcs=[length, shortness], **given)
 

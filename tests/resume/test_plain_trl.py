@@ -23,6 +23,7 @@ CELLS = {
     "dpo": Cell("dpo", "full", "beside plain TRL", steps=9),
     "kto": Cell("kto", "full", "beside plain TRL", steps=9),
     "reward": Cell("reward", "full", "beside plain TRL", steps=9),
+    "distillation": Cell("distillation", "full", "beside plain TRL", steps=9),
     "grpo": Cell("grpo", "full", "beside plain TRL", {"data": {"max_samples": None}}, steps=9),
 }
 

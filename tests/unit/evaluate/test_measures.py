@@ -207,6 +207,39 @@ def test_rewards_are_those_of_greedy_completions(
     assert found["reward"] == pytest.approx(2.0 * mean_length + 0.5 * exact)
 
 
+def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
+    tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher = models.load_model(tiny_base)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in teacher.parameters():
+            value.add_(0.05 * torch.randn_like(value))
+    for folder, of_itself in ((tiny_base, True), (str(tmp_path / "teacher"), False)):
+        if not of_itself:
+            teacher.save_pretrained(folder)
+        taught = {"method": "distillation", "distillation": {"teacher": folder, "max_completion_length": 6}}
+        recipe = tiny.recipe(tiny_base, training=taught)
+        rows = [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:3]]
+        model = models.load_model(tiny_base).eval()
+        found = figures.values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
+        sums, count = 0.0, 0
+        for row in rows:
+            ids = tokenizer(row["prompt"] + "\n", return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                said = tokenizer.decode(model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :])
+                written = tokenizer(said, add_special_tokens=False, return_tensors="pt")["input_ids"]
+                whole = torch.cat([ids, written], dim=1)
+                ours, theirs = (
+                    each(input_ids=whole).logits[:, ids.shape[1] - 1 : -1].log_softmax(-1)
+                    for each in (model, model if of_itself else teacher.eval())
+                )
+            sums += float(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="sum"))
+            count += whole.shape[1] - ids.shape[1]
+        assert found == {"divergence": pytest.approx(sums / count, rel=1e-3, abs=1e-6)}
+        assert (found["divergence"] > 0.01) != of_itself
+
+
 SUMMARIES = {
     "loss": ({"loss": 8.31234, "perplexity": 4000.0}, {"loss": 3.2, "perplexity": 24.5}, "held-out loss 8.312 → 3.2"),
     "reward": ({"reward": 0.1}, {"reward": 0.75}, "reward 0.1 → 0.75"),

@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from components.shared.recipe.base import Section
-from components.shared.recipe.methods import cpo, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
+from components.shared.recipe.methods import cpo, distillation, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
 from components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
 from components.shared.recipe.methods.cpo import CPO
+from components.shared.recipe.methods.distillation import Distillation
 from components.shared.recipe.methods.dpo import DPO
 from components.shared.recipe.methods.grpo import GRPO
 from components.shared.recipe.methods.kto import KTO
@@ -24,7 +25,7 @@ from components.shared.recipe.methods.rloo import RLOO
 from components.shared.recipe.methods.spec import MethodSpec, SecondModel
 from components.shared.recipe.model import NamedModel
 
-MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo)
+MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo, distillation)
 SPECS: dict[str, MethodSpec] = {module.SPEC.name: module.SPEC for module in MODULES}
 """Every training method by its name."""
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
@@ -35,9 +36,10 @@ identity and a compiled pipeline are made of what is written, and a new method c
 class Methods(Section):
     """The part of `training` that differs by method: which one, and the section of each."""
 
-    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo"] = "sft"
+    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo", "distillation"] = "sft"
     """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
-    (`dpo`, `kto`, `orpo`, `cpo`), or by rewards of what the model writes (`grpo`, `rloo`)."""
+    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
+    (`distillation`)."""
     reward: Reward | None = None
     """Settings of `method: reward`."""
     dpo: DPO | None = None
@@ -52,6 +54,8 @@ class Methods(Section):
     """Settings of `method: grpo`."""
     rloo: RLOO | None = None
     """Settings of `method: rloo`."""
+    distillation: Distillation | None = None
+    """Settings of `method: distillation`."""
 
     @model_serializer(mode="wrap")
     def _without_later_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -255,6 +255,15 @@ def test_a_reference_is_the_start_model_once_more(
         assert found["reference"] == found["trained weights"]
 
 
+def test_a_teacher_is_counted_whole_in_its_own_type(tmp_path: Path) -> None:
+    student, teacher = base(tmp_path / "student"), base(tmp_path / "teacher", hidden_size=64)
+    alone = items(recipe(model={"base": teacher}))
+    for dtype, share in ((None, 1), ("bfloat16", 2)):
+        taught = {"method": "distillation", "distillation": {"teacher": {"base": teacher, "dtype": dtype}}}
+        found = items(recipe(model={"base": student}, training=taught))
+        assert found["teacher"] * share == alone["trained weights"]
+
+
 def test_weights_in_four_bits(tmp_path: Path) -> None:
     few = {"base": base(tmp_path), "dtype": "bfloat16", "quantization": {"bits": 4, "double": False}}
     given = recipe(model=few, adapter=LORA, resources={"gpus": 1})

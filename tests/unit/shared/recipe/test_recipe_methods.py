@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
 SCRATCH = {"model": {"from_scratch": {}, "tokenizer": {"train": {}}}}
 GRPO = {"training.method": "grpo", "training.grpo.rewards": ["numeric"]}
 SYNC = {"every": 2}
+TAUGHT = {"training.method": "distillation", "training.distillation.teacher": "org/large"}
 
 
 def checked(changes: dict[str, Any]) -> Recipe:
@@ -63,6 +64,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "grpo without a reward": (
         {"training.method": "grpo"},
         "training: grpo needs a reward; give grpo: {rewards: [numeric]}",
+    ),
+    "distillation without a teacher": (
+        {"training.method": "distillation"},
+        "training: distillation needs a teacher; give distillation: {teacher: org/model}",
+    ),
+    "a teacher of other tokens": (
+        {**SCRATCH, "training.method": "distillation", "training.distillation.teacher": "org/large"},
+        "model.tokenizer.train: has other tokens than the teacher; take its own, tokenizer: {base: org/large}",
+    ),
+    "a teacher in DeepSpeed's shards": (
+        {**TAUGHT, "training.parallel": "zero3", "resources.gpus": 2},
+        "training.parallel.strategy: distillation was not tried with zero3; use ddp or fsdp",
     ),
     "rloo without a reward": (
         {"training.method": "rloo"},
@@ -247,6 +260,17 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "early stopping": {"training.early_stopping": {}, "evaluation.every": 5},
     "exo with smoothing": {"training.method": "dpo", "training.dpo": {"loss": "exo_pair", "label_smoothing": 0.001}},
     "few bits": {"model.quantization": {}, "adapter": {}, "resources.gpus": 1},
+    "a student from scratch": {
+        "model": {"from_scratch": {}, "tokenizer": {"base": "org/large"}},
+        **TAUGHT,
+    },
+    "a teacher's own settings": {
+        "training.method": "distillation",
+        "training.distillation": {
+            "teacher": {"base": "org/large", "revision": "abc", "dtype": "bfloat16"},
+            "beta": 0.5,
+        },
+    },
     "a nucleus on the CPU": {**GRPO, "training.grpo.top_p": 0.9},
     "a nucleus whatever it sums to": {
         **GRPO,
@@ -339,6 +363,13 @@ def test_a_method_has_its_settings_without_being_asked(method: str) -> None:
     training = checked({"training.method": method}).training
     sections = {name: getattr(training, name) for name in ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")}
     assert [name for name, section in sections.items() if section is not None] == [method]
+
+
+def test_a_method_that_came_later_changes_nothing_that_is_written_of_others() -> None:
+    written = checked({}).model_dump(mode="json")["training"]
+    assert "distillation" not in written
+    assert written["grpo"] is None
+    assert checked(TAUGHT).model_dump(mode="json")["training"]["distillation"]["teacher"]["base"] == "org/large"
 
 
 def test_short_forms_say_the_same_as_long_ones() -> None:

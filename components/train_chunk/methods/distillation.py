@@ -1,0 +1,44 @@
+"""On-policy distillation, by TRL's `DistillationTrainer`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import Trainer
+from trl import DistillationConfig, DistillationTrainer
+
+from components.train_chunk import generating
+from components.train_chunk.chunked import Setup
+
+
+class ChunkedDistillationTrainer(generating.Completing, DistillationTrainer):
+    """`DistillationTrainer` in chunks."""
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        """Computes the loss; in training each process's figures count, also in the last step of a pass."""
+        with _all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
+            return super().compute_loss(*given, **named)
+
+
+@contextlib.contextmanager
+def _all_counted(accelerator: Any) -> Iterator[None]:
+    """Has an accelerator gather what all processes have.
+
+    At the end of a loader Accelerate cuts what it gathers to the rows left over, which a loader that resumes within the
+    pass counts otherwise. What is gathered here is one number of each process, and no row is there twice.
+    """
+    accelerator.gather_for_metrics = accelerator.gather
+    try:
+        yield
+    finally:
+        del accelerator.gather_for_metrics
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have a `prompt`."""
+    settings = setup.recipe.training.distillation
+    assert settings
+    config = DistillationConfig(**setup.arguments, **generating.sampling(settings), beta=settings.beta)
+    return setup.trainer(ChunkedDistillationTrainer, config, teacher_model=setup.second_model())
