@@ -181,7 +181,9 @@ def test_a_cold_fork_of_an_adapter_folds_it_into_its_base(undisturbed: dict[str,
     before = load_file(f"{base_model}/model.safetensors")[f"{name}.weight"]
     after = load_file(f"{made.recipe.model.base}/model.safetensors")[f"{name}.weight"]
     assert torch.count_nonzero(up) > 0
-    assert torch.equal(after, before + 2 * (up @ down)), "alpha 8 over r 4"
+    expected = before + 2 * (up @ down)  # alpha 8 over r 4
+    torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-7)
+    assert (after - before).abs().max() > 1e-4, "what rounding does not explain"
 
 
 @pytest.mark.slow

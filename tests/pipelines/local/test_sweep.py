@@ -158,7 +158,8 @@ def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, R
     winner.storage.remove(winner.path(Score.file_name(4)))
     heard: list[dict[str, Any]] = []
     processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
-    assert winner.require(Score.file_name(4))["value"] == score["value"]
+    measured = winner.require(Score.file_name(4))["value"]
+    assert measured == pytest.approx(score["value"], rel=1e-5)  # of a model that was loaded from files
     assert not [event for event in heard if event["event"] in ("step", "checkpoint")]
     assert winner.attempts(4)[-1].outcome == "already_done"
 

@@ -55,7 +55,7 @@ def test_scores_are_those_of_the_package(batch_size: int, tmp_path: Path, monkey
     (_, _, theirs), signature = bert_score.score(said, truth, model_type="encoder", num_layers=3, return_hash=True)
     scored = BertScore(encoder, batch_size)(WRITTEN, TRUTH)
     each = scored.figures["bertscore"].each
-    assert [each[at] for at in rows] == pytest.approx(theirs.tolist(), abs=1e-6)
+    assert [each[at] for at in rows] == pytest.approx(theirs.tolist(), abs=1e-5)
     assert each[2] == pytest.approx(1.0), "the same text"
     assert each[3:] == [0.0, None], "nothing written, and nothing to compare with"
     assert scored.signatures == {"bertscore": signature}
@@ -72,7 +72,7 @@ def test_the_layer_is_the_one_recommended_for_an_encoder_by_its_name(tmp_path: P
     weights = {at: float(word not in ("[CLS]", "[SEP]")) for at, word in enumerate(WORDS)}
     cut = bert_score.utils.get_model(save_encoder(tmp_path / "whole"), 1)
     theirs = bert_score.utils.bert_cos_score_idf(cut, TRUTH[:1], WRITTEN[:1], scorer._tokenizer, weights, device="cpu")
-    assert scorer(WRITTEN[:1], TRUTH[:1]).figures["bertscore"].value == pytest.approx(float(theirs[0, 2]), abs=1e-6)
+    assert scorer(WRITTEN[:1], TRUTH[:1]).figures["bertscore"].value == pytest.approx(float(theirs[0, 2]), abs=1e-5)
 
 
 def test_a_long_text_is_cut_where_the_encoder_ends(tmp_path: Path) -> None:

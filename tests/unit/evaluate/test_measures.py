@@ -83,8 +83,8 @@ def test_perplexity_is_that_of_a_loop_over_the_model_s_own_loss(
             total += model(input_ids=ids, labels=labels).loss.item() * counted
         count += counted
     found = figures.values(measures.measure(model, tokenizer, rows, recipe).figures)
-    assert found["loss"] == pytest.approx(total / count, rel=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
 
 
 class Uniform(torch.nn.Module):
@@ -143,7 +143,7 @@ def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokeni
     rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
     ours = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
     theirs = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
-    assert figures.values(ours.figures) == pytest.approx(figures.values(theirs.figures))
+    assert figures.values(ours.figures) == pytest.approx(figures.values(theirs.figures), rel=1e-5)
 
 
 def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -169,7 +169,7 @@ def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerB
     found = figures.values(measured.figures)
     assert found["loss"] == pytest.approx(theirs["eval_loss"], rel=1e-5)
     assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"], rel=1e-6)
-    assert found["margin"] == pytest.approx(theirs["eval_margin"], rel=1e-5)
+    assert found["margin"] == pytest.approx(theirs["eval_margin"], rel=1e-5, abs=1e-5)
     assert 0 < found["accuracy"] < 1
     assert measured.likelihoods == {}
 

@@ -63,7 +63,9 @@ def test_the_whole_is_what_the_processes_had(saved: Path, tmp_path: Path, shard_
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(tmp_path / "m")(input_ids=TOKENS).logits
-    assert torch.equal(logits, load_file(saved / "logits.safetensors")["logits"])
+    theirs = load_file(saved / "logits.safetensors")["logits"]
+    # The same weights, which lay in the buffers of a gather there: kernels may add them in another order.
+    torch.testing.assert_close(logits, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
 
 
 def test_an_adapter_is_one_file_whatever_its_size(saved: Path, checkpoint: Path, tmp_path: Path) -> None:
