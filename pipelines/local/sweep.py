@@ -59,7 +59,7 @@ class LocalSweep:
 
     Args:
         recipe: The recipe with its sweep, its paths absolute.
-        name: Name of the sweep; one that exists resumes where it stopped.
+        name: Name of the sweep; one that exists goes on where it stopped.
         on_event: Called with each event of a stage.
     """
 
@@ -123,7 +123,7 @@ class LocalSweep:
         self._settle()
 
     def _one(self, run: Run, index: int, waiting: deque[Turn]) -> bool:
-        """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
+        """Trains a chunk of a trial, and tells whether the trial goes on with the next one."""
         trial = run.require(TRIAL)["id"]
         if self._is_stopped(trial):
             return False
@@ -180,7 +180,7 @@ class LocalSweep:
         return wish is not None and wish["state"] == "stop"
 
     def _scored(self, run: Run) -> int:
-        """Returns the last chunk after which a trial has a score, 0 before there is one."""
+        """Returns the last chunk behind which a trial has a score, 0 before there is one."""
         return max((score["chunk"] for score in self.sweep.scores(run)), default=0)
 
     def _later(self, module: str, *arguments: str) -> None:
@@ -218,7 +218,7 @@ class LocalSweep:
         return found[-1]
 
     def _hand_out(self, run: Run) -> None:
-        """Runs what comes after the last chunk of the best trial, as the compiled pipeline does."""
+        """Runs what comes behind the last chunk of the best trial, as the compiled pipeline does."""
         from pipelines.local import engine
         from pipelines.sweep import winners
 
