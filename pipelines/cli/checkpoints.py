@@ -98,7 +98,7 @@ def merge_checkpoint(
 
 
 def _chosen(given: str) -> tuple[CheckpointStore, int, Manifest]:
-    """Returns a checkpoint by the run's address and a step after an @, the newest without one.
+    """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
 
     Raises:
         UserError: there is none.
