@@ -25,7 +25,7 @@ Value: TypeAlias = PipelineChannel | str
 
 
 def finetune(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of a recipe, its chunks unrolled, its phases one behind the other."""
+    """Returns the pipeline of a recipe, its chunks unrolled, its phases one after the other."""
     return _phased(recipe) if recipe.phases else _single(recipe)
 
 
@@ -73,7 +73,7 @@ def _single(recipe: Recipe) -> BaseComponent:
 
 
 def _phased(recipe: Recipe) -> BaseComponent:
-    """Each phase is a run of its own, which starts from the model that the one before exports."""
+    """Returns the pipeline of several trainings, each its own run that starts from the model of the one before."""
     names = ", ".join(phase.name for phase in recipe.phases)
 
     @dsl.pipeline(
@@ -162,7 +162,7 @@ Placed = Callable[..., dsl.PipelineTask]
 
 
 def placing(recipe: Recipe, prefix: str = "") -> Placed:
-    """Returns what places the tasks of a recipe, their names behind a prefix."""
+    """Returns what places the tasks of a recipe, their names after a prefix."""
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
@@ -210,7 +210,7 @@ def one_chunk(
 
 
 def judged(recipe: Recipe, run_uri: Value, trained: Value, verified: list[dsl.PipelineTask], placed: Placed) -> Value:
-    """Adds what comes behind the last chunk, and returns the address of the model or why there is none.
+    """Adds what comes after the last chunk, and returns the address of the model or why there is none.
 
     Args:
         recipe: The recipe.
@@ -226,7 +226,7 @@ def judged(recipe: Recipe, run_uri: Value, trained: Value, verified: list[dsl.Pi
 
 
 def _handed_out(recipe: Recipe, run_uri: Value, evaluation: Value, placed: Placed) -> Value:
-    """Adds the export, behind the gate where there is one, and returns the model's address or why there is none."""
+    """Adds the export, after the gate where there is one, and returns the model's address or why there is none."""
 
     def exported() -> dsl.PipelineTask:
         task = placed(export(run_uri=run_uri, evaluation=evaluation), "export")

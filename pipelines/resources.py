@@ -86,7 +86,7 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Retries of a train-chunk, which go on from the newest checkpoint, the name of the node that it watches,
+    """Retries of a train-chunk, which resume from the newest checkpoint, the name of the node that it watches,
     and the port at which Prometheus finds its figures."""
     if recipe.resources.retries:
         task.set_retry(

@@ -54,7 +54,7 @@ def sweep(recipe: Recipe) -> BaseComponent:
 
 
 def winners(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of what comes behind the last chunk of a run alone."""
+    """Returns the pipeline of what comes after the last chunk of a run alone."""
 
     @dsl.pipeline(name=f"{recipe.name}-winner", description=f"Judges and exports the best trial of {recipe.name}.")
     def pipeline(run_uri: str) -> str:
@@ -64,7 +64,7 @@ def winners(recipe: Recipe) -> BaseComponent:
 
 
 def handed_out(recipe: Recipe, run_uri: Value) -> Value:
-    """Adds what comes behind the last chunk of the best trial, and returns the address of its model."""
+    """Adds what comes after the last chunk of the best trial, and returns the address of its model."""
     return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
 
 
@@ -119,7 +119,7 @@ def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetun
 
 
 def _rung(recipe: Recipe, rung: Rung, survivors: Value, placed: finetune.Placed) -> Value:
-    """Adds the chunks of a rung for each trial that is left, one behind the other, and returns where they came to."""
+    """Adds the chunks of a rung for each trial that is left, one after the other, and returns where they came to."""
     spare = [rung.chunk] * recipe.chunks.spare
     with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as run_uri:
         previous: Value = ""

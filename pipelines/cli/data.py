@@ -150,7 +150,7 @@ def _parts(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
 
 
 def _lenient(recipe: Recipe, store: str) -> Recipe:
-    """Returns a recipe by which every row is looked at, in a store of its own: no check ends the run."""
+    """Returns a recipe by which every row is looked at, in its own store: no check ends the run."""
     document = recipe.model_dump(mode="json")
     document["store"]["uri"] = store
     document["tracking"]["mlflow"] = None

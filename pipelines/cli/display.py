@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line per stage, a bar for training. On standard error."""
+"""What a person sees during a run: a line per stage, a bar for training. On standard error."""
 
 from __future__ import annotations
 

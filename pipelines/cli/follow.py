@@ -17,7 +17,7 @@ from pipelines.kubeflow.endpoint import Client
 from pipelines.kubeflow.run_view import Stage
 
 EXPLAIN_EVERY_S = 30.0
-"""Seconds between two looks at the pods of a run that goes on."""
+"""Seconds between two looks at the pods of a run that still runs."""
 
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
 GOING_ON = ("PENDING", "RUNNING")

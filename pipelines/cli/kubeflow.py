@@ -47,7 +47,7 @@ GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the 
 NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
 """Pipeline → its parameter for the name."""
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
-"""By the state of a run; 0 where it has succeeded or goes on."""
+"""By the state of a run; 0 where it has succeeded or still runs."""
 
 
 class StageShown(TypedDict):
@@ -140,7 +140,7 @@ def status(
 ) -> None:
     """Show a run on Kubeflow: each stage, and why one failed or does not start.
 
-    The exit code is 0 where the run has succeeded or goes on, 1 where it has failed or was
+    The exit code is 0 where the run has succeeded or still runs, 1 where it has failed or was
     cancelled, and 3 where its gate rejected the model.
     """
     with reported(output):
@@ -166,14 +166,14 @@ def status(
 
 
 def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
-    """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` goes on from there."""
+    """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
         from pipelines.kubeflow.submit import FINAL_STATES
 
         client, found = _found(endpoint, run, namespace)
         if found.state in FINAL_STATES:
             raise UserError(
-                f"run '{found.display_name}' is {found.state.lower()} already; expected one that goes on.",
+                f"run '{found.display_name}' is {found.state.lower()} already; expected one that still runs.",
             )
         client.terminate_run(found.run_id)
         _end(_shown(endpoint, found, "canceling"), output)
@@ -187,7 +187,7 @@ def retry(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start the failed stages of a run on Kubeflow again. Training goes on from the newest checkpoint."""
+    """Start the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with reported(output):
         client, found = _found(endpoint, run, namespace)
         name = found.display_name
@@ -202,7 +202,7 @@ def retry(
                 f"Kubeflow cannot retry run '{name}': {error}",
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
             ) from None
-        console.print(f"[bold]{name}[/] goes on")
+        console.print(f"[bold]{name}[/] resumes")
         shown = _shown(endpoint, found, "retried")
         if wait:
             shown |= _followed(endpoint, found.run_id, name, namespace, timeout)
@@ -273,7 +273,7 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
                 poll_s=kubeflow.POLL_S,
             )
     except KeyboardInterrupt:
-        typer.secho(f"baton: the run goes on; `baton status {name} --wait` follows it again", err=True)
+        typer.secho(f"baton: the run continues; `baton status {name} --wait` follows it again", err=True)
         raise typer.Exit(130) from None
     failed = [stage for stage in follow.stages if stage.state == "FAILED"]
     _advise(follow.stages, run_id)

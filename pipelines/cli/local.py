@@ -41,8 +41,8 @@ def run(
 ) -> None:
     """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
 
-    Each stage is a process or a container of its own, as each is a pod on a cluster. A run that was interrupted
-    goes on where it stopped when it is given its name again with --run. The exit code is 3 where the
+    Each stage is its own process or container, as each is a pod on a cluster. A run that was interrupted
+    resumes where it stopped when it is given its name again with --run. The exit code is 3 where the
     recipe's gate rejects the model.
     """
     with reported(output):

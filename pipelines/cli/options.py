@@ -47,7 +47,7 @@ Overrides = Annotated[
 ]
 Store = Annotated[str | None, typer.Option(help="Folder or s3://bucket[/prefix] instead of the recipe's store.")]
 RunName = Annotated[
-    str | None, typer.Option("--run", help="Name of the run; one that exists goes on where it stopped.")
+    str | None, typer.Option("--run", help="Name of the run; one that exists resumes where it stopped.")
 ]
 Endpoint = Annotated[
     str,
@@ -68,7 +68,7 @@ LeaveOut = Annotated[
 ]
 Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
 RunnerOption = Annotated[
-    Runner, typer.Option(help="docker runs each stage in a container of its own, from the image of its pods.")
+    Runner, typer.Option(help="docker runs each stage in its own container, from the image of its pods.")
 ]
 Image = Annotated[
     str | None,
@@ -98,7 +98,7 @@ def reported(output: Output = Output.text) -> Iterator[None]:
         typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        typer.secho("baton: interrupted; the same command with --run NAME goes on from the last checkpoint", err=True)
+        typer.secho("baton: interrupted; the same command with --run NAME resumes from the last checkpoint", err=True)
         raise typer.Exit(130) from None
 
 

@@ -56,7 +56,7 @@ def retrain(
     """Train a model again if its data or its recipe have changed since one was accepted, and promote what passes.
 
     The new model is judged by the recipe's gate, as a rule against the one in use (evaluation.production: accepted).
-    One retraining of a model runs at a time; one that was interrupted goes on where it stopped. The exit code is 3
+    One retraining of a model runs at a time; one that was interrupted resumes where it stopped. The exit code is 3
     where the gate rejects the model.
     """
     with reported(output):

@@ -81,7 +81,7 @@ def fork(
 
     Warm, it keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
     parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs
-    nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, goes on with it.
+    nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, trains it.
     """
     with reported(output):
         from components.shared import forking

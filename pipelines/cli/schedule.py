@@ -90,7 +90,7 @@ def delete_command(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Delete the schedule of a recipe; a run that is under way goes on."""
+    """Delete the schedule of a recipe; a run that is under way continues."""
     with reported(output):
         from pipelines.kubeflow import endpoint as connection
         from pipelines.kubeflow import schedule as recurring

@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 SweepName = Annotated[
-    str | None, typer.Option("--run", help="Name of the sweep; one that exists goes on where it stopped.")
+    str | None, typer.Option("--run", help="Name of the sweep; one that exists resumes where it stopped.")
 ]
 
 
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Compare the configurations of a recipe on this machine, chunk by chunk in turns, and hand out the best.
 
-    A sweep that was interrupted goes on where it stopped when it is given its name again with --run, and ends on the
+    A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with reported(output):

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a line per score while it goes on, and a table of its trials."""
+"""What a person sees of a sweep: a line per score while it runs, and a table of its trials."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
     def hear(event: Event) -> None:
         if event["event"] == "scored":
             value = "not a number" if event["value"] is None else f"{event['value']:.6g}"
-            console.print(f"{event['trial']} behind chunk {event['chunk']} (step {event['step']}): {value}")
+            console.print(f"{event['trial']} after chunk {event['chunk']} (step {event['step']}): {value}")
         elif event["event"] == "rung":
             names = ", ".join(event["kept"])
-            console.print(f"[bold]rung {event['rung']} of {event['of']}[/]: {names} go on, {event['stopped']} stopped")
+            console.print(f"[bold]rung {event['rung']} of {event['of']}[/]: {names} stay, {event['stopped']} stopped")
         elif event["event"] == "trial_failed":
             console.print(f"[yellow]{event['trial']} chunk {event['chunk']} failed: {event['message']}[/]")
         else:

@@ -23,7 +23,7 @@ Given = Annotated[
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
 WhereOption = Annotated[str, typer.Option("--store", help="Folder or s3://bucket[/prefix], where SWEEP is a name.")]
-WISHES: dict[State, str] = {"stop": "stops", "go": "goes on"}
+WISHES: dict[State, str] = {"stop": "stops", "go": "resumes"}
 
 
 def open_sweep(given: str, store: str) -> Sweep:
@@ -40,7 +40,7 @@ def stop(
     store: WhereOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Stop a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` goes on from it."""
+    """Stop a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
     with reported(output):
         _ask(open_sweep(sweep, store), trial, "stop", why, output)
 

@@ -115,7 +115,7 @@ def require_single(recipe: Recipe, what: str) -> None:
         names = ", ".join(phase.name for phase in recipe.phases)
         raise UserError(
             f"recipe {recipe.name!r} has phases ({names}), and {what} takes one training.",
-            remedy="Write the phase you mean as a recipe of its own.",
+            remedy="Write the phase you mean as its own recipe.",
         )
 
 

@@ -49,7 +49,7 @@ HINTS = (
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
     (
         r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code 143",
-        "The machine was taken away: `baton retry` goes on from the newest checkpoint, chunks.spare does so by itself.",
+        "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself.",
     ),
 )
 """What a pod's message matches → what to do."""

@@ -122,7 +122,7 @@ def find(endpoint: str, *, token: str | None, namespace: str | None, recipe: str
 
 
 def delete(endpoint: str, recipe: str, *, token: str | None, namespace: str | None) -> list[Schedule]:
-    """Deletes the recurring runs of a recipe; a run that is under way goes on.
+    """Deletes the recurring runs of a recipe; a run that is under way continues.
 
     Raises:
         UserError: there are none.

@@ -119,7 +119,7 @@ def wait(
     Args:
         endpoint: Address of the Kubeflow Pipelines API.
         run_id: The run, as in `Submission.run_id`.
-        timeout_s: How long to wait; the run itself goes on after that.
+        timeout_s: How long to wait; the run itself continues after that.
         on_state: Called with the run's name and its state, at first and upon each change.
         on_run: Called with kfp's client and the run as the client returns it, after each poll.
         token: Bearer token, or None where the endpoint asks for none.
@@ -145,7 +145,7 @@ def wait(
             return state
     raise BatonError(
         f"Run {run_id} is {state} after {timeout_s:g} s; expected it to have ended.",
-        remedy=f"It goes on without us: {run_url(endpoint, run_id)}",
+        remedy=f"It continues without us: {run_url(endpoint, run_id)}",
     )
 
 

@@ -223,7 +223,7 @@ def _mlflow(recipe: Recipe) -> Check | None:
     if parts.scheme not in ("http", "https"):
         return None
     where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-    remedy = "A run goes on without tracking. Check tracking.mlflow and the network."
+    remedy = "A run continues without tracking. Check tracking.mlflow and the network."
     try:
         with urllib.request.urlopen(f"{where}{parts.path.rstrip('/')}/health", timeout=10) as answer:
             answer.read()

@@ -1,4 +1,4 @@
-"""The local engine: runs the very compiled file through `kfp.local`, each stage a process or a container of its own."""
+"""The local engine: runs the very compiled file through `kfp.local`, each stage its own process or container."""
 
 from __future__ import annotations
 
@@ -84,8 +84,7 @@ def run(
         arguments: Values of its parameters.
         on_event: Called with each event a stage emits.
         log_path: File for everything else that stages and engine print.
-        in_containers: The recipe that was compiled, its paths absolute, for stages in containers of its image;
-            processes of this machine when left out.
+        in_containers: The recipe that was compiled, its paths absolute; stages are containers of its image then.
 
     Raises:
         UserError: containers cannot be had; see `docker_runner.runner`.
@@ -107,8 +106,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
         docker_runner.runner(in_containers, package_path, root) if in_containers else warm.installed() as containers,
     ):
-        runner = containers or local.SubprocessRunner(use_venv=False)
-        local.init(runner, pipeline_root=root, raise_on_error=True)
+        local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
             try:

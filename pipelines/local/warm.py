@@ -1,9 +1,9 @@
 """Stages forked from a server that has imported what they import: a process each, and not eight seconds of imports.
 
 The server (`multiprocessing`'s) imports, fills a table of Transformers, and does nothing else, so that a stage finds
-what a fresh interpreter would have: its own memory, no CUDA context, no threads that a fork would lose, random state
-of its own. Where it would not, because what libraries read when they are imported has changed since, the stage begins
-as a fresh interpreter.
+what a fresh interpreter would have: its own memory, no CUDA context, no threads that a fork would lose, its own random
+state. Where it would not, because what libraries read when they are imported has changed since, the stage begins as a
+fresh interpreter.
 """
 
 from __future__ import annotations

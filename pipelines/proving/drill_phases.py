@@ -11,7 +11,7 @@ from random import Random
 from pipelines.local.processes import Event
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
-"""In the order in which a chunk comes to them; the last three go on beside training."""
+"""In the order in which a chunk comes to them; the last three happen beside training."""
 AT_ONCE = 0.001
 """Seconds below which a kill does not wait for a timer."""
 ONCE = ("start-up", "restore", "first-step")

@@ -200,7 +200,7 @@ def test_status_in_words(started: Any, baton: Baton) -> None:
         ('ImagePullBackOff: Back-off pulling image "registry/baton:1"', "check resources.image"),
         ('CreateContainerConfigError: secret "s3-keys" not found', "see resources.secret"),
         ("Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "check resources.gpus"),
-        ("pod deleted", "`baton retry` goes on from the newest checkpoint"),
+        ("pod deleted", "`baton retry` resumes from the newest checkpoint"),
         ("Error: container has runAsNonRoot and image will run as root", "The image runs as root"),
     ],
     ids=["memory", "image", "secret", "node", "deleted", "root"],
@@ -274,7 +274,7 @@ def test_cancel_and_go_on(kfp_api: Any, started: Any, baton: Baton) -> None:
 @pytest.mark.parametrize(
     ("command", "state", "message"),
     [
-        ("cancel", "SUCCEEDED", "run 'mine' is succeeded already; expected one that goes on."),
+        ("cancel", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
         ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was cancelled."),
         ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was cancelled."),
     ],
