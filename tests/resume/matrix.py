@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -261,7 +262,7 @@ def _merge(into: Changes, changes: Changes) -> None:
         if isinstance(value, dict) and isinstance(into.get(key), dict) and key not in ("grpo", "rloo", "columns"):
             _merge(into[key], value)
         else:
-            into[key] = value
+            into[key] = copy.deepcopy(value)  # as a later change is merged into it
 
 
 def write_rows(folder: Path) -> str:
