@@ -76,7 +76,7 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
             f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
-            f"({training.split}), in {loaded.chunks.count} chunk(s)."
+            f"({loaded.split}), in {loaded.chunks.count} chunk(s)."
         )
         if trials:
             rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))

@@ -19,7 +19,7 @@ from rich.text import Text
 from components.shared import quality_checks, quality_page, recipe_file
 from components.shared.errors import BatonError, UserError
 from components.shared.quality_checks import FINDINGS, QUALITY
-from components.shared.recipe import Recipe
+from components.shared.recipe import SPECS, Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
 from pipelines import prepare, processes
@@ -36,7 +36,6 @@ MARKS = {
     "ok": ("green", "✓ fine"),
     "off": ("dim", "– off"),
 }
-REWARDED = ("grpo", "rloo")
 
 
 @app.callback()
@@ -177,11 +176,12 @@ def _recipe_for(
             "from_scratch": {},
             "tokenizer": {"base": tokenizer} if tokenizer else {"train": {"vocab_size": 300}},
         }
+    least = SPECS[method].example if method in SPECS else None
     document = {
         "name": _name(data["source"][0]),
         "model": model,
         "data": data,
-        "training": {"method": method, **({method: {"rewards": ["length"]}} if method in REWARDED else {})},
+        "training": {"method": method, **({method: dict(least)} if least else {})},
     }
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         json.dump(document, file)

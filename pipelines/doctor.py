@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from components.shared import pinned
 from components.shared.cache import NodeCache
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
@@ -59,7 +60,8 @@ def examine(
     checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
     uri = recipe.store.uri if recipe else store
     checks += doctor_store.examine(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
-    checks += [seen for look in (_cache, _mlflow, _hub) if recipe and (seen := look(recipe))]
+    checks += [seen for look in (_cache, _mlflow) if recipe and (seen := look(recipe))]
+    checks += [seen for origin in (pinned.origins(recipe).values() if recipe else ()) if (seen := _hub(origin))]
     return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
 
 
@@ -228,9 +230,9 @@ def _mlflow(recipe: Recipe) -> Check | None:
     return Check("mlflow", "ok", f"{where} answers")
 
 
-def _hub(recipe: Recipe) -> Check | None:
-    base = recipe.model.base
-    if base is None or "://" in base or os.path.isdir(base) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base):
+def _hub(origin: pinned.Origin) -> Check | None:
+    base = origin.base
+    if "://" in base or os.path.isdir(base) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base):
         return None
     import huggingface_hub
 
@@ -240,10 +242,10 @@ def _hub(recipe: Recipe) -> Check | None:
         found = f"offline by HF_HUB_OFFLINE; {kept}"
         return Check("hub", "ok", found) if here else Check("hub", "problem", found, "Unset HF_HUB_OFFLINE once.")
     try:
-        huggingface_hub.HfApi().model_info(base, revision=recipe.model.revision, timeout=10)
+        huggingface_hub.HfApi().model_info(base, revision=origin.revision, timeout=10)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        remedy = "Check model.base, HF_TOKEN and the network."
+        remedy = f"Check {origin.setting}, HF_TOKEN and the network."
         return Check("hub", "note" if here else "problem", f"{base}: {reason}; {kept}", remedy)
     return Check("hub", "ok", f"{base} can be fetched; {kept}")
 

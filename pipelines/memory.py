@@ -150,7 +150,7 @@ def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
     """Yields changes that take less memory, with what is then taken; each for itself."""
     now = _estimate(recipe).total
     rows = recipe.training.batch_size // recipe.world_size
-    smaller = [n for n in range(recipe.micro - 1, 0, -1) if rows % n == 0]
+    smaller = [n for n in range(recipe.micro_batch_size_per_process - 1, 0, -1) if rows % n == 0]
     sizes = [(n, total) for n in smaller if (total := _total(recipe, "training.micro_batch_size", n))]
     if fitting := [entry for entry in sizes if entry[1] <= USABLE * where.bytes] or sizes[-1:]:
         yield f"training.micro_batch_size: {fitting[0][0]}", fitting[0][1]

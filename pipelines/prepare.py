@@ -49,6 +49,7 @@ def load_explained(
     """Reads a recipe, and tells what its profile chose; see `load`."""
     document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
     recipe = recipe_file.validate(document, origin=path)
+    recipe_file.require_effects(recipe, origin=path)
     if recipe.model.chat_template:
         template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
@@ -73,6 +74,12 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
     if recipe.model.base and (found := _local_model(recipe.model.base, base_dir)):
         document["model"]["base"] = found
+    for section, part in zip(
+        [phase["training"] for phase in document["phases"]] or [document["training"]],
+        recipe.phase_recipes() or [recipe],
+        strict=True,
+    ):
+        _localise_second_model(section, part, base_dir)
     if recipe.hooks.source:
         document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
     prefix = "sqlite:///"
@@ -204,6 +211,16 @@ def _architecture(model: dict[str, Any]) -> str | None:
             return str(json.load(file).get("model_type"))
     except OSError:
         return None
+
+
+def _localise_second_model(section: dict[str, Any], recipe: Recipe, base_dir: str) -> None:
+    """Makes the path of the model that a method names absolute, in its section `training` as plain values."""
+    method = recipe.training.method
+    if recipe.training.second_model and recipe.training.settings:
+        role, named = recipe.training.second_model
+        settings = recipe.training.settings.model_dump(mode="json")
+        settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
+        section[method] = settings
 
 
 def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:

@@ -31,7 +31,7 @@ _PRELOADED = (
     "pipelines.warm_server",  # first: it makes the environment that all others are imported in
     "__main__",
     "kfp.dsl.executor_main",
-    "components.train_chunk.chunk",
+    "components.train_chunk.training",
     "components.train_chunk.methods.sft",
     "components.train_chunk.methods.grpo",
     "components.tokenize.tokenization",

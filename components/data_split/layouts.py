@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from components.shared.errors import UserError
 from components.shared.recipe import Data, Recipe
 from components.shared.recipe.data import Columns, Source
-from components.shared.recipe.recipe import FORMATS
+from components.shared.recipe.methods import MethodSpec
 
 PROMPTS = ("prompt", "question", "query", "problem", "input")
 ANSWERS = ("completion", "response", "answer", "output", "solution")
@@ -80,14 +80,14 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
     Raises:
         UserError: the columns fit no format that the method learns from, or one that is named is not there.
     """
-    data, method = recipe.data, recipe.training.method
+    data, spec = recipe.data, recipe.training.spec
     mapped = data.columns if source.columns is None else source.columns
     named = source.format or data.format
-    if named != "auto" and named not in FORMATS[method]:
+    if named != "auto" and named not in spec.formats:
         raise UserError(
-            f"data.source {source.uri!r} has format {named}, and {method} learns from {' or '.join(FORMATS[method])}."
+            f"data.source {source.uri!r} has format {named}, and {spec.name} learns from {' or '.join(spec.formats)}."
         )
-    tried = [name for name in NEEDED if name in FORMATS[method]] if named == "auto" else [named]
+    tried = [name for name in NEEDED if name in spec.formats] if named == "auto" else [named]
     for common in (False, True):
         for name in tried:
             found = _columns(NEEDED[name], mapped, present, common)
@@ -98,7 +98,7 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
                 )
                 _check_extras(layout, source, present)
                 return layout
-    raise _unfit(source, named, method, mapped, present)
+    raise _unfit(source, named, spec, mapped, present)
 
 
 def _columns(needed: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], common: bool) -> Columns | None:
@@ -156,14 +156,14 @@ def missing(setting: str, column: str, uri: str, present: list[str]) -> UserErro
     )
 
 
-def _unfit(source: Source, named: str, method: str, mapped: Columns, present: list[str]) -> UserError:
+def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, present: list[str]) -> UserError:
     for ours, theirs in mapped.items():
         wanted = [theirs] if isinstance(theirs, str) else theirs
         if ours in {name for shape in NEEDED.values() for name in shape} and not set(wanted) & set(present):
             return missing(f"data.columns.{ours}", ", ".join(wanted), source.uri, present)
-    allowed = FORMATS[method] if named == "auto" else (named,)
+    allowed = spec.formats if named == "auto" else (named,)
     shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in allowed)
-    fits = f"no format that {method} learns from" if named == "auto" else "not the format it is said to have"
+    fits = f"no format that {spec.name} learns from" if named == "auto" else "not the format it is said to have"
     return UserError(
         f"data.source {source.uri!r} has columns {', '.join(sorted(present))}, which fit {fits} ({shapes}).",
         remedy="Map them with data.columns, for example {prompt: question, completion: answer}.",

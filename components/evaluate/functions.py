@@ -11,7 +11,8 @@ from components.evaluate.texts import METRICS
 from components.shared import hooks
 from components.shared.errors import UserError
 from components.shared.recipe import Hook
-from components.shared.recipe.evaluation import AGAINST_BASELINE, ROUGE
+from components.shared.recipe.evaluation import ROUGE
+from components.shared.recipe.methods.spec import AGAINST_BASELINE
 
 TAKEN = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
 """Names of figures that are Baton's own."""

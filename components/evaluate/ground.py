@@ -70,7 +70,7 @@ class Ground:
         for name, function in self.functions.items() if self.prompts else ():  # fails now, not when models are judged
             self._own(name, function, [self.prompts[0][1]])
         self.metrics = self._metrics()
-        tasks = recipe.evaluation.tasks if recipe.training.method != "reward" else None  # such a model writes nothing
+        tasks = None if recipe.training.spec.scores else recipe.evaluation.tasks  # such a model writes nothing
         self.harness = Harness(tasks, scratch) if tasks else None
 
     def judge(
@@ -85,7 +85,7 @@ class Ground:
                 are left out, and the prompts are rendered anew.
         """
         evaluation, tokenizer = self.recipe.evaluation, own_tokenizer or self.tokenizer
-        batch_size = evaluation.batch_size or self.recipe.training.micro
+        batch_size = evaluation.batch_size or self.recipe.micro_batch_size_per_process
         found = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
@@ -137,7 +137,9 @@ class Ground:
         asked = self.recipe.evaluation
         found = [METRICS[name] for name in asked.metrics if name in METRICS]
         if "bertscore" in asked.metrics and self.prompts:
-            found.append(BertScore(asked.bertscore_model or "", asked.batch_size or self.recipe.training.micro))
+            found.append(
+                BertScore(asked.bertscore_model or "", asked.batch_size or self.recipe.micro_batch_size_per_process)
+            )
         return found
 
     def _own(self, name: str, function: functions.Function, writes: list[str]) -> Figure:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.evaluate.figures import Array, Figure, mean, quotient, ratio
-from components.shared import generation, rewards
+from components.shared import generation, models, pinned, rewards
 from components.shared.labels import IGNORED
 from components.shared.recipe import Recipe
 
@@ -58,14 +58,17 @@ def measure(
     Returns:
         The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
         predict; `loss`, `accuracy` and `margin` of scores for `reward`; `reward`, the weighted mean over greedy
-        completions, for `grpo` and `rloo`. And for pairs the log-likelihoods of both answers.
+        completions, for methods judged by rewards; `divergence` from a second model that the method's settings name.
+        And for pairs the log-likelihoods of both answers.
     """
-    batch_size = recipe.evaluation.batch_size or recipe.training.micro
-    method, limit = recipe.training.method, recipe.data.max_length
-    if method == "reward":
+    batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
+    limit = recipe.data.max_length
+    if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
     if recipe.training.generation:
         return Measured(_rewards(model, tokenizer, rows, recipe, progress))
+    if recipe.training.second_model:
+        return Measured({"divergence": _divergence(model, tokenizer, rows, recipe, progress)})
     if "chosen_ids" in rows.column_names:
         sums = {
             side: row_losses(model, _answered(rows, f"{side}_ids", limit), batch_size, progress)
@@ -175,16 +178,7 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function."""
     settings = recipe.training.generation
     assert settings
-    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
-    said = generation.write_all(
-        model,
-        tokenizer,
-        [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]],
-        max_new_tokens=settings.max_completion_length,
-        max_length=recipe.data.max_length,
-        batch_size=recipe.evaluation.batch_size or recipe.training.micro,
-        progress=progress,
-    )
+    some, _, said = _completions(model, tokenizer, rows, recipe, progress)
     columns = {name: list(some[name]) for name in some.column_names if name not in ("prompt", "length")}
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in said]
     functions: list[Callable[..., Any]] = rewards.build(settings.rewards)
@@ -193,6 +187,50 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     parts = [mean(list(function(**given))) for function in functions]
     named = {f"reward_{rewards.name(function)}": part for function, part in zip(functions, parts, strict=True)}
     return {"reward": _weighted(parts, [spec.weight for spec in settings.rewards]), **named}
+
+
+def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
+    """Returns KL(model ‖ teacher) in nats per token, over greedy completions of the first held-out prompts."""
+    import torch
+
+    assert recipe.training.second_model
+    role, _ = recipe.training.second_model
+    _, prompts, said = _completions(model, tokenizer, rows, recipe, progress)
+    teacher: Any = models.second_model(recipe, pinned.fetch(recipe)[role])
+    teacher = teacher.to(model.device)
+    sums, counts = [], []
+    for prompt, text in zip(prompts, said, strict=True):
+        begin = generation.prompt_ids(tokenizer, prompt, recipe.data.max_length)
+        written = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([begin + written], device=model.device)
+        with torch.inference_mode():
+            ours, theirs = (
+                torch.log_softmax(each(input_ids=ids).logits[0, len(begin) - 1 : -1].float(), dim=-1)
+                for each in (model, teacher)
+            )
+        sums.append(float((ours.exp() * (ours - theirs)).sum()))
+        counts.append(len(written))
+    return ratio(sums, counts)
+
+
+def _completions(
+    model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress
+) -> tuple[Dataset, list[str], list[str]]:
+    """Returns the first held-out rows, their prompts as text, and the model's greedy completions of them."""
+    settings = recipe.training.completions
+    assert settings
+    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
+    prompts = [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]]
+    said = generation.write_all(
+        model,
+        tokenizer,
+        prompts,
+        max_new_tokens=settings.max_completion_length,
+        max_length=recipe.data.max_length,
+        batch_size=recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
+        progress=progress,
+    )
+    return some, prompts, said
 
 
 def _weighted(parts: list[Figure], weights: list[float]) -> Figure:

@@ -141,7 +141,7 @@ def _check(folder: str, given: str, recipe: Recipe) -> None:
             f"evaluation.production {given!r} holds no config.json.", remedy="Name a model in Hugging Face format."
         )
     kinds = _read(where, "config.json").get("architectures") or []
-    wanted = SCORERS if recipe.training.method == "reward" else WRITERS
+    wanted = SCORERS if recipe.training.spec.scores else WRITERS
     if kinds and not any(kind.endswith(wanted) for kind in kinds):
         raise UserError(
             f"evaluation.production {given!r} is a {', '.join(kinds)}; expected …{wanted[0]}, as the run trains one.",

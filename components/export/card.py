@@ -119,7 +119,7 @@ def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
         source.uri.removeprefix("hf://datasets/") for source in recipe.data.sources if source.uri.startswith("hf://")
     ]
     adapter = [f"base_model:adapter:{base}"] if base and export_format == "adapter" else []
-    scores = recipe.training.method == "reward"
+    scores = recipe.training.spec.scores
     data = ModelCardData(
         license=facts.licence,
         base_model=None if base and os.path.isdir(base) else base,
@@ -145,6 +145,9 @@ def _training(run: Run, recipe: Recipe) -> str:
         f"- {training.optimizer}, learning rate {training.learning_rate}, batches of {training.batch_size} rows, "
         f"seed {recipe.seed}",
     ]
+    if training.second_model:
+        role, named = training.second_model
+        lines.append(f"- {role}: {named.base}" + (f", revision {named.revision}" if named.revision else ""))
     if recipe.model.quantization:
         lines.append(f"- base held in {recipe.model.quantization.bits} bits in training; merged in full precision")
     return "## Training\n\n" + "\n".join(lines)
@@ -181,7 +184,7 @@ def _lineage(run: Run, facts: Facts) -> str:
 
 
 def _loading(recipe: Recipe, export_format: str, target: str) -> str:
-    kind = "SequenceClassification" if recipe.training.method == "reward" else "CausalLM"
+    kind = "SequenceClassification" if recipe.training.spec.scores else "CausalLM"
     file = next((name for name in sorted(os.listdir(target)) if name.endswith(".gguf")), "")
     code = f"{IMPORTS[export_format]}\n\n{LOADING[export_format]}".format(kind=kind, file=file)
     return f"```python\n{code}\n```"

@@ -40,7 +40,7 @@ def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str
     gpus = recipe.resources.gpus if spec.gpus is None else spec.gpus
     name = spec.name or recipe.name
     arguments = [f"--model_name={name}"]
-    if recipe.training.method == "reward":
+    if recipe.training.spec.scores:
         arguments.append("--task=sequence_classification")
     if recipe.model.trust_remote_code:
         arguments.append("--trust_remote_code")

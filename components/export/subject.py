@@ -44,7 +44,7 @@ class Subject:
     @property
     def scores(self) -> bool:
         """Whether the model scores texts instead of writing them."""
-        return self.recipe.training.method == "reward"
+        return self.recipe.training.spec.scores
 
     @property
     def digest(self) -> str:

@@ -24,8 +24,8 @@ def lr_find(
     with events.stage("learning-rate finder"):
         from components.lr_find.finder import find
 
-        found = find(run_uri)
-        metrics.log_metric("learning_rate", found["learning_rate"])
+        finding = find(run_uri)
+        metrics.log_metric("learning_rate", finding.learning_rate)
         with open(page.path, "w", encoding="utf-8") as file:
-            file.write(found["html"])
-    return str(found["learning_rate"])
+            file.write(finding.html)
+    return str(finding.learning_rate)

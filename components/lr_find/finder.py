@@ -6,27 +6,35 @@ trained here is thrown away; the run's first chunk starts from untouched state.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-from transformers import TrainerCallback
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from components.shared import code, events, pages, svg, trained
+from components.shared import events, pages, svg
+from components.shared.core.state import Phase
 from components.shared.errors import BatonError
 from components.shared.recipe import LRFind
 from components.shared.run_documents.training import LearningRate
-from components.train_chunk import arguments, methods
-from components.train_chunk.chunk import Chunk
-from components.train_chunk.slices import Tokens
+from components.train_chunk.context import TrainContext
+from components.train_chunk.trainer import preparation
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""
+
+
+class Finding(NamedTuple):
+    """The learning rate that a test speaks for, and the page about it."""
+
+    learning_rate: float
+    html: str
 
 
 class Ramp(TrainerCallback):
@@ -43,16 +51,20 @@ class Ramp(TrainerCallback):
         self.rates: list[float] = []
         self.losses: list[float] = []
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_step_begin(
+        self, args: object, state: TrainerState, control: object, optimizer: Optimizer, **_: object
+    ) -> None:
         """Sets the step's learning rate."""
         rate = rate_at(self.spec, state.global_step)
         for group in optimizer.param_groups:
             if group.get("name") is None:
                 group["lr"] = rate
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
+    ) -> None:
         """Notes the loss, and ends the test where it has gone out of bounds."""
-        if not logs or "loss" not in logs:
+        if "loss" not in logs:
             return
         self.rates.append(rate_at(self.spec, state.global_step - 1))
         self.losses.append(float(logs["loss"]))
@@ -62,30 +74,27 @@ class Ramp(TrainerCallback):
             control.should_training_stop = True
 
 
-def find(run_uri: str) -> dict[str, Any]:
+def find(run_uri: str) -> Finding:
     """Tests learning rates for a run, unless that was done, and notes the one found with the run.
-
-    Returns:
-        `learning_rate`, the `rates` and `losses` of the test, and its page as `html`.
 
     Raises:
         BatonError: the losses never fall, so that nothing can be concluded.
     """
     started = time.time()
-    chunk = Chunk(run_uri, 1)
-    spec = chunk.recipe.training.lr_find
+    context = TrainContext.open(run_uri, 1)
+    run, spec = context.run, context.recipe.training.lr_find
     assert spec
-    found = chunk.run.read(LearningRate)
-    if found is None:
+    test = run.read(LearningRate)
+    if test is None:
         ramp = Ramp(spec)
         with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
-            _train(chunk, ramp, scratch)
+            _train(context, ramp, scratch)
         rate = suggest(ramp.rates, ramp.losses, spec)
-        found = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
-        chunk.run.write_once(found)
-        chunk.run.record("lr-find", {"seconds": time.time() - started})
-    events.emit("lr_found", learning_rate=found.learning_rate)
-    return {**found.to_json(), "html": page(chunk.run.name, found, spec)}
+        test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
+        run.write_once(test)
+        run.record("lr-find", {"seconds": time.time() - started})
+    events.emit("lr_found", learning_rate=test.learning_rate)
+    return Finding(test.learning_rate, page(run.name, test, spec))
 
 
 def rate_at(spec: LRFind, step: int) -> float:
@@ -100,11 +109,11 @@ def smooth(losses: list[float], weight: float) -> list[float]:
         losses: Values in order.
         weight: Share of the average that stays at each value.
     """
-    average, found = 0.0, []
+    average, averages = 0.0, []
     for position, loss in enumerate(losses, 1):
         average = weight * average + (1 - weight) * loss
-        found.append(average / (1 - weight**position))
-    return found
+        averages.append(average / (1 - weight**position))
+    return averages
 
 
 def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
@@ -129,20 +138,20 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
     return float(rates[int(slopes.argmin())])
 
 
-def page(run_name: str, found: LearningRate, spec: LRFind) -> str:
+def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
     """Returns the test as an HTML page of its own."""
-    plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(found, spec, canvas))
+    plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(test, spec, canvas))
     template = pages.environment(Path(__file__).parent).get_template("lr_find.html.j2")
-    return template.render(run=run_name, found=found, spec=spec, plot=plot)
+    return template.render(run=run_name, found=test, spec=spec, plot=plot)
 
 
-def _plot(found: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Any:
+def _plot(test: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Figure:
     figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
-    rates, losses = np.array(found.rates), np.array(found.losses)
-    smoothed = np.array(smooth(found.losses, spec.smoothing))
+    rates, losses = np.array(test.rates), np.array(test.losses)
+    smoothed = np.array(smooth(test.losses, spec.smoothing))
     ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")
     ax.plot(rates, smoothed, color=svg.BLUE, lw=1.8, label="smoothed")
-    ax.axvline(found.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {found.learning_rate:.2g}")
+    ax.axvline(test.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {test.learning_rate:.2g}")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
     finite = smoothed[np.isfinite(smoothed)]
@@ -154,12 +163,8 @@ def _plot(found: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Any:
     return figure
 
 
-def _train(chunk: Chunk, ramp: Ramp, scratch: str) -> None:
-    recipe, plan, spec = chunk.recipe, chunk.plan, ramp.spec
-    arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
-    code.install(code.fetch(chunk.run, scratch))
-    chunk.tokens = Tokens(chunk.run, recipe, plan, lambda _: scratch, chunk.cache)
-    setup = chunk.setup(chunk.tokens.fetch(0, spec.steps), trained.base_folder(recipe), start_weights=True)
+def _train(context: TrainContext, ramp: Ramp, scratch: str) -> None:
+    spec = ramp.spec
     changed = {
         "max_steps": spec.steps,
         "learning_rate": spec.start,
@@ -170,9 +175,7 @@ def _train(chunk: Chunk, ramp: Ramp, scratch: str) -> None:
         "logging_steps": 1,
         "output_dir": scratch,
     }
-    trainer = methods.load(recipe.training.method).build(
-        dataclasses.replace(setup, arguments={**setup.arguments, **changed}, held_out=None)
-    )
+    trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
     trainer.add_callback(ramp)
-    events.emit("phase", phase="train", rows=plan.rows)
+    events.emit("phase", phase=Phase.TRAIN, rows=context.plan.rows)
     trainer.train()

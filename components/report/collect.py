@@ -40,6 +40,7 @@ def collect(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         "recipe_name": recipe.name,
+        "method": recipe.training.method,
         "state": _state(bool(plan and (finished or reached >= plan.num_steps)), evaluation),
         "created": run.need(RunHead).created,
         "run_uri": run.uri,

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from components.shared import svg
 from components.shared.pages import duration
+from components.shared.recipe import SPECS
 
 PHASES = {
     "start": ("start-up", svg.GREY),
@@ -31,18 +32,6 @@ PHASES = {
     "save": ("save", svg.AMBER),
     "upload": ("upload", svg.GREEN),
 }
-OF_METHODS = {
-    "reward": "reward",
-    "rewards/margins": "reward margin",
-    "rewards/accuracies": "preference accuracy",
-    "margin": "score margin",
-    "accuracy": "accuracy",
-    "completions/mean_length": "completion length",
-    "kl": "KL",
-    "entropy": "entropy",
-    "mean_token_accuracy": "token accuracy",
-}
-"""What methods log beside the loss, the most telling first."""
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
 Report = Mapping[str, Any]
@@ -84,19 +73,18 @@ def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 
 def method_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    return _small_plots(report, canvas, OF_METHODS, most=4)
+    return _small_plots(report, canvas, SPECS[report["method"]].logged)
 
 
 def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
-    return _small_plots(report, canvas, names, most=2)
+    return _small_plots(report, canvas, names)
 
 
-def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str], *, most: int) -> Figure | None:
-    """Plots of what was logged under these keys, two in a row, at most so many."""
+def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -> Figure | None:
+    """Plots of what was logged under these keys, two in a row."""
     found = {name: svg.series(report["history"], key) for key, name in names.items()}
     curves = {name: points for name, points in found.items() if len(points[0])}
-    curves = dict(list(curves.items())[:most])
     if not curves:
         return None
     columns = min(2, len(curves)) if canvas is svg.WIDE else 1

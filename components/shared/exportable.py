@@ -47,7 +47,7 @@ def check(recipe: Recipe, architecture: str | None = None) -> None:
             remedy="Set tracking.mlflow to the address of the registry's server.",
         )
     if "gguf" in formats:
-        if recipe.training.method == "reward":
+        if recipe.training.spec.scores:
             raise UserError(
                 "export.formats: gguf holds models that write; a reward model scores.", remedy="Leave gguf out."
             )

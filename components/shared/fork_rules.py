@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import SPECS, Recipe
 from components.shared.runs import identity
 
 Changes = dict[str, list[Any]]
@@ -47,14 +47,7 @@ TAKEN_OVER: dict[str, str] = {
     "training.precision": SAME,
     "training.deterministic": SAME,
     "training.workers": "batches are the same; other processes prepare them",
-    "training.dpo.beta": LOSS,
-    "training.dpo.label_smoothing": LOSS,
-    "training.kto.beta": LOSS,
-    "training.kto.desirable_weight": LOSS,
-    "training.kto.undesirable_weight": LOSS,
-    "training.orpo.beta": LOSS,
-    "training.cpo.beta": LOSS,
-    "training.cpo.label_smoothing": LOSS,
+    **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
     "adapter.dropout": NEXT,
     "evaluation.every": "evaluations behind step {step} come at multiples of the new number",
     "chunks.count": "chunks that end at or before step {step} return at once",
@@ -142,7 +135,7 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
             "be changed.",
             remedy="Start a run of its own for another model.",
         )
-    if before.training.method == "reward" and after.training.method != "reward":
+    if before.training.spec.scores and not after.training.spec.scores:
         raise UserError("a reward model scores texts and writes none; only training.method reward can go on from it.")
     return found
 
@@ -190,7 +183,7 @@ def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:
     if path == "training.groups":
         return [(x.name, x.pattern) for x in old.groups] == [(x.name, x.pattern) for x in new.groups]
     if path == "training.micro_batch_size":
-        return old.generation is None and old.method != "kto"  # their loss depends on it
+        return not old.spec.micro_batch_decides_loss
     return path in TAKEN_OVER
 
 

@@ -73,7 +73,7 @@ def write_all(
         seed: With a prompt's place in the list it decides what is drawn for that prompt, whatever batch it is in.
         progress: Called after each batch with the number of prompts that are done, and of all.
     """
-    ids = [_ids(tokenizer, prompt, max_length) for prompt in prompts]
+    ids = [prompt_ids(tokenizer, prompt, max_length) for prompt in prompts]
     order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
     stops = stop_ids(model, tokenizer)
     texts = [""] * len(ids)
@@ -110,7 +110,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
     """Returns a prompt's tokens; a beginning of text that a chat template has written is not put in front twice."""
     begun = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
     text = prompt or str(tokenizer.eos_token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import optimizer_state, trainable
+from components.shared import optimizer_state, skeleton, trainable
 from components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ OVERHEAD = GIB
 """Bytes for what is always there: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries."""
 TILE = (4096, 32768)
 """Tokens and words of the logits that TRL computes at once, where its loss needs no more (`trl/kernels`)."""
-TILED = ("sft", "pretrain", "dpo", "kto", "grpo", "rloo")
-"""Methods whose trainer computes logits in tiles."""
-PAIRED = ("reward", "dpo", "orpo", "cpo")
-"""Methods whose rows are two sequences each."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,9 @@ class _Shape:
         self.mixed = training.precision in ("bf16", "fp16")
         self.weight_bytes = 4 if recipe.model.dtype == "float32" else 2
         self.compute_bytes = 2 if self.mixed else self.weight_bytes
-        writes = training.generation.max_completion_length if training.generation else 0
+        writes = training.completions.max_completion_length if training.completions else 0
         self.length = recipe.data.max_length + writes
-        self.sequences = recipe.micro * (2 if training.method in PAIRED else 1)
+        self.sequences = recipe.micro_batch_size_per_process * training.spec.sequences_per_row
         self.tokens = self.sequences * self.length
         self.head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self.few_bits = _few_bits(model, self.head) if quantization else set()
@@ -155,9 +151,14 @@ def _held(shape: _Shape) -> list[Item]:
         found.append(_computed_with(shape))
     if recipe.world_size > shards:
         found.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
-    if _has_reference(recipe):
+    if recipe.training.has_reference(adapter=recipe.adapter is not None):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
         found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
+    if second := recipe.training.second_model:
+        beside = skeleton.build_second(recipe)
+        size = sum(value.numel() * value.element_size() for value in beside.parameters())
+        number = sum(value.numel() for value in beside.parameters())
+        found.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
     return found
 
 
@@ -165,12 +166,6 @@ def _computed_with(shape: _Shape) -> Item:
     """Returns what DeepSpeed computes with beside its masters; with stage 2 that is whole."""
     held = shape.parameters if shape.offloaded else shape.trainable
     return Item("weights computed with", held * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
-
-
-def _has_reference(recipe: Recipe) -> bool:
-    training = recipe.training
-    part = training.dpo or training.kto or training.grpo or training.rloo
-    return part is not None and part.beta > 0 and recipe.adapter is None
 
 
 def _passing(shape: _Shape) -> list[Item]:
@@ -274,10 +269,10 @@ def _copies(shape: _Shape) -> int:
 
 def _logits(shape: _Shape) -> tuple[int, str]:
     """Returns the bytes of logits and their gradient, and how they come about."""
-    method, vocabulary, hidden = shape.training.method, shape.text.vocab_size, shape.text.hidden_size
-    if method == "reward":
+    spec, vocabulary, hidden = shape.training.spec, shape.text.vocab_size, shape.text.hidden_size
+    if spec.scores:
         return 0, "one score per answer"
-    if method not in TILED or shape.recipe.hooks.loss:
+    if not spec.tiles_logits or shape.recipe.hooks.loss:
         rows = 3 * 4 + (shape.compute_bytes if shape.compute_bytes < 4 else 0)
         return shape.tokens * vocabulary * rows, f"{shape.tokens} x {vocabulary} in fp32, thrice"
     tokens, words = min(shape.tokens, TILE[0]), min(vocabulary, TILE[1])
@@ -293,7 +288,7 @@ def _moments(shape: _Shape) -> list[tuple[str, int, str]]:
     steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
     step = 4 * shape.trainable // shape.shards if steps_here else 0
     found = [("optimizer's step", step, "temporaries as large as the weights trained")]
-    if training.generation:
+    if training.completions:
         rows = training.round_size // shape.recipe.world_size
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)

@@ -91,7 +91,7 @@ def start_model(
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
-        config.num_labels = 1 if recipe.training.method == "reward" else config.num_labels
+        config.num_labels = 1 if recipe.training.spec.scores else config.num_labels
         attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
@@ -100,11 +100,46 @@ def start_model(
     return load_model(base_folder or "", recipe)
 
 
+def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of what training starts from."""
+    from transformers import AutoConfig
+
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+    else:
+        config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
+    return int(config.get_text_config().vocab_size)
+
+
+def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
+    """Loads the second model that a recipe's method names; it writes, and is not trained.
+
+    Args:
+        recipe: The recipe.
+        folder: Its local files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert recipe.training.second_model
+    _, named = recipe.training.second_model
+    _require_writer(folder)
+    attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        dtype=getattr(torch, named.dtype or recipe.model.dtype),
+        trust_remote_code=named.trust_remote_code,
+        **attention,
+    )
+    return model.requires_grad_(False).eval()
+
+
 def auto_class(recipe: Recipe) -> Any:
     """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification if recipe.training.method == "reward" else AutoModelForCausalLM
+    return AutoModelForSequenceClassification if recipe.training.spec.scores else AutoModelForCausalLM
 
 
 def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
@@ -121,7 +156,7 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
         return model
     kind, settings = auto_class(recipe), load_settings(recipe)
-    if recipe.training.method == "reward":
+    if recipe.training.spec.scores:
         settings["num_labels"] = 1
     model = kind.from_pretrained(folder, use_safetensors=True, **settings)
     return model

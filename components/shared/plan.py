@@ -69,14 +69,15 @@ def _steps_per_epoch(training: Training, rows: int) -> int:
     Raises:
         UserError: there are too few prompts for one round.
     """
-    generation = training.generation
-    if generation is None:
+    if training.completions is None:
         return math.ceil(rows / training.batch_size)
-    prompts = training.round_size // generation.num_generations
+    generation = training.generation
+    completions_each, passes = (generation.num_generations, generation.num_iterations) if generation else (1, 1)
+    prompts = training.round_size // completions_each
     if rows < prompts:
         raise UserError(
             f"one round of {training.method} takes {prompts} prompts, and there are {rows}.",
             remedy="Give more rows, or lower batch_size or steps_per_generation, or raise num_generations.",
         )
-    completions = rows // prompts * training.round_size * generation.num_iterations
+    completions = rows // prompts * training.round_size * passes
     return math.ceil(completions / training.batch_size)

@@ -35,7 +35,7 @@ def held_out_prompts(
     """
     prefix = run.need(SplitData).prefix
     manifest = bundles.read_manifest(run.storage, prefix)
-    if manifest is None or count == 0 or recipe.training.method == "reward":
+    if manifest is None or count == 0 or recipe.training.spec.scores:
         return []
     lines = run.storage.read(manifest.path(prefix, f"{side}.jsonl")).decode().rstrip("\n").split("\n")
     rows = (json.loads(line) for line in itertools.islice(lines, count) if line)

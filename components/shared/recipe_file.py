@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from components.shared.errors import UserError
 from components.shared.recipe import Recipe
+from components.shared.recipe.rules import check_effects
 
 
 class _Loader(yaml.SafeLoader):
@@ -72,6 +73,18 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
     except ValidationError as error:
         lines = [_explain(dict(problem)) for problem in error.errors()]
         raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
+
+
+def require_effects(recipe: Recipe, *, origin: str) -> None:
+    """Checks that every setting of a recipe that somebody hands in does something where it stands.
+
+    Raises:
+        UserError: one does nothing.
+    """
+    try:
+        check_effects(recipe)
+    except ValueError as error:
+        raise UserError(f"recipe {origin!r} has a setting without effect:\n  {error}") from None
 
 
 def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import warnings
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.shared import models, trainable
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import NamedModel, Recipe
 from components.shared.storage import Storage
 
 if TYPE_CHECKING:
@@ -43,6 +44,36 @@ def build(recipe: Recipe) -> nn.Module:
         raise UserError(f"the model cannot be laid out: {type(error).__name__}: {_short(error)}") from None
 
 
+@functools.cache
+def _second(named: NamedModel, dtype: str) -> nn.Module:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    own_code = {"trust_remote_code": True} if named.trust_remote_code else {}
+    config = _of_base(named.base, named.revision, named.trust_remote_code)
+    with torch.device("meta"), no_init_weights():
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), **own_code)
+        model.tie_weights()  # type: ignore[operator]
+    return model
+
+
+def build_second(recipe: Recipe) -> nn.Module:
+    """Returns the second model that the recipe's method names, on torch's meta device.
+
+    Raises:
+        UserError: its configuration cannot be read.
+    """
+    assert recipe.training.second_model
+    _, named = recipe.training.second_model
+    try:
+        return _second(named, named.dtype or recipe.model.dtype)
+    except Exception as error:  # whatever hub, store or configuration have to say
+        raise UserError(
+            f"the configuration of model {named.base!r} cannot be read: {type(error).__name__}: {_short(error)}"
+        ) from None
+
+
 def configuration(recipe: Recipe) -> Any:
     """Returns the Transformers configuration of the recipe's model.
 
@@ -63,7 +94,7 @@ def configuration(recipe: Recipe) -> Any:
         raise UserError(
             f"the configuration of model {spec.base!r} cannot be read: {type(error).__name__}: {_short(error)}"
         ) from None
-    if recipe.training.method == "reward":
+    if recipe.training.spec.scores:
         config.num_labels = 1
     return config
 

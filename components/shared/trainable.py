@@ -20,7 +20,7 @@ def lora(recipe: Recipe) -> LoraConfig | None:
         return None
     from peft import LoraConfig
 
-    scores = recipe.training.method == "reward"
+    scores = recipe.training.spec.scores
     saved = [*(adapter.modules_to_save or []), *(["score"] if scores else [])]
     settings: dict[str, Any] = {"init_lora_weights": adapter.init} if adapter.init != "default" else {}
     return LoraConfig(

@@ -100,6 +100,8 @@ def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
     document = recipe.model_dump(mode="json")
     del document["model"]["from_scratch"], document["data"]["workers"]
     decides = [recipe.seed, document["model"], document["data"], recipe.training.method, recipe.hooks.source]
+    if recipe.training.second_model:  # its digest is found with the data
+        decides.append(recipe.training.second_model[1].model_dump(mode="json"))
     digest = hashlib.sha256(json.dumps([*decides, recipe.needs_all_rows is None], sort_keys=True).encode()).hexdigest()
     return f"{sweep.name}-data-{digest[:8]}"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from components.shared.errors import UserError
 from components.shared.labels import IGNORED
 from components.shared.recipe import Data, Recipe
+from components.shared.recipe.methods.spec import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,19 +21,20 @@ Ids = list[int]
 def batch_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Row]], list[list[Row]]]:
     """Returns what turns normalised rows of one shape into those that the recipe's method trains on.
 
-    For each row there are the rows made of it. Their columns are `input_ids` and `labels` for `sft` and `pretrain`;
-    `prompt_ids`, `chosen_ids` and `rejected_ids` for `dpo`, `orpo` and `cpo`; `chosen_ids` and `rejected_ids`, prompt
-    included, for `reward`; `prompt_ids`, `completion_ids` and `label` for `kto`, two rows of each pair; and for `grpo`
-    and `rloo` the `prompt` as it is with the columns that reward functions look at, and its `length` in tokens.
+    For each row there are the rows made of it. Their columns go by the method's `rows`: `input_ids` and `labels` for
+    `sequences`; `prompt_ids`, `chosen_ids` and `rejected_ids` for `pairs`; `chosen_ids` and `rejected_ids`, prompt
+    included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows of each pair; and for
+    `prompts` the `prompt` as it is with the columns that reward functions look at, and its `length` in tokens.
     """
-    data, method = recipe.data, recipe.training.method
-    makers: dict[str, Callable[[list[Row], PreTrainedTokenizerBase, Data], list[list[Row]]]] = {
-        "reward": _scored,
-        "kto": _rated,
-        **dict.fromkeys(("dpo", "orpo", "cpo"), _pairs),
-        **dict.fromkeys(("grpo", "rloo"), _prompts),
+    data = recipe.data
+    makers: dict[Rows, Callable[[list[Row], PreTrainedTokenizerBase, Data], list[list[Row]]]] = {
+        "sequences": _learned,
+        "scored": _scored,
+        "rated": _rated,
+        "pairs": _pairs,
+        "prompts": _prompts,
     }
-    make = makers.get(method, _learned)
+    make = makers[recipe.training.spec.rows]
 
     def encode_batch(rows: list[Row]) -> list[list[Row]]:
         if not rows:

@@ -82,7 +82,7 @@ class Fitting:
         self.truncated = self.dropped = 0
         self._joined = recipe.data.packing is True
         self._drops_long = recipe.data.quality.truncation == "fix"
-        self._method = recipe.training.method
+        self._scores = recipe.training.spec.scores
 
     def fit(self, row: Row) -> Row | str:
         """Returns what is left of a row, or why it cannot be used."""
@@ -98,7 +98,7 @@ class Fitting:
             row = {**row, "input_ids": row["input_ids"][: self.limit], "labels": row["labels"][: self.limit]}
             learned = len(row["labels"][1:]) > row["labels"][1:].count(IGNORED)
             return row if learned else self._drop(f"nothing to learn within data.max_length {self.limit}")
-        if self._method == "reward" or "length" in row:
+        if self._scores or "length" in row:
             return row if length <= self.limit else self._drop(f"{length} tokens, data.max_length is {self.limit}")
         if len(row["prompt_ids"]) < self.limit:
             return row

@@ -11,7 +11,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles, chat_templates, events, models
+from components.shared import bundles, chat_templates, events, models, pinned
 from components.shared.errors import UserError
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe
@@ -44,9 +44,11 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.recipe()
-    base = recipe.model.base and models.local_model(recipe.model.base, recipe.model.revision)
-    base_digest = models.model_identity(base) if base else None
-    run.write_once(BaseModel(base_sha256=base_digest))
+    folders = pinned.fetch(recipe)
+    _check_second_model(recipe, folders)
+    base, pins = folders.get(pinned.BASE), pinned.document(folders)
+    base_digest = pins["base_sha256"]
+    run.write_once(BaseModel.model_validate(pins))
     split = run.need(SplitData).digest
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
     digest = tokens_digest(
@@ -186,6 +188,21 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
             json.dump(document, file, indent=1, sort_keys=True)
         found[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
     return found
+
+
+def _check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
+    """Checks that a second model has the tokens of the trained one, before anything takes time.
+
+    Raises:
+        UserError: it has others.
+    """
+    if recipe.training.second_model is None:
+        return
+    spec, base = recipe.model, folders.get(pinned.BASE)
+    folder = models.local_model(spec.tokenizer.base) if spec.tokenizer and spec.tokenizer.base else base
+    role, _ = recipe.training.second_model
+    tokenizer = models.load_tokenizer(folder or "", trust_remote_code=spec.trust_remote_code)
+    pinned.require_same_tokens(recipe, tokenizer, models.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
 def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:

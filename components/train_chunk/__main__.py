@@ -5,15 +5,15 @@ import argparse
 from components.shared import events
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Bring a run to the target of one of its chunks.")
+    parser = argparse.ArgumentParser(description="Train a run to the target of one of its chunks.")
     parser.add_argument("run_uri")
     parser.add_argument("index", type=int)
     parser.add_argument(
         "--leave-out", action="append", default=[], choices=["rng"], help="what not to restore (a test)"
     )
     parser.add_argument("--standby", help="file to wait for before the machine is this chunk's")
-    given = parser.parse_args()
-    with events.stage(f"train chunk {given.index}"):
-        from components.train_chunk.chunk import Chunk
+    arguments = parser.parse_args()
+    with events.stage(f"train chunk {arguments.index}"):
+        from components.train_chunk.stage import run_chunk
 
-        Chunk(given.run_uri, given.index, tuple(given.leave_out), standby=given.standby).bring()
+        run_chunk(arguments.run_uri, arguments.index, tuple(arguments.leave_out), standby=arguments.standby)

@@ -5,7 +5,7 @@ from kfp import dsl
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def train_chunk(run_uri: str, index: int, previous: str, standing: str, metrics: dsl.Output[dsl.Metrics]) -> str:
-    """Brings the run to the target of a chunk from the newest valid checkpoint, whoever made it.
+    """Trains a run to the target of a chunk, from the newest valid checkpoint there is.
 
     Args:
         run_uri: Address of the run.
@@ -20,9 +20,10 @@ def train_chunk(run_uri: str, index: int, previous: str, standing: str, metrics:
     from components.shared import events
 
     with events.stage(f"train chunk {index}"):
-        from components.train_chunk.chunk import Chunk
+        from components.train_chunk.stage import run_chunk
 
-        result = Chunk(run_uri, index).bring()
-        metrics.log_metric("step", result["step"])
-        metrics.log_metric("digest", result["digest"][:12])
-    return result["uri"]
+        outcome = run_chunk(run_uri, index)
+        assert outcome, "this process is a rank that another one launched"
+        metrics.log_metric("step", outcome.step)
+        metrics.log_metric("digest", outcome.digest[:12])
+    return outcome.uri

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from components.shared.errors import UserError
+from components.shared.recipe import SPECS
 from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
 from pipelines.importing.axolotl_keys import FAMILIES, TABLE
 from pipelines.importing.draft import Draft
@@ -211,12 +212,18 @@ def _arithmetic(draft: Draft) -> None:
     given = draft.get(key)
     offloads = given in ("offload", "offload_disk", "unsloth")
     draft.put("training.gradient_checkpointing", offloads or read(draft, key, flag, False), key) if given else None
-    if offloads:
-        draft.put("training.activation_offloading", True)
+    asked = "activation_offloading"
+    method = str(draft.look("training.method"))
+    if not SPECS[method].offloads_activations:
+        if offloads:
+            draft.changed(key, f"activations are computed again, not offloaded: {method}'s trainer keeps them there")
+        if draft.has(asked):
+            draft.left(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
+        return
+    if offloads or draft.has(asked):
+        draft.put("training.activation_offloading", True, asked)
     if given == "offload_disk":
         draft.changed(key, "activations go to the host's memory, not to a disk")
-    if draft.has("activation_offloading"):
-        draft.put("training.activation_offloading", True, "activation_offloading")
 
 
 def _schedule(draft: Draft) -> None:

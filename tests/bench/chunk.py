@@ -17,7 +17,7 @@ def _record(path: str) -> None:
 
 
 if __name__ == "__main__":
-    from components.train_chunk import staging
+    from components.train_chunk.checkpointing import staging
 
     folder, record = sys.argv[1:3]
     staging.MEMORY = folder

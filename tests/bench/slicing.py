@@ -9,7 +9,9 @@ import tempfile
 import time
 
 from components.shared.runs import Run
-from components.train_chunk import ordering, sliced, slices
+from components.train_chunk.data import samplers as ordering
+from components.train_chunk.data import sliced_dataset as sliced
+from components.train_chunk.data import slices
 
 
 def main(run_uri: str, num_steps: int) -> None:

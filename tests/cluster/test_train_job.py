@@ -25,7 +25,9 @@ from components.shared import recipe_file
 from components.shared.errors import BatonError, UserError
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
-from components.train_chunk.chunk import Chunk
+from components.train_chunk.context import TrainContext
+from components.train_chunk.outcome import Ending
+from components.train_chunk.stage import run_chunk
 from components.train_chunk.trainjob import stage
 from components.train_chunk.trainjob.cluster import Cluster
 from components.train_chunk.trainjob.job import Job
@@ -310,10 +312,11 @@ def test_two_nodes_train_a_chunk(
         overrides = [f"{key}={json.dumps(value)}" for key, value in (few | changes).items()]
         run = processes.prepare(recipe_file.load(str(RECIPE), overrides), name, lambda event: None)
         for index in (1, 2):
-            chunk = Chunk(run.uri, index)
             capsys.readouterr()
-            result = stage.bring(chunk, as_stage) if name == "nodes" else chunk.bring()
-            assert result["outcome"] == "done"
+            context = TrainContext.open(run.uri, index)
+            outcome = stage.run(context, None, as_stage) if name == "nodes" else run_chunk(run.uri, index)
+            assert outcome
+            assert outcome.ending is Ending.DONE
             if name == "nodes":
                 told = capsys.readouterr().out
                 assert told.count('"event": "step"') == 4

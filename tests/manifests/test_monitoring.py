@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from components.shared import recipe_file, telemetry
+from components.shared import recipe_file
+from components.train_chunk.reporting import telemetry
 from pipelines.finetune import finetune
 from tests.manifests import expressions
 from tests.manifests.building import named, require

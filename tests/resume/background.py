@@ -25,22 +25,22 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.resume import Handover
+    from components.train_chunk.checkpointing.callback import CheckpointCallback
+    from components.train_chunk.stage import run_chunk
 
-    begin = Handover.on_step_begin
+    begin = CheckpointCallback.on_step_begin
 
     def slowly(self: Any, *arguments: Any, **options: Any) -> None:
         time.sleep(seconds)
         begin(self, *arguments, **options)
 
-    Handover.on_step_begin = slowly  # type: ignore[method-assign]
-    Chunk(run_uri, index).bring()
+    CheckpointCallback.on_step_begin = slowly  # type: ignore[method-assign]
+    run_chunk(run_uri, index)
 
 
 def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     told = events.emit
 
@@ -51,7 +51,7 @@ def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tu
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # another thread would stop this one too late
 
     events.emit = emit
-    Chunk(run_uri, index, leave_out).bring()
+    run_chunk(run_uri, index, leave_out)
 
 
 def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, trusting: bool = False) -> None:
@@ -66,15 +66,15 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
     """
     import tempfile
 
-    from components.train_chunk import staging
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.checkpointing import staging
+    from components.train_chunk.stage import run_chunk
 
     staging.MEMORY = memory
     if disk:
         tempfile.tempdir = disk
     if trusting:
         staging.shutil.disk_usage = lambda _: shutil._ntuple_diskusage(2**40, 0, 2**40)  # type: ignore[attr-defined]
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def judge(run_uri: str) -> None:

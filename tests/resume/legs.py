@@ -73,11 +73,11 @@ def split_and_tokenize(recipe_json: str, name: str) -> None:
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     if kill_at:
         _kill_at(kill_at)
-    Chunk(run_uri, index, leave_out).bring()
+    run_chunk(run_uri, index, leave_out)
 
 
 def trying_chunk(run_uri: str, index: int, most: int) -> None:
@@ -86,7 +86,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     from transformers import Trainer
 
     from components.shared import machine
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     step = Trainer.training_step
 
@@ -97,7 +97,7 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
 
     Trainer.training_step = training_step
     machine.gpu = lambda: machine.GPU("a small one", 2**30)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def find_lr(run_uri: str) -> None:
@@ -163,12 +163,13 @@ def _dying(function: Callable[..., Any], nth: int) -> Callable[..., Any]:
 
 
 def make_base(folder: str) -> None:
-    """Saves a tiny Llama with random weights and a tokenizer, as a base model to adapt."""
+    """Saves a tiny Llama with random weights and a tokenizer as a base model to adapt, and a wider one beside it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from components.shared.recipe import TrainTokenizer
     from components.tokenize import bpe
+    from tests.resume import matrix
 
     text = Path(folder) / "text.jsonl"
     text.parent.mkdir(parents=True)
@@ -176,18 +177,20 @@ def make_base(folder: str) -> None:
     tokenizer = bpe.train(str(text), TrainTokenizer(vocab_size=320), 64)
     text.unlink()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for beside, hidden_size in (("", 32), (matrix.TEACHER, 48)):
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            initializer_range=0.2 if beside else 0.02,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+        LlamaForCausalLM(config).save_pretrained(f"{folder}{beside}")
+        tokenizer.save_pretrained(f"{folder}{beside}")
 
 
 def prepare(recipe: Recipe, name: str) -> Run:

@@ -42,6 +42,9 @@ WRITES = {
 }
 """Rewards that an untrained model's completions differ in."""
 
+TEACHER = "-teacher"
+"""What the folder of the base is followed by in that of a second model; stands for the whole path in a cell."""
+
 Changes = dict[str, Any]
 
 METHODS: dict[str, Changes] = {
@@ -234,6 +237,9 @@ def recipe(cell: Cell, store: str, base: str, source: str) -> Recipe:
     }
     for changes in (METHODS[cell.method], {"adapter": LORA} if cell.weights == "lora" else {}, cell.changes):
         _merge(document, changes)
+    settings = document["training"].get(cell.method) or {}
+    if settings.get("teacher") == TEACHER:
+        document["training"][cell.method] = {**settings, "teacher": f"{base}{TEACHER}"}
     return recipe_file.validate(document, origin=cell.name)
 
 

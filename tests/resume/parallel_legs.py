@@ -23,7 +23,7 @@ def killed(run_uri: str, index: int, rank: int, moment: str) -> None:
     """Runs a chunk of which one process dies: in a step, while it writes a file, or at what the first one tells."""
     import torch
 
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     kind, _, value = moment.partition(":")
     if kind == "step":
@@ -40,7 +40,7 @@ def killed(run_uri: str, index: int, rank: int, moment: str) -> None:
         kill = os.kill
         os.kill = lambda pid, number: kill(pid, number) if pid != os.getpid() or in_rank(rank) else None
         legs._kill_at(moment)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def _die(rank: int) -> None:
@@ -50,10 +50,10 @@ def _die(rank: int) -> None:
 
 def hanging(run_uri: str, index: int, rank: int, step: int) -> None:
     """Runs a chunk of which one process stands still in a step."""
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     _at_step(step, lambda: time.sleep(600) if in_rank(rank) else None)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) -> None:
@@ -61,7 +61,7 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
     import torch
     from transformers import LlamaModel
 
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     forward, written = LlamaModel.forward, itertools.count(1)
 
@@ -71,14 +71,14 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
         return forward(self, *given, **named)
 
     LlamaModel.forward = standing
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def slow(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process takes its time in every step."""
     from transformers import LlamaModel
 
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     forward = LlamaModel.forward
 
@@ -87,36 +87,36 @@ def slow(run_uri: str, index: int, rank: int) -> None:
         return forward(*given, **named)
 
     LlamaModel.forward = sleepy
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def interrupted(run_uri: str, index: int, step: int) -> None:
     """Runs a chunk whose launching process gets SIGTERM."""
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     _at_step(step, lambda: os.kill(os.getppid(), signal.SIGTERM) if in_rank(1) else None)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def without_rng_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process does not get its random state back."""
     from transformers import Trainer
 
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.resumable import Resumable
+    from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer.resumable import Resumable
 
     def load(self: Any, checkpoint: str | None) -> None:
         if not in_rank(rank):
             Trainer._load_rng_state(self, checkpoint)
 
     Resumable._load_rng_state = load  # type: ignore[method-assign]
-    Chunk(run_uri, index, ("rng",)).bring()
+    run_chunk(run_uri, index, ("rng",))
 
 
 def recorded(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down the rows of each forward pass, and whether gradients are joined behind it."""
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.resumable import Resumable
+    from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer.resumable import Resumable
 
     compute = Resumable.compute_loss
 
@@ -131,7 +131,7 @@ def recorded(run_uri: str, index: int, folder: str) -> None:
         return compute(self, model, inputs, *rest, **named)
 
     Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
@@ -139,7 +139,7 @@ def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
     same in any number of processes; writes down prompts and advantages of each round."""
     from trl import GRPOTrainer, RLOOTrainer
 
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     def completions(self: Any, prompts: list[list[int]]) -> list[list[int]]:
         first = self.accelerator.process_index * len(prompts)
@@ -150,7 +150,7 @@ def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
     RLOOTrainer._generate_single_turn = lambda self, prompts, *_: completions(self, prompts)
     for kind in (GRPOTrainer, RLOOTrainer):
         kind._generate_and_score_completions = _noted(kind._generate_and_score_completions, folder)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def _noted(score: Callable[..., Any], folder: str) -> Callable[..., Any]:
@@ -168,8 +168,8 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down how many frames each process has compiled."""
     from torch._dynamo.utils import counters
 
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.resumable import Resumable
+    from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer.resumable import Resumable
 
     compute = Resumable.compute_loss
 
@@ -180,7 +180,7 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
         return found
 
     Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def _at_step(step: int, act: Callable[[], Any]) -> None:

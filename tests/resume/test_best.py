@@ -9,7 +9,7 @@ import pytest
 from components.shared import trained
 from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
-from components.train_chunk.writing import matches
+from components.train_chunk.reporting.samples import matches
 
 RISING = {
     "training__learning_rate": 3.0,
@@ -81,6 +81,23 @@ def test_writing_in_between_leaves_no_trace(recipes: dict[str, Recipe], undistur
     written = run.require("samples/step-00000012.json")["samples"]
     assert len(written) == 2
     assert all(row["prompt"] and row["reference"] and row["written"] for row in written)
+
+
+def test_writing_in_between_samples_as_the_last_evaluation_does(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
+) -> None:
+    sampling = {"evaluation__write_every": 12, "evaluation__temperature": 1.5, "evaluation__top_p": 0.9}
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=1, **sampling), "scratch-sampling")
+    legs.train(run)
+    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    greedy = legs.prepare(
+        legs.changed(recipes["scratch"], chunks__count=1, evaluation__write_every=12), "scratch-greedy"
+    )
+    legs.train(greedy)
+    drawn, likeliest = (
+        [row["written"] for row in one.require("samples/step-00000012.json")["samples"]] for one in (run, greedy)
+    )
+    assert drawn != likeliest
 
 
 def test_matches_by_hand() -> None:

@@ -52,9 +52,9 @@ def test_chunks_end_on_the_bits_of_one_run(strategy: str, recipes: dict[str, Rec
     assert made.meta.state == legs.final(whole(strategy)).meta.state
     assert set(made.meta.restored.checked.values()) == {"match", "absent"}
     assert made.meta.fingerprint.world_size == 2
-    assert {"rng_state_0.pth", "rng_state_1.pth"} <= made.files.keys()
-    assert ("model.safetensors" in made.files) == (strategy == "ddp")
-    assert ("pytorch_model_fsdp_0/__1_0.distcp" in made.files) == (strategy == "fsdp")
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= made.manifest.files.keys()
+    assert ("model.safetensors" in made.manifest.files) == (strategy == "ddp")
+    assert ("pytorch_model_fsdp_0/__1_0.distcp" in made.manifest.files) == (strategy == "fsdp")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from components.shared import recipe_file, trained
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from components.shared.storage import Storage
-from components.train_chunk.slices import Blocks, needed
+from components.train_chunk.data.slices import Blocks, needed
 
 
 def prepare(recipe: Recipe, name: str, legs: Any) -> Run:

@@ -68,9 +68,9 @@ def test_chunks_end_on_the_bits_of_one_run(strategy: str, recipes: dict[str, Rec
     assert made.meta.state == one.meta.state
     assert set(made.meta.restored.checked.values()) == {"match", "absent"}
     kept = {"model.safetensors", "scheduler.pt", "optimizer_0.zero", "optimizer_1.zero", "rng_state_1.pth"}
-    assert kept <= made.files.keys()
+    assert kept <= made.manifest.files.keys()
     for name in kept - {"scheduler.pt", "rng_state_1.pth"}:
-        assert made.files[name] == one.files[name], f"{name} is the same file"
+        assert made.manifest.files[name] == one.manifest.files[name], f"{name} is the same file"
 
 
 @needs_deepspeed

@@ -8,8 +8,8 @@ from typing import Any
 def offloaded(run_uri: str, index: int) -> None:
     """Runs a chunk that holds on the host what is split, as it would with GPUs; a recipe without any is refused."""
     from components.shared.recipe import Recipe
-    from components.train_chunk import zero
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer import zero
 
     plain = zero.arguments
 
@@ -19,7 +19,7 @@ def offloaded(run_uri: str, index: int) -> None:
         return plain(recipe.model_copy(update={"training": training}))
 
     zero.arguments = arguments
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)
 
 
 def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
@@ -28,8 +28,8 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
 
     from transformers import Trainer
 
-    from components.train_chunk.chunk import Chunk
-    from components.train_chunk.zero import Zero
+    from components.train_chunk.stage import run_chunk
+    from components.train_chunk.trainer.zero import Zero
 
     load = Zero._load_part
 
@@ -38,15 +38,15 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
         Trainer._load_optimizer_and_scheduler(self, checkpoint)
 
     Zero._load_part = load_part  # type: ignore[method-assign]
-    Chunk(run_uri, index, ("optimizer",)).bring()
+    run_chunk(run_uri, index, ("optimizer",))
 
 
 def without_package(run_uri: str, index: int) -> None:
     """Runs a chunk where DeepSpeed is not installed."""
     import importlib.util
 
-    from components.train_chunk.chunk import Chunk
+    from components.train_chunk.stage import run_chunk
 
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *given: None if name == "deepspeed" else find(name, *given)
-    Chunk(run_uri, index).bring()
+    run_chunk(run_uri, index)

@@ -10,13 +10,14 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.shared import models, recipe_file
+from components.shared import models, pinned, recipe_file
 from components.shared.plan import make_plan
 from components.shared.recipe import Recipe, TrainTokenizer
 from components.shared.trainable import freeze
 from components.tokenize import bpe, encoding
-from components.train_chunk import arguments, methods
-from components.train_chunk.chunked import Setup
+from components.train_chunk import methods
+from components.train_chunk.trainer import arguments
+from components.train_chunk.trainer.chunked import Setup
 
 Row = dict[str, Any]
 
@@ -93,6 +94,7 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
         train=train,
         held_out=None,
         reference=lambda: models.start_model(given, tokenizer, base),
+        second_model=lambda: models.second_model(given, pinned.fetch(given)["teacher"]),
     )
     return methods.load(given.training.method).build(setup)
 

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, events, documents, randomness, digests."""
+"""What every other room builds on: errors, events, documents, digests, random state, patience."""

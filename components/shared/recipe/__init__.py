@@ -1,7 +1,8 @@
 """The recipe: the user's one document. YAML carries values, this schema carries the defaults.
 
 One file per part: `model`, `data` with `quality`, `adapter`, `training` with `methods` and `schedule`, `hooks`,
-`chunks`, `evaluation`, `export`, `tracking`, `pods`, `retrain`, `sweep`; `recipe` holds them together.
+`chunks`, `evaluation`, `export`, `tracking`, `pods`, `retrain`, `sweep`; `recipe` holds them together, and `rules` are
+those between them.
 """
 
 from components.shared.recipe.adapter import Adapter
@@ -11,8 +12,21 @@ from components.shared.recipe.data import COLUMNS, Data, Source, Split
 from components.shared.recipe.evaluation import GATE, Evaluation, Tasks
 from components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
 from components.shared.recipe.hooks import Hook, Hooks
-from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward, RewardFunction
-from components.shared.recipe.model import FromScratch, Model, Quantization, Tokenizer, TrainTokenizer
+from components.shared.recipe.methods import (
+    CPO,
+    DPO,
+    GRPO,
+    KTO,
+    ORPO,
+    RLOO,
+    SPECS,
+    Completions,
+    Generation,
+    MethodSpec,
+    Reward,
+    RewardFunction,
+)
+from components.shared.recipe.model import FromScratch, Model, NamedModel, Quantization, Tokenizer, TrainTokenizer
 from components.shared.recipe.parallel import Parallel
 from components.shared.recipe.phases import PREVIOUS, Phase
 from components.shared.recipe.pods import Resources, Toleration
@@ -39,9 +53,11 @@ __all__ = [
     "ORPO",
     "PREVIOUS",
     "RLOO",
+    "SPECS",
     "Action",
     "Adapter",
     "Chunks",
+    "Completions",
     "Curriculum",
     "Data",
     "EarlyStopping",
@@ -56,8 +72,10 @@ __all__ = [
     "KServe",
     "Keep",
     "LRFind",
+    "MethodSpec",
     "Model",
     "Name",
+    "NamedModel",
     "Parallel",
     "Phase",
     "Preemption",

@@ -109,7 +109,7 @@ class Data(Section):
     max_samples: Positive | None = None
     """Use at most this many rows: the first, or with `shuffle` those that their content and `seed` choose."""
     shuffle: bool = False
-    """Choose the rows of `max_samples` from the whole source; each pass has an order of its own in any case."""
+    """Choose the rows of `max_samples` from the whole source; only with that, as each pass has its own order anyway."""
     order: Literal["auto", "uniform", "blocks"] = "auto"
     """Order of a pass, a function of `seed` and its number: `uniform` shuffles all rows, as `Trainer` does; `blocks`
     shuffles the files that tokens lie in and then the rows of a few files together, so that a chunk fetches its own

@@ -10,14 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from components.shared.recipe.base import Fraction, Positive, Section
 from components.shared.recipe.hooks import Hook, short
+from components.shared.recipe.methods import SPECS
+from components.shared.recipe.methods.spec import AGAINST_BASELINE
 
 Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """Figures of the metric `rouge`."""
-
-AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
-"""Figures that say how a model's likelihoods of pairs differ from those of the model before training."""
 
 GATE = re.compile(
     r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
@@ -91,14 +90,9 @@ class Evaluation(Section):
     def figures(self, method: str) -> list[str]:
         """Returns the figures that a run of a method has, by name; those of `tasks` and of single reward functions have
         names of their own beside these."""
-        own = {
-            "reward": ("loss", "accuracy", "margin"),
-            **dict.fromkeys(("grpo", "rloo"), ("reward",)),
-            **dict.fromkeys(("dpo", "orpo", "cpo"), ("loss", "perplexity", *AGAINST_BASELINE)),
-        }
         texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
         return [
-            *own.get(method, ("loss", "perplexity")),
+            *SPECS[method].figures,
             *texts,
             *(function.use.rpartition(":")[2] for function in self.functions),
         ]
@@ -112,7 +106,7 @@ class Evaluation(Section):
         known = self.figures(method)
         for name, line in self.gate.items():
             of_task = self.tasks and "." in name
-            of_reward = method in ("grpo", "rloo") and name.startswith("reward_")
+            of_reward = SPECS[method].is_judged_by_rewards and name.startswith("reward_")
             if name not in known and not of_task and not of_reward:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"there will be {', '.join(known)}"

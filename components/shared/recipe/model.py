@@ -76,6 +76,19 @@ class Quantization(Section):
     """Type in which the weights are multiplied."""
 
 
+class NamedModel(Section):
+    """A model that is held beside the trained one. Its files are pinned by their digest when the run begins."""
+
+    base: str
+    """Hub id, folder, or URI such as `s3://bucket/model`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; pin a commit for runs that last."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type in which its weights are held; that of `model.dtype` when left out."""
+    trust_remote_code: bool = False
+    """Run Python code that ships with it. Leave off unless you have read it."""
+
+
 class Model(Section):
     """What training starts from: a checkpoint (`base`) or a configuration (`from_scratch`)."""
 

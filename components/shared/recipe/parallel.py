@@ -15,8 +15,6 @@ MAX_PROCESSES = 64
 """A machine has 16 accelerators at most; on CPUs nobody gains by more than this."""
 
 
-ZERO_METHODS = ("sft", "pretrain")
-"""Methods that were compared with DeepSpeed."""
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """Optimizers that treat each number by itself, as DeepSpeed hands them all weights as one long row."""
 
@@ -87,13 +85,19 @@ def check_parallel(recipe: Recipe) -> None:
         raise ValueError(
             f"training.parallel.processes: {recipe.processes} for {accelerators} accelerator(s); each needs its own"
         )
-    if training.round_size % (world * recipe.micro):
+    together = world * recipe.micro_batch_size_per_process
+    if training.round_size % together:
         raise ValueError(
             f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is no "
-            f"multiple of {world * recipe.micro}, a micro-batch in each of {world} processes; change one of them"
+            f"multiple of {together}, a micro-batch in each of {world} processes; change one of them"
         )
     if recipe.data.order == "blocks":
         raise ValueError("data.order: blocks is for one process; set it to uniform")
+    if recipe.parallel.strategy not in training.spec.strategies:
+        tried = " or ".join(name for name in training.spec.strategies if not name.startswith("zero"))
+        raise ValueError(
+            f"training.parallel.strategy: {training.method} was not tried with {recipe.parallel.strategy}; use {tried}"
+        )
     if recipe.parallel.is_zero:
         _check_zero(recipe)
     if recipe.parallel.is_sharded:
@@ -104,10 +108,6 @@ def check_parallel(recipe: Recipe) -> None:
 
 def _check_zero(recipe: Recipe) -> None:
     training, strategy = recipe.training, recipe.parallel.strategy
-    if training.method not in ZERO_METHODS:
-        raise ValueError(
-            f"training.parallel.strategy: {training.method} was not tried with {strategy}; use ddp or fsdp"
-        )
     if training.precision == "fp16":
         raise ValueError(f"training.precision: fp16 was not tried with {strategy}; use bf16")
     if recipe.model.dtype != "float32" and training.precision != "bf16":
@@ -127,7 +127,6 @@ def _check_zero(recipe: Recipe) -> None:
 
 def _check_sharded(recipe: Recipe) -> None:
     training, strategy = recipe.training, recipe.parallel.strategy
-    learns = training.dpo or training.kto or training.generation
     rewards = training.generation.rewards if training.generation else []
     refused = {
         "model.quantization": (recipe.model.quantization, "weights in few bits were not tried in shards; use ddp"),
@@ -140,7 +139,7 @@ def _check_sharded(recipe: Recipe) -> None:
         "training.router": (training.router, "the router's losses were not tried in shards; use ddp"),
         "training.compile_optimizer": (training.compile_optimizer, "the two together were not tried; leave one out"),
         f"training.{training.method}.sync_reference": (
-            learns and learns.sync_reference,
+            training.sync_reference,
             "no process has the whole model; use ddp",
         ),
         f"training.{training.method}.rewards": (

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field, model_validator
 
-from components.shared.errors import UserError
-from components.shared.recipe.base import Positive, Section
+from components.shared.recipe.base import Positive
 from components.shared.recipe.hooks import short
-from components.shared.recipe.methods import CPO, DPO, GRPO, KTO, ORPO, RLOO, Generation, Reward
+from components.shared.recipe.methods import SPECS, Methods
 from components.shared.recipe.parallel import Parallel
 from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
 
-SECTIONS = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
+SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
 """Methods that have a section of their own."""
 
 
-class Training(Section):
+class Training(Methods):
     """How the model learns."""
 
-    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo"] = "sft"
-    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
-    (`dpo`, `kto`, `orpo`, `cpo`), or by rewards of what the model writes (`grpo`, `rloo`)."""
-    reward: Reward | None = None
-    """Settings of `method: reward`."""
-    dpo: DPO | None = None
-    """Settings of `method: dpo`."""
-    kto: KTO | None = None
-    """Settings of `method: kto`."""
-    orpo: ORPO | None = None
-    """Settings of `method: orpo`."""
-    cpo: CPO | None = None
-    """Settings of `method: cpo`."""
-    grpo: GRPO | None = None
-    """Settings of `method: grpo`."""
-    rloo: RLOO | None = None
-    """Settings of `method: rloo`."""
     batch_size: Positive = 8
     """Rows per optimizer step: what the optimizer sees."""
     micro_batch_size: Positive | Literal["auto"] | None = None
@@ -84,7 +67,8 @@ class Training(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     activation_offloading: bool = False
-    """Hold activations in the host's memory between forward and backward."""
+    """Hold activations in the host's memory between forward and backward; with `sft`, `pretrain`, `reward`, `dpo` and
+    `kto`, whose trainers can."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
     """`torch.compile` the model, by mode; true for `default`."""
     compile_optimizer: bool = False
@@ -121,7 +105,8 @@ class Training(Section):
         if not isinstance(value, dict):
             return value
         method = value.get("method", "sft")
-        if method in SECTIONS and value.get(method) is None and method not in ("grpo", "rloo"):
+        spec = SPECS.get(method) if isinstance(method, str) else None
+        if spec and spec.settings and not spec.requires and value.get(method) is None:
             return {**value, method: {}}
         return value
 
@@ -146,67 +131,38 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Training:
-        if self.micro_batch_size == "auto" and self.method in ("kto", "grpo", "rloo"):
+        spec = self.spec
+        if self.settings is None and spec.requires:
+            example = yaml.safe_dump({spec.name: dict(spec.example)}, default_flow_style=True).strip()[1:-1]
+            raise ValueError(f"{spec.name} needs {spec.requires}; give {example}")
+        if self.micro_batch_size == "auto" and spec.micro_batch_decides_loss:
             raise ValueError(
-                f"micro_batch_size: the loss of {self.method} depends on it, so auto would let memory decide what is "
+                f"micro_batch_size: the loss of {spec.name} depends on it, so auto would let memory decide what is "
                 "learned; give a number"
             )
-        if self.method in ("grpo", "rloo"):
-            self._check_generation()
-        elif self.method == "kto":
-            if self.kto and self.kto.loss == "kto" and self.micro < 2:
-                raise ValueError("kto estimates a divergence within each micro-batch; use micro_batch_size 2 or more")
-            if self.curriculum or self.group_by_length:
-                raise ValueError("kto takes rows in their order; leave out curriculum and group_by_length")
-        return self
-
-    def _check_generation(self) -> None:
-        generation = self.generation
-        if self.lr_find:
-            raise ValueError(f"lr_find: the loss of {self.method} says nothing about the learning rate; leave it out")
-        if generation is None:
-            raise ValueError(f"{self.method} needs a reward; give {self.method}: {{rewards: [numeric]}}")
-        if self.round_size % generation.num_generations:
+        if self.completions and self.lr_find:
+            raise ValueError(f"lr_find: the loss of {spec.name} says nothing about the learning rate; leave it out")
+        if self.generation and self.round_size % self.generation.num_generations:
             raise ValueError(
-                f"{self.method}.num_generations {generation.num_generations} does not divide the {self.round_size} "
+                f"{spec.name}.num_generations {self.generation.num_generations} does not divide the {self.round_size} "
                 "completions of a round (micro-batch size × steps_per_generation); change one of them"
             )
-        if self.curriculum or self.group_by_length:
-            raise ValueError(f"{self.method} repeats prompts in an order of its own; leave out curriculum and "
-                             "group_by_length")  # fmt: skip
-
-    @property
-    def generation(self) -> Generation | None:
-        """Settings of the methods that let the model write."""
-        return self.grpo or self.rloo
+        if self.kto and self.kto.loss == "kto" and self.rows_at_once < 2:
+            raise ValueError("kto estimates a divergence within each micro-batch; use micro_batch_size 2 or more")
+        if spec.own_order and (self.curriculum or self.group_by_length):
+            raise ValueError(f"{spec.name} {spec.own_order}; leave out curriculum and group_by_length")
+        return self
 
     @property
     def round_size(self) -> int:
         """Completions of one round of generation, of all processes together; 0 where the model does not write."""
-        if self.generation is None:
+        if self.completions is None:
             return 0
-        return self.micro * (self.generation.steps_per_generation or self.accumulation)
+        steps = self.generation.steps_per_generation if self.generation else None
+        return self.rows_at_once * steps if steps else self.batch_size
 
     @property
-    def micro(self) -> int:
-        """Rows per forward pass.
-
-        Raises:
-            UserError: it is `auto`, and no chunk has found it yet.
-        """
-        if self.micro_batch_size == "auto":
-            raise UserError(
-                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
-                remedy="Let the first chunk run, or give a number.",
-            )
+    def rows_at_once(self) -> int:
+        """Rows of a forward pass with one process; see `Recipe.micro_batch_size_per_process`. Not for `auto`."""
+        assert self.micro_batch_size != "auto"
         return self.micro_batch_size or self.batch_size
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.batch_size // self.micro
-
-    @property
-    def split(self) -> str:
-        """How a batch is split, in words."""
-        return "split as memory allows" if self.micro_batch_size == "auto" else f"{self.accumulation} x {self.micro}"

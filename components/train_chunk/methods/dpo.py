@@ -7,12 +7,27 @@ from typing import Any
 from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
-from components.train_chunk.chunked import Chunked, Setup
-from components.train_chunk.references import MovingReference, moving
+from components.train_chunk.trainer.chunked import Chunked, Setup
+from components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedDPOTrainer(MovingReference, Chunked, DPOTrainer):
-    """`DPOTrainer` in chunks."""
+    """`DPOTrainer` in chunks, which also logs the reference's log-probabilities and the divergence from it.
+
+    TRL logs the policy's log-probabilities of both answers, `logps/…`, and its log ratios to the reference times β,
+    `rewards/…`; the rest follows from these. `kl` is the mean log ratio over the answers of the rows, in nats per
+    answer: an estimate of the divergence that falls below 0 where the model finds these answers less likely than the
+    reference does.
+    """
+
+    def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        loss = super()._compute_loss(model, inputs, return_outputs)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        ratios = {side: metrics[f"rewards/{side}"][-1] / self.beta for side in ("chosen", "rejected")}
+        for side, ratio in ratios.items():
+            metrics[f"logps/reference_{side}"].append(metrics[f"logps/{side}"][-1] - ratio)
+        metrics["kl"].append(sum(ratios.values()) / len(ratios))
+        return loss
 
 
 def build(setup: Setup) -> Trainer:
@@ -34,5 +49,4 @@ def build(setup: Setup) -> Trainer:
         activation_offloading=recipe.training.activation_offloading,
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
-    extra: dict[str, Any] = {"ref_model": setup.reference()} if setup.has_reference() else {}
-    return setup.trainer(ChunkedDPOTrainer, config, **extra)
+    return setup.trainer(ChunkedDPOTrainer, config, **setup.with_reference())

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import Trainer
 from trl import KTOConfig, KTOTrainer
 
-from components.train_chunk.chunked import Chunked, Setup
-from components.train_chunk.references import MovingReference, moving
+from components.train_chunk.trainer.chunked import Chunked, Setup
+from components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedKTOTrainer(MovingReference, Chunked, KTOTrainer):
@@ -43,8 +43,7 @@ def build(setup: Setup) -> Trainer:
         train=_with_neighbours(setup.train.shuffle(seed=recipe.seed), rows * config.world_size),
         held_out=setup.held_out and _with_neighbours(setup.held_out, held_out * config.world_size),
     )
-    extra: dict[str, Any] = {"ref_model": setup.reference()} if setup.has_reference() else {}
-    return setup.trainer(ChunkedKTOTrainer, config, **extra)
+    return setup.trainer(ChunkedKTOTrainer, config, **setup.with_reference())
 
 
 def _with_neighbours(rows: Any, batch_size: int) -> Any:

@@ -8,7 +8,7 @@ from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from components.shared import hooks
-from components.train_chunk.chunked import Chunked, Setup
+from components.train_chunk.trainer.chunked import Chunked, Setup
 
 
 class ChunkedSFTTrainer(Chunked, SFTTrainer):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from components.shared.errors import BatonError, UserError
-from components.shared.preemption import SERVICE_ACCOUNT
+from components.train_chunk.distributed.preemption import SERVICE_ACCOUNT
 from components.train_chunk.trainjob.manifest import GROUP, NODE, PLURAL, VERSION
+from components.train_chunk.trainjob.objects import OwnerReference, Pod, TrainJob, Warning
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+    from kubernetes.client.rest import ApiException
 
 logger = logging.getLogger("baton")
 
@@ -34,7 +40,7 @@ class Cluster:
         namespace: Where jobs and their pods live.
     """
 
-    def __init__(self, client: Any, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         from kubernetes import client as api
 
         self.namespace = namespace
@@ -60,7 +66,7 @@ class Cluster:
         with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:
             return cls(client.ApiClient(), file.read().strip())
 
-    def create(self, job: dict[str, Any]) -> bool:
+    def create(self, job: TrainJob) -> bool:
         """Creates a job; False where one of its name is there.
 
         Raises:
@@ -70,20 +76,18 @@ class Cluster:
             self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
         )
 
-    def job(self, name: str) -> dict[str, Any] | None:
+    def job(self, name: str) -> TrainJob | None:
         """Returns a job, None where there is none."""
-        found: dict[str, Any] | None = self._ask(
-            "get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404
-        )
-        return found
+        get = self._jobs.get_namespaced_custom_object
+        return cast("TrainJob | None", self._ask("get", get, *self._kind, name, expected=404))
 
-    def jobs(self, labels: dict[str, str]) -> list[dict[str, Any]]:
+    def jobs(self, labels: dict[str, str]) -> list[TrainJob]:
         """Returns all jobs with some labels."""
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         answer = self._ask("list", self._jobs.list_namespaced_custom_object, *self._kind, label_selector=selector)
         return list(answer["items"])
 
-    def adopt(self, name: str, owners: list[dict[str, Any]]) -> bool:
+    def adopt(self, name: str, owners: list[OwnerReference]) -> bool:
         """Gives a job owners in the place of those before; False where the job is gone."""
         change = {"metadata": {"ownerReferences": owners}}
         patch = self._jobs.patch_namespaced_custom_object
@@ -95,13 +99,14 @@ class Cluster:
         answer = self._ask("delete", delete, *self._kind, name, propagation_policy="Background", expected=404)
         return answer is not None
 
-    def pods(self, name: str) -> list[dict[str, Any]]:
+    def pods(self, name: str) -> list[Pod]:
         """Returns the pods of a job, as the API server has them."""
         return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
 
-    def warnings(self, name: str) -> list[dict[str, Any]]:
+    def warnings(self, name: str) -> list[Warning]:
         """Returns the warnings about a job and what was made for it, oldest first."""
-        events = self._list("list events", self._core.list_namespaced_event, field_selector="type=Warning")
+        listed = self._core.list_namespaced_event
+        events: list[Warning] = self._list("list events", listed, field_selector="type=Warning")
         ours = [event for event in events if event["involvedObject"].get("name", "").startswith(name)]
         return sorted(ours, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
@@ -128,12 +133,15 @@ class Cluster:
     def _kind(self) -> tuple[str, str, str, str]:
         return GROUP, VERSION, self.namespace, PLURAL
 
-    def _list(self, what: str, call: Any, **given: Any) -> list[dict[str, Any]]:
-        """Returns plain objects: the client's own classes know the fields of its own version alone."""
-        answer = self._ask(what, call, self.namespace, _preload_content=False, **given)
+    def _list(self, what: str, call: Callable[..., Any], **selector: str) -> list[Any]:
+        """Returns plain objects: the client's classes know only the fields of its version."""
+        read = functools.partial(call, _preload_content=False, **selector)
+        answer = self._ask(what, read, self.namespace)
         return list(json.loads(answer.data)["items"])
 
-    def _ask(self, what: str, call: Any, *arguments: Any, expected: int | None = None, **given: Any) -> Any:
+    def _ask(
+        self, what: str, call: Callable[..., Any], *arguments: object, expected: int | None = None, **options: object
+    ) -> Any:
         """Asks, and returns the answer; None for a refusal that is expected.
 
         Raises:
@@ -144,7 +152,7 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         try:
-            return call(*arguments, _request_timeout=TIMEOUT, **given)
+            return call(*arguments, _request_timeout=TIMEOUT, **options)
         except ApiException as error:
             message = _message(error)
             if error.status == expected and not (expected == 404 and _is_about_a_kind(message)):
@@ -154,7 +162,7 @@ class Cluster:
             raise AwayError(f"the API server of Kubernetes cannot be reached: {error}.") from None
 
 
-def _message(error: Any) -> str:
+def _message(error: ApiException) -> str:
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""One job from its creation to its end: made or found, followed, and taken away whatever happens."""
+"""One job from its creation to its end: made or found, followed, and deleted whatever happens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from components.shared import events
+from components.shared.core.patience import attempts, insist
 from components.shared.errors import BatonError, UserError
 from components.train_chunk.trainjob import reasons
 from components.train_chunk.trainjob.cluster import AwayError, Cluster
+from components.train_chunk.trainjob.objects import Pod, TrainJob
 from components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
+from components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -39,57 +42,56 @@ class Job:
         document: The job as it is to be; see `manifest.train_job`.
         siblings: Labels by which all jobs of the chunk are found.
         wait: Seconds that the nodes may take until all run.
-        notice: Returns that this stage's machine will be taken away, None while it stays.
+        notice: Returns that this stage's machine will be preempted, None while it stays.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        document: dict[str, Any],
+        document: TrainJob,
         siblings: dict[str, str],
         *,
         wait: float,
         notice: Callable[[], str | None],
     ) -> None:
-        self.name: str = document["metadata"]["name"]
-        self.nodes: int = document["spec"]["trainer"]["numNodes"]
+        self.name = document["metadata"]["name"]
+        self.nodes = document["spec"]["trainer"]["numNodes"]
         self._cluster = cluster
         self._document = document
         self._siblings = siblings
         self._wait = wait
         self._notice = notice
-        self._present: list[dict[str, Any]] = []
-        self._pods: dict[str, dict[str, Any]] = {}
+        self._present: list[Pod] = []
+        self._pods: dict[str, Pod] = {}
         self._log: RankLog | None = None
-        self._said = ""
-        self._unanswered_since: float | None = None
+        self._reason = ""
         self._waiting_since: float | None = None
         self._stuck_since: float | None = None
 
     def run(self) -> bool:
-        """Brings the job to its end.
+        """Creates the job, or finds it, and follows it to its end.
 
         Returns:
-            Whether it ended by itself: False where this stage must go, or somebody else took it away.
+            Whether it ended by itself: False where this stage must go, or somebody else deleted it.
 
         Raises:
             BatonError: it failed, does not start, or Kubernetes does not answer.
         """
         self._clear()
         created = self._patiently(lambda: self._cluster.create(self._document))
-        with self._taken_away():
+        with self._deleted_after():
             if not created:
                 self._take_over()
             events.emit("train_job", name=self.name, state="created" if created else "found", nodes=self.nodes)
             return self._follow()
 
     def _clear(self) -> None:
-        """Takes away what earlier attempts left of this chunk, but for a job that is this one and still runs."""
+        """Deletes what earlier attempts left of this chunk, but for a job that is this one and still runs."""
         for other in self._patiently(lambda: self._cluster.jobs(self._siblings)):
             name = other["metadata"]["name"]
             over = reasons.condition(other, "Complete") or reasons.condition(other, "Failed")
             if name != self.name or over or other["metadata"].get("deletionTimestamp"):
-                logger.info("TrainJob %s is of an earlier attempt: it is taken away", name)
+                logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
                 self._remove(name)
 
     def _take_over(self) -> None:
@@ -100,7 +102,7 @@ class Job:
     def _follow(self) -> bool:
         while True:
             if notice := self._notice():
-                logger.warning("%s: TrainJob %s is taken away; its nodes save what they have", notice, self.name)
+                logger.warning("%s: TrainJob %s is deleted; its nodes save what they have", notice, self.name)
                 return False
             job = self._patiently(lambda: self._cluster.job(self.name))
             if job is None:
@@ -112,7 +114,7 @@ class Job:
                 return True
             if reasons.condition(job, "Failed"):
                 self._hear_out()
-                if self.left_early:  # all is saved; that a machine was taken away meanwhile is no failure of the chunk
+                if self.left_early:  # all is saved; that a machine was preempted meanwhile is no failure of the chunk
                     return True
                 raise self._failure(job)
             self._require_start(job)
@@ -120,9 +122,9 @@ class Job:
 
     def _pause(self) -> None:
         """Waits until it is time to look again; not with a notice, as little time is left then."""
-        until = time.monotonic() + POLL
-        while time.monotonic() < until and not self._notice():
-            time.sleep(0.1)
+        for _ in attempts(POLL, pause=0.1):
+            if self._notice():
+                return
 
     def _look(self) -> None:
         """Takes note of the pods, and follows the first one's log once there is one."""
@@ -137,7 +139,7 @@ class Job:
         elif not self._log.is_open and self._pods[newest]["status"].get("phase") == "Running":
             self._log = self._log.again()
 
-    def _require_start(self, job: dict[str, Any]) -> None:
+    def _require_start(self, job: TrainJob) -> None:
         """Says what the nodes wait for, once each time that changes.
 
         Raises:
@@ -153,27 +155,27 @@ class Job:
         self._stuck_since = (self._stuck_since or now) if stuck else None
         if stuck and self._stuck_since and now - self._stuck_since >= IMAGE_PATIENCE:
             raise UserError(stuck, remedy="Check resources.image, resources.secret and the other names there.")
-        said = reasons.waiting_for(job, self.nodes, pods, self._patiently(lambda: self._cluster.warnings(self.name)))
+        reason = reasons.waiting_for(job, self.nodes, pods, self._patiently(lambda: self._cluster.warnings(self.name)))
         if now - self._waiting_since >= self._wait:
             raise UserError(
-                f"resources.wait_for_nodes is over, {self._wait:.0f} s: {said}.",
+                f"resources.wait_for_nodes is over, {self._wait:.0f} s: {reason}.",
                 remedy="Ask for fewer or other nodes, or give them more time.",
             )
-        if said != self._said:
-            self._said = said
-            logger.info("TrainJob %s: %s", self.name, said)
+        if reason != self._reason:
+            self._reason = reason
+            logger.info("TrainJob %s: %s", self.name, reason)
 
-    def _failure(self, job: dict[str, Any]) -> BatonError:
+    def _failure(self, job: TrainJob) -> BatonError:
         """Returns why the job failed, by the pod that failed first: the others end for want of it."""
         self._look()  # states that came with the end
         pods = list(self._pods.values())
-        told, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
+        error, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
         first = reasons.first_failed(pods)
         if first and reasons.index(first):
             lines = self._patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
             errors = [event for line in lines if (event := events.parse(line)) and event["event"] == "error"]
-            told, tail = errors[0] if errors else told, lines[-LAST_LINES:]
-        return reasons.failure(job, pods, told, tail)
+            error, tail = cast(ErrorEvent, errors[0]) if errors else error, lines[-LAST_LINES:]
+        return reasons.failure(job, pods, error, tail)
 
     def _hear_out(self) -> None:
         if self._log:
@@ -185,7 +187,7 @@ class Job:
         return self._log is not None and self._log.partial
 
     @contextlib.contextmanager
-    def _taken_away(self) -> Iterator[None]:
+    def _deleted_after(self) -> Iterator[None]:
         """Deletes the job on every way out; that this fails never hides what went before."""
         try:
             yield
@@ -199,11 +201,9 @@ class Job:
         """Deletes a job and waits until it and its pods are gone, as the next one's pods would find no room."""
         if not self._patiently(lambda: self._cluster.delete(name)):
             return
-        until = time.monotonic() + GONE_WAIT
-        while time.monotonic() < until:
+        for _ in attempts(GONE_WAIT, pause=1.0):
             if self._patiently(lambda: self._cluster.job(name)) is None and not self._alive(name):
                 return
-            time.sleep(1)
         logger.warning("TrainJob %s is being deleted, and not gone after %.0f s", name, GONE_WAIT)
 
     def _alive(self, name: str) -> bool:
@@ -216,15 +216,5 @@ class Job:
         Raises:
             AwayError: there was none for `PATIENCE` seconds.
         """
-        while True:
-            try:
-                answer = ask()
-            except AwayError as error:
-                self._unanswered_since = self._unanswered_since or time.monotonic()
-                if time.monotonic() - self._unanswered_since > PATIENCE:
-                    raise
-                logger.warning("%s Asking again.", error)
-                time.sleep(1)
-            else:
-                self._unanswered_since = None
-                return answer
+        tries = attempts(PATIENCE, pause=1.0)
+        return insist(ask, AwayError, tries, lambda error, _: logger.warning("%s Asking again.", error))

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from components.shared.links import KUBEFLOW_RUN, kubeflow_run
 from components.shared.recipe import Recipe, Resources
 from components.shared.recipe.base import seconds
+from components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NODE = "node"
@@ -39,7 +39,7 @@ class Owner:
         name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
         return cls(name, uid) if name and uid else None
 
-    def reference(self) -> dict[str, Any]:
+    def reference(self) -> OwnerReference:
         """Returns it as an owner of other objects."""
         return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
 
@@ -49,7 +49,7 @@ def labels(run_uri: str, index: int) -> dict[str, str]:
     return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
 
 
-def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> dict[str, Any]:
+def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> TrainJob:
     """Returns the job of a chunk.
 
     Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
@@ -63,8 +63,8 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
     """
     spec = _spec(recipe, run_uri, index)
     digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
-    if found := kubeflow_run():  # not in the name: a run that is submitted again goes on with the job that it finds
-        spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": found})
+    if kubeflow := kubeflow_run():  # not in the name: a run that is submitted again follows the job that it finds
+        spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": kubeflow})
     run_name = run_uri.rpartition("/")[2][:LONGEST_NAME].strip("-")
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -79,10 +79,10 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
     }
 
 
-def _spec(recipe: Recipe, run_uri: str, index: int) -> dict[str, Any]:
+def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
     resources = recipe.resources
     scope, _, name = resources.runtime.rpartition("/")
-    spec = {
+    spec: JobSpec = {
         "runtimeRef": {
             "apiGroup": GROUP,
             "kind": "ClusterTrainingRuntime" if scope else "TrainingRuntime",
@@ -110,32 +110,34 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> dict[str, Any]:
             }
         ],
     }
-    return spec | ({"activeDeadlineSeconds": int(seconds(resources.deadline))} if resources.deadline else {})
+    if resources.deadline:
+        spec["activeDeadlineSeconds"] = int(seconds(resources.deadline))
+    return spec
 
 
-def _environment(recipe: Recipe) -> list[dict[str, Any]]:
+def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     """Returns the environment of a node; where it meets the others, Trainer adds."""
     plain = {**recipe.resources.plain_env, "BATON_EVENTS": "stdout"}
-    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    environment: list[EnvironmentVariable] = [{"name": name, "value": value} for name, value in plain.items()]
     for secret, variables in recipe.resources.secrets:
         for key, variable in variables.items():
-            found.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+            environment.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
     if recipe.chunks.preemption.node_taints:
-        found.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
-    return found
+        environment.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
+    return environment
 
 
-def _per_node(resources: Resources) -> dict[str, Any]:
+def _per_node(resources: Resources) -> dict[str, dict[str, str]]:
     asked = {"cpu": resources.cpu, "memory": resources.memory}
-    found = {name: quantity for name, quantity in asked.items() if quantity}
-    limits = {**found, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
+    plain = {name: quantity for name, quantity in asked.items() if quantity}
+    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
     return {kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values}
 
 
-def _pod(recipe: Recipe) -> dict[str, Any]:
+def _pod(recipe: Recipe) -> dict[str, object]:
     """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
     resources = recipe.resources
-    volumes: list[dict[str, Any]] = []
+    volumes: list[dict[str, object]] = []
     mounts: list[dict[str, str]] = []
     if resources.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resources.shm}})

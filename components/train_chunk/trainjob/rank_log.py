@@ -6,10 +6,11 @@ import logging
 import sys
 import threading
 from collections import deque
-from typing import Any
+from typing import cast
 
 from components.shared import events
 from components.train_chunk.trainjob.cluster import Cluster
+from components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -35,7 +36,7 @@ class RankLog:
     def __init__(self, cluster: Cluster, pod: str, after: str = "") -> None:
         self.pod = pod
         self.told = after
-        self.error: dict[str, Any] | None = None
+        self.error: ErrorEvent | None = None
         self.partial = False
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self._cluster = cluster
@@ -64,7 +65,7 @@ class RankLog:
                 if time > self.told:  # RFC 3339 in UTC, to the nanosecond: in order as text, too
                     self.told = time
                     self._tell(text)
-        except Exception as error:  # a connection that broke, a pod that is gone: whoever follows the job asks again
+        except Exception as error:  # a connection that broke, a pod that is gone: `Job` asks again
             logger.info("the log of %s broke off: %s", self.pod, str(error).splitlines()[0] if str(error) else error)
 
     def _tell(self, text: str) -> None:
@@ -76,7 +77,7 @@ class RankLog:
         kind = event.pop("event")
         event.pop("at", None)
         if kind == "error":
-            self.error = event
+            self.error = cast(ErrorEvent, event)
         elif kind != "stage":  # the stage that follows tells these of itself
             self.partial = self.partial or kind == "partial"
             events.emit(kind, **event)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypedDict
 
 from components.shared.errors import BatonError, UserError
+from components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 """Annotation, and in newer versions label, with a pod's number."""
@@ -18,25 +19,32 @@ LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 """Reasons of a pod whose node is gone or going."""
 
 
-def condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
+class ErrorEvent(TypedDict, total=False):
+    """What a stage tells as it fails."""
+
+    message: str
+    exit_code: int
+
+
+def condition(job: Pod | TrainJob, kind: str) -> Condition | None:
     """Returns a condition of an object where it holds, None where it does not."""
-    conditions = job.get("status", {}).get("conditions") or []
-    return next((found for found in conditions if found["type"] == kind and found["status"] == "True"), None)
+    conditions = job["status"].get("conditions") or [] if "status" in job else []
+    return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
-def index(pod: dict[str, Any]) -> int:
+def index(pod: Pod) -> int:
     """Returns the number of a node in its job."""
     metadata = pod["metadata"]
     number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
     return int(number or 0)
 
 
-def has_started(pod: dict[str, Any]) -> bool:
+def has_started(pod: Pod) -> bool:
     """Tells whether a pod runs, or has run."""
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def not_starting(pods: Iterable[dict[str, Any]]) -> str | None:
+def not_starting(pods: Iterable[Pod]) -> str | None:
     """Returns why a pod will not start by itself: its image or its settings."""
     for pod in pods:
         for status in pod["status"].get("containerStatuses") or []:
@@ -49,29 +57,25 @@ def not_starting(pods: Iterable[dict[str, Any]]) -> str | None:
     return None
 
 
-def waiting_for(
-    job: dict[str, Any], nodes: int, pods: Sequence[dict[str, Any]], warnings: Sequence[dict[str, Any]]
-) -> str:
+def waiting_for(job: TrainJob, nodes: int, pods: Sequence[Pod], warnings: Sequence[Warning]) -> str:
     """Returns what the nodes that do not run yet wait for, as far as Kubernetes tells."""
     if suspended := condition(job, "Suspended"):
         return f"the job is suspended: {suspended.get('message', '')}"
     running = sum(map(has_started, pods))
-    found = [line for pod in pods if not has_started(pod) if (line := _unschedulable(pod))]
-    found += [f"{event['reason']}: {event['message']}" for event in warnings[-1:]] if not found else []
-    if not found and not pods:
-        found = ["no pod was made for it, as where Kubeflow Trainer's controller does not run"]
-    return f"{running} of {nodes} nodes run" + (f"; {'; '.join(dict.fromkeys(found))}" if found else "")
+    lines = [line for pod in pods if not has_started(pod) if (line := _unschedulable(pod))]
+    lines += [f"{event['reason']}: {event['message']}" for event in warnings[-1:]] if not lines else []
+    if not lines and not pods:
+        lines = ["no pod was made for it, as where Kubeflow Trainer's controller does not run"]
+    return f"{running} of {nodes} nodes run" + (f"; {'; '.join(dict.fromkeys(lines))}" if lines else "")
 
 
-def first_failed(pods: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+def first_failed(pods: Iterable[Pod]) -> Pod | None:
     """Returns the pod whose container ended with another code than 0 before all others, None where none has."""
     failed = [pod for pod in pods if _ended(pod).get("exitCode")]
     return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), index(pod)), default=None)
 
 
-def failure(
-    job: dict[str, Any], pods: Sequence[dict[str, Any]], told: dict[str, Any] | None, tail: Sequence[str]
-) -> BatonError:
+def failure(job: TrainJob, pods: Sequence[Pod], error: ErrorEvent | None, tail: Sequence[str]) -> BatonError:
     """Returns why a job failed.
 
     What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
@@ -79,19 +83,19 @@ def failure(
     Args:
         job: The job, as it is now.
         pods: Its pods, each as it was last seen.
-        told: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
+        error: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
         tail: The last lines of that log.
     """
-    again, first = "Run again: it goes on from the newest checkpoint.", first_failed(pods)
+    again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
     for pod in sorted(pods, key=index):
         if line := _befallen(pod):
             return BatonError(f"{line}.", remedy=again)
     if first and _ended(first)["exitCode"] == KILLED:
         where = f"node {index(first)} ({_place(first)})"
         return BatonError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
-    if told:
-        kind = UserError if told.get("exit_code") == UserError.exit_code else BatonError
-        return kind(str(told["message"]))
+    if error:
+        kind = UserError if error.get("exit_code") == UserError.exit_code else BatonError
+        return kind(error["message"])
     if first:
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""
         return BatonError(f"node {index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
@@ -99,7 +103,7 @@ def failure(
     return BatonError(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
 
 
-def _befallen(pod: dict[str, Any]) -> str | None:
+def _befallen(pod: Pod) -> str | None:
     """Returns what was done to a pod, None where it ended by itself or has not."""
     status, ended = pod["status"], _ended(pod)
     node = f"node {index(pod)} ({_place(pod)})"
@@ -108,26 +112,26 @@ def _befallen(pod: dict[str, Any]) -> str | None:
     if status.get("reason") == "Evicted":
         return f"{node} was evicted: {status.get('message', '').rstrip('.')}"
     if disruption := condition(pod, "DisruptionTarget"):
-        return f"{node} was taken away: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
+        return f"{node} was preempted: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
     if status.get("reason") in LOST or status.get("phase") == "Unknown":
         return f"{node} is lost: {status.get('message') or status.get('reason') or 'its machine does not answer'}"
     return None
 
 
-def _ended(pod: dict[str, Any]) -> dict[str, Any]:
+def _ended(pod: Pod) -> Terminated:
     for status in pod["status"].get("containerStatuses") or []:
         for state in (status.get("state", {}), status.get("lastState", {})):
             if terminated := state.get("terminated"):
-                return dict(terminated)
+                return terminated
     return {}
 
 
-def _unschedulable(pod: dict[str, Any]) -> str | None:
-    for found in pod["status"].get("conditions") or []:
-        if found["type"] == "PodScheduled" and found["status"] == "False":
-            return f"node {index(pod)}: {found.get('message') or found.get('reason')}"
+def _unschedulable(pod: Pod) -> str | None:
+    for entry in pod["status"].get("conditions") or []:
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return f"node {index(pod)}: {entry.get('message') or entry.get('reason')}"
     return not_starting([pod])
 
 
-def _place(pod: dict[str, Any]) -> str:
+def _place(pod: Pod) -> str:
     return str(pod["spec"].get("nodeName") or "no machine yet")

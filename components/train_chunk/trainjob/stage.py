@@ -2,72 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from components.shared import events
-from components.shared.bundles import Manifest
 from components.shared.errors import BatonError
-from components.shared.preemption import Watch
 from components.shared.recipe import Recipe
 from components.shared.recipe.base import seconds
-from components.train_chunk.trainjob import meeting
+from components.train_chunk.checkpointing.restore import committed_at_target
+from components.train_chunk.context import TrainContext
+from components.train_chunk.distributed import rendezvous
+from components.train_chunk.distributed.preemption import PreemptionWatch
+from components.train_chunk.outcome import Ending, Outcome
+from components.train_chunk.reporting.scoring import Scoring
 from components.train_chunk.trainjob.cluster import Cluster
 from components.train_chunk.trainjob.job import Job
 from components.train_chunk.trainjob.manifest import Owner, labels, train_job
 
-if TYPE_CHECKING:
-    from components.train_chunk.chunk import Chunk
-
 
 def is_wanted(recipe: Recipe) -> bool:
     """Tells whether this process is to create a job; False in the pods of the job itself."""
-    return recipe.resources.nodes > 1 and not meeting.is_node()
+    return recipe.resources.nodes > 1 and not rendezvous.is_node()
 
 
-def bring(chunk: Chunk, cluster: Cluster | None = None) -> dict[str, Any]:
-    """Has the nodes bring the run to the chunk's target.
+def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
+    """Runs the job of a chunk, whose nodes train to its target.
 
     Args:
-        chunk: The chunk, whose target is not committed yet.
+        context: The chunk, whose target is not committed yet.
+        scoring: The score of a sweep's trial, None where the run is none.
         cluster: Where; the cluster that this process is a pod of, when left out.
-
-    Returns:
-        What `Chunk.bring` returns.
 
     Raises:
         BatonError: the job failed, does not start or ended before its target.
     """
     cluster = cluster or Cluster.here()
-    document = train_job(chunk.recipe, chunk.run.uri, chunk.index, Owner.here())
-    with Watch(chunk.recipe.chunks.preemption) as watch:
+    index, target, recipe = context.index, context.target, context.recipe
+    document = train_job(recipe, context.run.uri, index, Owner.here())
+    with PreemptionWatch(recipe.chunks.preemption) as watch:
         job = Job(
             cluster,
             document,
-            labels(chunk.run.uri, chunk.index),
-            wait=seconds(chunk.recipe.resources.wait_for_nodes),
+            labels(context.run.uri, index),
+            wait=seconds(recipe.resources.wait_for_nodes),
             notice=lambda: watch.notice,
         )
         ended = job.run()
-    if (standing := chunk.restorer.standing()) and chunk.has_score(standing[0]):
-        return _result(chunk, *standing, "done")
+    committed = committed_at_target(context.store, target)
+    if committed and (scoring is None or scoring.is_kept(committed.step)):
+        return Outcome.at(Ending.DONE, context.store, committed)
     if ended and not job.left_early:
-        raise BatonError(f"the TrainJob of chunk {chunk.index} ended before its target, step {chunk.target}.")
+        raise BatonError(f"the TrainJob of chunk {index} ended before its target, step {target}.")
     if not ended and watch.notice is None:
-        raise BatonError(f"the TrainJob of chunk {chunk.index} was deleted before its target, step {chunk.target}.")
-    return _partial(chunk, watch.notice or "the nodes were taken away")
-
-
-def _partial(chunk: Chunk, notice: str) -> dict[str, Any]:
-    """Returns how far the run is; the next chunk goes on from there."""
-    committed = ((step, found) for step, found in chunk.store.committed() if isinstance(found, Manifest))
-    step, manifest = next(committed, (0, None))
-    events.emit("partial", chunk=chunk.index, step=step, of=chunk.target, notice=notice)
-    if manifest is None:
-        return {"uri": chunk.run.uri, "step": 0, "digest": "", "outcome": "partial"}
-    return _result(chunk, step, manifest, "partial")
-
-
-def _result(chunk: Chunk, step: int, manifest: Manifest, outcome: str) -> dict[str, Any]:
-    """Returns what a chunk returns, with the checkpoint that the nodes have committed."""
-    uri = chunk.store.uri(step, manifest)
-    return {"uri": uri, "step": step, "digest": manifest.meta["digest"], "outcome": outcome}
+        raise BatonError(f"the TrainJob of chunk {index} was deleted before its target, step {target}.")
+    newest = context.store.newest()
+    notice = watch.notice or "the nodes were preempted"
+    events.emit("partial", chunk=index, step=newest.step if newest else 0, of=target, notice=notice)
+    return Outcome.at(Ending.PARTIAL, context.store, newest)

@@ -237,3 +237,16 @@ def test_the_figures_that_say_most(before: Any, after: Any, words: str) -> None:
 def test_the_figures_that_say_most_have_those_of_the_model_in_use_behind_them() -> None:
     words = evaluation.summary({"loss": 2.0, "bleu": 1.0}, {"loss": 1.5, "bleu": 12.345}, {"bleu": 9.5, "tokens": 7})
     assert words == "held-out loss 2 → 1.5, bleu 1 → 12.35 (production 9.5)"
+
+
+@pytest.mark.parametrize(("processes", "most"), [pytest.param(1, 8, id="one"), pytest.param(4, 2, id="four")])
+def test_an_evaluation_takes_no_more_rows_at_once_than_training_on_the_same_device(
+    processes: int, most: int, tiny_base: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Left out, `micro_batch_size` is a batch with one process, and its share of that with several."""
+    recipe = tiny.recipe(tiny_base, training={"method": "sft", "parallel": {"processes": processes}})
+    model = models.start_model(recipe, tokenizer, tiny_base)
+    taken: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, inputs: taken.append(len(inputs["input_ids"])), with_kwargs=True)
+    measures.measure(model, tokenizer, tiny.tokens(recipe, rows_of("sft", tiny.PAIRS)), recipe)
+    assert max(taken) == most == recipe.micro_batch_size_per_process

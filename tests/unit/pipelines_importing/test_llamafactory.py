@@ -231,7 +231,7 @@ def test_their_defaults_hold_where_the_file_is_silent(written: Write):
 
     assert (recipe.adapter.r, recipe.adapter.alpha, recipe.adapter.target_modules) == (8, 16, "all-linear")
     assert (recipe.training.learning_rate, recipe.training.epochs) == (5e-5, 3)
-    assert (recipe.training.batch_size, recipe.training.accumulation, recipe.data.max_length) == (8, 1, 2048)
+    assert (recipe.training.batch_size, recipe.gradient_accumulation_steps, recipe.data.max_length) == (8, 1, 2048)
     assert recipe.training.gradient_checkpointing
     assert recipe.evaluation.every is None
 

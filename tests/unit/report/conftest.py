@@ -80,6 +80,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> dict[str, Any]:
     return {
         "run": "quickstart-20261121-020000",
         "recipe_name": "quickstart",
+        "method": "sft",
         "state": "succeeded",
         "created": "2026-11-21T02:00:00Z",
         "run_uri": "s3://store/runs/quickstart-20261121-020000",

@@ -146,9 +146,9 @@ def test_a_beginning_that_the_template_has_written_is_not_written_again(tiny_bas
     )
     prompt = generation.rendered([{"role": "user", "content": "hello"}], tokenizer)
     assert prompt.startswith("<|im_start|>user")
-    counted = collections.Counter(generation._ids(tokenizer, prompt, 64))
+    counted = collections.Counter(generation.prompt_ids(tokenizer, prompt, 64))
     assert counted[start] == 2, "one for the user and one for the assistant"
-    assert generation._ids(tokenizer, "hello", 64)[0] == start
+    assert generation.prompt_ids(tokenizer, "hello", 64)[0] == start
 
 
 def test_penalties_of_the_model_s_own_settings_do_not_count(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:

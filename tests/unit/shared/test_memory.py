@@ -173,7 +173,7 @@ def kept_for_backward(model: Any, given: Recipe) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
         return value
 
-    ids = torch.randint(0, 400, (given.training.micro, given.data.max_length))
+    ids = torch.randint(0, 400, (given.micro_batch_size_per_process, given.data.max_length))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         hidden = model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
         kept = [hidden.last_hidden_state]

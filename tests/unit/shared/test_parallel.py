@@ -26,7 +26,8 @@ def recipe(*overrides: str, **sections: Any) -> Recipe:
 
 def test_one_process_is_what_it_was() -> None:
     alone = recipe("training.micro_batch_size=2")
-    assert (alone.training.parallel, alone.world_size, alone.micro, alone.accumulation) == (None, 1, 2, 4)
+    assert (alone.training.parallel, alone.world_size) == (None, 1)
+    assert (alone.micro_batch_size_per_process, alone.gradient_accumulation_steps) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,13 @@ def test_one_process_is_what_it_was() -> None:
 )
 def test_the_batch_is_the_recipes_whatever_the_processes(overrides: list[str], expected: tuple[object, ...]) -> None:
     found = recipe(*overrides)
-    assert (found.parallel.strategy, found.world_size, found.micro, found.accumulation) == expected
-    assert found.world_size * found.micro * found.accumulation == 8
+    assert (
+        found.parallel.strategy,
+        found.world_size,
+        found.micro_batch_size_per_process,
+        found.gradient_accumulation_steps,
+    ) == expected
+    assert found.world_size * found.micro_batch_size_per_process * found.gradient_accumulation_steps == 8
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def test_the_batch_is_the_recipes_whatever_the_processes(overrides: list[str], e
 def test_a_round_has_as_many_completions_whatever_the_processes(overrides: list[str], passes: int) -> None:
     grpo = ["training.method=grpo", "training.grpo={rewards: [length], num_generations: 2}"]
     alone, both = recipe(*grpo, *overrides), recipe(*grpo, *overrides, "training.parallel.processes=2")
-    assert alone.training.round_size == both.training.round_size == passes * both.micro * 2
+    assert alone.training.round_size == both.training.round_size == passes * both.micro_batch_size_per_process * 2
 
 
 def test_the_identity_does_not_depend_on_them() -> None:

@@ -174,9 +174,9 @@ def test_all_problems_are_told_at_once(scratch_recipe: dict[str, Any]):
 
 
 def test_batches(scratch_recipe: dict[str, Any]):
-    training = changed(scratch_recipe, {"training.batch_size": 16, "training.micro_batch_size": 4}).training
+    recipe = changed(scratch_recipe, {"training.batch_size": 16, "training.micro_batch_size": 4})
 
-    assert (training.micro, training.accumulation) == (4, 4)
+    assert (recipe.micro_batch_size_per_process, recipe.gradient_accumulation_steps) == (4, 4)
 
 
 def test_one_source_is_a_list(scratch_recipe: dict[str, Any]):

@@ -54,7 +54,7 @@ def test_the_example_loads(example: str):
     assert recipe.data.columns == {"prompt": "question", "completion": "answer"}
     assert recipe.adapter is not None
     assert (recipe.adapter.r, recipe.adapter.alpha, recipe.adapter.dropout) == (16, 32, 0.05)
-    assert (recipe.training.accumulation, recipe.training.epochs) == (4, 2)
+    assert (recipe.gradient_accumulation_steps, recipe.training.epochs) == (4, 2)
     assert (recipe.training.learning_rate, recipe.training.lr_scheduler) == (0.0002, "cosine")
     assert (recipe.chunks.count, recipe.chunks.every_seconds) == (8, 300)
     assert (recipe.resources.gpus, recipe.resources.memory) == (1, "64Gi")

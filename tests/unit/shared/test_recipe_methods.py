@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import typing
 from typing import Any
 
 import pytest
 
 from components.shared import recipe_file
 from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from components.shared.recipe import SPECS, Recipe, Training
 
 BASE: dict[str, Any] = {
     "name": "tiny",
@@ -169,6 +170,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**SCRATCH, "training.method": "rloo", "training.rloo.rewards": ["length"]},
         "training.rloo.beta: there is no reference for a model from scratch; set it to 0",
     ),
+    "a nucleus that CUDA sums as it likes": (
+        {**GRPO, "training.grpo.top_p": 0.9, "resources.gpus": 1},
+        "training.grpo.top_p: CUDA has no deterministic kernel for the sum it takes; use top_k or min_p, or set "
+        "training.deterministic to false",
+    ),
     "early stopping blind": (
         {"training.early_stopping": {}},
         "training.early_stopping: looks at evaluations, and there are none; set evaluation.every",
@@ -241,6 +247,13 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "early stopping": {"training.early_stopping": {}, "evaluation.every": 5},
     "exo with smoothing": {"training.method": "dpo", "training.dpo": {"loss": "exo_pair", "label_smoothing": 0.001}},
     "few bits": {"model.quantization": {}, "adapter": {}, "resources.gpus": 1},
+    "a nucleus on the CPU": {**GRPO, "training.grpo.top_p": 0.9},
+    "a nucleus whatever it sums to": {
+        **GRPO,
+        "training.grpo.top_p": 0.9,
+        "training.deterministic": False,
+        "resources.gpus": 1,
+    },
     "rloo from scratch": {
         **SCRATCH,
         "training.method": "rloo",
@@ -255,6 +268,70 @@ ALLOWED: dict[str, dict[str, Any]] = {
 def test_what_is_next_to_a_rule_is_allowed(changes: dict[str, Any]) -> None:
     given = checked(changes)
     assert recipe_file.loads(recipe_file.dumps(given)) == given
+
+
+IDLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "orpo's activations": (
+        {"training.method": "orpo", "training.activation_offloading": True},
+        "training.activation_offloading: orpo's trainer holds activations where they are; remove it, or set "
+        "gradient_checkpointing",
+        {"training.method": "dpo"},
+    ),
+    "grpo's activations": (
+        {**GRPO, "training.activation_offloading": True},
+        "training.activation_offloading: grpo's trainer holds activations where they are",
+        {"training.activation_offloading": False},
+    ),
+    "a choice of all rows": (
+        {"data.shuffle": True},
+        "data.shuffle: chooses the rows of data.max_samples, which is not set",
+        {"data.max_samples": 10},
+    ),
+    "a file that is not made": (
+        {"export.gguf": {"types": ["f16"]}},
+        "export.gguf: there is no such export; add gguf to export.formats, or remove it",
+        {"export.formats": ["safetensors", "gguf"]},
+    ),
+    "a server that is not told": (
+        {"export.kserve": {"gpus": 1}},
+        "export.kserve: there is no such export; add kserve to export.formats, or remove it",
+        {"export.formats": ["safetensors", "kserve"]},
+    ),
+    "shards of one process": (
+        {"training.parallel": {"strategy": "fsdp", "offload": "cpu"}, "resources.gpus": 1},
+        "training.parallel.offload: one process holds no shards; set training.parallel.processes or resources.gpus "
+        "above 1, or remove it",
+        {"resources.gpus": 2},
+    ),
+    "a phase's": (
+        {"phases": ["sft", {"name": "short", "data": {"shuffle": True}}]},
+        "data.shuffle: chooses the rows",
+        {"data.max_samples": 10},
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message", "remedy"), IDLE.values(), ids=IDLE)
+def test_a_setting_that_would_do_nothing_is_refused_where_a_recipe_is_handed_in(
+    changes: dict[str, Any], message: str, remedy: dict[str, Any]
+) -> None:
+    idle = checked(changes)  # a run that was started with it resumes
+    with pytest.raises(UserError, match=r"recipe 'r.yaml' has a setting without effect:\n  ") as caught:
+        recipe_file.require_effects(idle, origin="r.yaml")
+    assert str(caught.value).splitlines()[1].startswith(f"  {message}")
+    recipe_file.require_effects(checked({**changes, **remedy}), origin="r.yaml")
+
+
+def test_every_method_has_its_spec_and_its_section() -> None:
+    names = typing.get_args(Training.model_fields["method"].annotation)
+    assert list(SPECS) == list(names)
+    assert {name: spec.name for name, spec in SPECS.items()} == {name: name for name in names}
+    for name, spec in SPECS.items():
+        assert (spec.settings is not None) == (name in Training.model_fields)
+        if spec.settings:
+            assert set(spec.forkable) <= set(spec.settings.model_fields)
+            assert bool(spec.requires) == any(field.is_required() for field in spec.settings.model_fields.values())
+            spec.settings.model_validate(dict(spec.example))
 
 
 @pytest.mark.parametrize("method", ["reward", "dpo", "kto", "orpo", "cpo"])

@@ -1,0 +1,118 @@
+"""The training methods, one file each with its settings and its `SPEC`; `SPECS` has all of them by name.
+
+Adding one: its file here, three lines below (its import, its field, its name), its trainer in
+`components/train_chunk/methods/`, and its row in `tests/resume/matrix.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from components.shared.recipe.base import Section
+from components.shared.recipe.methods import cpo, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
+from components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
+from components.shared.recipe.methods.cpo import CPO
+from components.shared.recipe.methods.dpo import DPO
+from components.shared.recipe.methods.grpo import GRPO
+from components.shared.recipe.methods.kto import KTO
+from components.shared.recipe.methods.orpo import ORPO
+from components.shared.recipe.methods.references import Referenced, SyncReference
+from components.shared.recipe.methods.reward import Reward
+from components.shared.recipe.methods.rloo import RLOO
+from components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from components.shared.recipe.model import NamedModel
+
+MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo)
+SPECS: dict[str, MethodSpec] = {module.SPEC.name: module.SPEC for module in MODULES}
+"""Every training method by its name."""
+ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
+"""Sections that a recipe is written with even where they are empty. Those of later methods are left out then: a run's
+identity and a compiled pipeline are made of what is written, and a new method changes neither."""
+
+
+class Methods(Section):
+    """The part of `training` that differs by method: which one, and the section of each."""
+
+    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo"] = "sft"
+    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
+    (`dpo`, `kto`, `orpo`, `cpo`), or by rewards of what the model writes (`grpo`, `rloo`)."""
+    reward: Reward | None = None
+    """Settings of `method: reward`."""
+    dpo: DPO | None = None
+    """Settings of `method: dpo`."""
+    kto: KTO | None = None
+    """Settings of `method: kto`."""
+    orpo: ORPO | None = None
+    """Settings of `method: orpo`."""
+    cpo: CPO | None = None
+    """Settings of `method: cpo`."""
+    grpo: GRPO | None = None
+    """Settings of `method: grpo`."""
+    rloo: RLOO | None = None
+    """Settings of `method: rloo`."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        later = SPECS.keys() - ALWAYS_WRITTEN
+        return {name: value for name, value in written.items() if value is not None or name not in later}
+
+    @property
+    def spec(self) -> MethodSpec:
+        """What is known of the method."""
+        return SPECS[self.method]
+
+    @property
+    def settings(self) -> Section | None:
+        """The method's own section, None where it has none."""
+        found: Section | None = getattr(self, self.method, None)
+        return found
+
+    @property
+    def completions(self) -> Completions | None:
+        """Settings of a method that lets the model write."""
+        return self.settings if isinstance(self.settings, Completions) else None
+
+    @property
+    def generation(self) -> Generation | None:
+        """Settings of a method that judges what the model writes by rewards."""
+        return self.settings if isinstance(self.settings, Generation) else None
+
+    @property
+    def second_model(self) -> tuple[str, NamedModel] | None:
+        """Role and origin of the second model that the method's settings name, None where they name none."""
+        second = self.spec.second_model
+        named = getattr(self.settings, second.name) if second and second.is_named else None
+        return (second.name, named) if second and isinstance(named, NamedModel) else None
+
+    @property
+    def sync_reference(self) -> SyncReference | None:
+        """How the reference follows the model, None where it does not."""
+        return self.settings.sync_reference if isinstance(self.settings, Referenced) else None
+
+    def has_reference(self, *, adapter: bool) -> bool:
+        """Tells whether a copy of the start model is held; an adapter's reference is its base."""
+        return isinstance(self.settings, Referenced) and self.settings.beta > 0 and not adapter
+
+
+__all__ = [
+    "CPO",
+    "DPO",
+    "GRPO",
+    "KTO",
+    "ORPO",
+    "REWARDS",
+    "RLOO",
+    "SPECS",
+    "Completions",
+    "Generation",
+    "MethodSpec",
+    "Methods",
+    "Referenced",
+    "Reward",
+    "RewardFunction",
+    "SecondModel",
+    "SyncReference",
+]

@@ -1,0 +1,13 @@
+"""Next-token prediction on plain text."""
+
+from components.shared.recipe.methods.spec import MethodSpec
+
+SPEC = MethodSpec(
+    name="pretrain",
+    formats=("text",),
+    rows="sequences",
+    takes_loss=True,
+    strategies=("ddp", "fsdp", "zero2", "zero3"),
+    offloads_activations=True,
+    logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
+)

@@ -1,0 +1,13 @@
+"""Supervised fine-tuning."""
+
+from components.shared.recipe.methods.spec import MethodSpec
+
+SPEC = MethodSpec(
+    name="sft",
+    formats=("text", "prompt-completion", "instruction", "messages", "sharegpt"),
+    rows="sequences",
+    takes_loss=True,
+    strategies=("ddp", "fsdp", "zero2", "zero3"),
+    offloads_activations=True,
+    logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
+)

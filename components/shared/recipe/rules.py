@@ -1,0 +1,222 @@
+"""Rules between the sections of a recipe.
+
+`check` refuses what cannot be trained, wherever a recipe is read. `check_effects` refuses what is set and would do
+nothing; it is for recipes that people hand in, as a run that was started with such a setting has to resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from components.shared.recipe.chunks import MAX_CHUNKS
+from components.shared.recipe.methods import Referenced
+from components.shared.recipe.parallel import check_parallel
+
+if TYPE_CHECKING:
+    from components.shared.recipe.recipe import Recipe
+
+PLATEAU = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that look at evaluations."""
+
+
+def check(recipe: Recipe) -> None:
+    """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such.
+
+    Raises:
+        ValueError: they do not; the message names the setting and the remedy.
+    """
+    _check_phases(recipe)
+    _check_sweep(recipe)
+    _check_retrain(recipe)
+    if recipe.phases:
+        return
+    for rule in RULES:
+        rule(recipe)
+
+
+def check_effects(recipe: Recipe) -> None:
+    """Checks that every setting that is given does something where it stands.
+
+    Raises:
+        ValueError: one does nothing; the message names it and the remedy.
+    """
+    for part in recipe.phase_recipes() or [recipe]:
+        _check_effects(part)
+
+
+def _check_phases(recipe: Recipe) -> None:
+    names = [phase.name for phase in recipe.phases]
+    if len(set(names)) < len(names):
+        raise ValueError(f"phases: {', '.join(names)} are not different names")
+    parts = recipe.phase_recipes()
+    for phase, part in zip(recipe.phases, parts, strict=True):
+        if part.training.spec.scores and phase is not recipe.phases[-1]:
+            raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can go on from; put it last")
+    slots = sum(part.chunks.count + part.chunks.spare for part in parts)
+    if slots > MAX_CHUNKS:
+        raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
+
+
+def _check_sweep(recipe: Recipe) -> None:
+    if recipe.sweep is None:
+        return
+    if recipe.phases:
+        raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a recipe of its own")
+    if recipe.training.lr_find:
+        raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
+    if recipe.sweep.eta and recipe.chunks.count < recipe.sweep.eta:
+        raise ValueError(
+            f"sweep: trials are compared between chunks; set chunks.count to eta, {recipe.sweep.eta}, or more"
+        )
+
+
+def _check_retrain(recipe: Recipe) -> None:
+    if recipe.retrain.start == "base":
+        return
+    if recipe.phases:
+        raise ValueError("retrain.start: several phases begin at the recipe's own model each time; set it to base")
+    if "safetensors" not in recipe.export.formats:
+        raise ValueError("retrain.start: goes on from the whole model; add safetensors to export.formats")
+    if recipe.training.spec.scores:
+        raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
+
+
+def _check_resources(recipe: Recipe) -> None:
+    if recipe.adapter and recipe.model.from_scratch:
+        raise ValueError(
+            "adapter: an adapter on a model trained from scratch would freeze random weights; "
+            "remove adapter, or give model.base"
+        )
+    steps = recipe.training.max_steps
+    if steps is not None and recipe.chunks.count > steps:
+        raise ValueError(f"chunks.count: {recipe.chunks.count} chunks for {steps} steps; at most one per step")
+    if recipe.training.precision == "fp16" and recipe.resources.gpus == 0:
+        raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
+    if recipe.resources.cache_claim and not recipe.store.cache_dir:
+        raise ValueError(
+            "resources.cache_claim: a claim is mounted at store.cache_dir, which is not set; "
+            "set it, for example to /cache, or remove the claim"
+        )
+
+
+def _check_data(recipe: Recipe) -> None:
+    spec, data = recipe.training.spec, recipe.data
+    if data.format != "auto" and data.format not in spec.formats:
+        raise ValueError(
+            f"data.format: {spec.name} does not learn from {data.format}; expected {' or '.join(spec.formats)}"
+        )
+    if data.packing and spec.rows != "sequences":
+        raise ValueError(f"data.packing: {spec.name} compares whole answers; set it to false")
+    if data.packing is True and data.format in ("messages", "sharegpt"):
+        raise ValueError("data.packing: conversations are not cut; set it to best-fit or false")
+    by = recipe.training.curriculum.by if recipe.training.curriculum else "length"
+    if by != "length" and by not in data.extra_columns:
+        raise ValueError(f"training.curriculum.by: column {by!r} is not kept; add it to data.extra_columns")
+    if by != "length" and data.packing:
+        raise ValueError(f"training.curriculum.by: packed rows have no {by!r}; leave out packing or use length")
+    if data.order == "blocks" and recipe.needs_all_rows:
+        raise ValueError(f"data.order: {recipe.needs_all_rows} needs all rows in every chunk; set it to uniform")
+
+
+def _check_processes(recipe: Recipe) -> None:
+    if recipe.world_size > 1:
+        check_parallel(recipe)
+
+
+def _check_weights(recipe: Recipe) -> None:
+    training, model = recipe.training, recipe.model
+    if model.quantization and not recipe.adapter:
+        raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
+    if model.quantization and recipe.resources.gpus == 0:
+        raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
+    if training.trainable and recipe.adapter:
+        raise ValueError("training.trainable: an adapter freezes the weights already; leave one of the two out")
+    if training.second_model and model.tokenizer and model.tokenizer.train:
+        role, named = training.second_model
+        raise ValueError(
+            f"model.tokenizer.train: has other tokens than the {role}; take its own, tokenizer: {{base: {named.base}}}"
+        )
+
+
+def _check_reference(recipe: Recipe) -> None:
+    training, settings = recipe.training, recipe.training.settings
+    if not isinstance(settings, Referenced):
+        return
+    if settings.sync_reference and recipe.adapter:
+        raise ValueError(f"training.{training.method}.sync_reference: an adapter's reference is its base, fixed")
+    if training.generation and settings.beta and recipe.model.from_scratch and not recipe.adapter:
+        raise ValueError(
+            f"training.{training.method}.beta: there is no reference for a model from scratch; set it to 0"
+        )
+    if settings.sync_reference and not settings.beta:
+        raise ValueError(f"training.{training.method}.sync_reference: without beta there is no reference")
+
+
+def _check_completions(recipe: Recipe) -> None:
+    training = recipe.training
+    # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
+    if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
+        raise ValueError(
+            f"training.{training.method}.top_p: CUDA has no deterministic kernel for the sum it takes; use top_k or "
+            "min_p, or set training.deterministic to false"
+        )
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    training = recipe.training
+    best = recipe.export.checkpoint == "best"
+    watchers = {
+        "training.early_stopping": training.early_stopping,
+        "training.lr_scheduler": training.lr_scheduler in PLATEAU,
+        "export.checkpoint": best,
+    }
+    for setting, given in watchers.items():
+        if given and not recipe.evaluation.every:
+            raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every")
+    if best and not recipe.chunks.keep.best:
+        raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
+    recipe.evaluation.check_gate(training.method)
+    if recipe.export.alias and not recipe.evaluation.gate:
+        raise ValueError("export.alias: an alias moves only when a gate has held; set evaluation.gate")
+    if "adapter" in recipe.export.formats and recipe.adapter is None:
+        raise ValueError("export.formats: there is no adapter; take safetensors, or add an adapter")
+
+
+def _check_hooks(recipe: Recipe) -> None:
+    training = recipe.training
+    if recipe.hooks.loss and not training.spec.takes_loss:
+        raise ValueError(f"hooks.loss: {training.method} has a loss of its own; use hooks.trainer to change it")
+    if recipe.hooks.collator and (training.completions or recipe.data.packing == "best-fit"):
+        joins = training.method if training.completions else "best-fit packing"
+        raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
+
+
+RULES: tuple[Callable[[Recipe], None], ...] = (
+    _check_resources, _check_data, _check_processes, _check_weights, _check_reference, _check_completions,
+    _check_evaluation, _check_hooks,
+)  # fmt: skip
+"""Rules of one training, in the order in which they are told."""
+
+
+def _check_effects(recipe: Recipe) -> None:
+    training, export = recipe.training, recipe.export
+    if training.activation_offloading and not training.spec.offloads_activations:
+        raise ValueError(
+            f"training.activation_offloading: {training.method}'s trainer holds activations where they are; "
+            "remove it, or set gradient_checkpointing"
+        )
+    if recipe.data.shuffle and recipe.data.max_samples is None:
+        raise ValueError(
+            "data.shuffle: chooses the rows of data.max_samples, which is not set; each pass is shuffled in any case, "
+            "so remove it, or set max_samples"
+        )
+    for name in ("gguf", "onnx", "kserve"):
+        settings = getattr(export, name)
+        if name not in export.formats and settings != type(export).model_fields[name].default:
+            raise ValueError(f"export.{name}: there is no such export; add {name} to export.formats, or remove it")
+    if recipe.parallel.offload == "cpu" and recipe.world_size == 1:
+        raise ValueError(
+            "training.parallel.offload: one process holds no shards; set training.parallel.processes or "
+            "resources.gpus above 1, or remove it"
+        )

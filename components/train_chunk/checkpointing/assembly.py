@@ -1,0 +1,98 @@
+"""A trainer made to resume and to save: its resumption, its checkpoint manager and callback, and who looks on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from components.shared.cache import NodeCache
+from components.shared.run_documents.training import Work
+from components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
+from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
+from components.train_chunk.checkpointing.lineage import Lineage
+from components.train_chunk.checkpointing.manager import CheckpointManager
+from components.train_chunk.checkpointing.restore import Restored
+from components.train_chunk.reporting import observers
+from components.train_chunk.reporting.accounting import Accounting
+from components.train_chunk.reporting.live import LiveReport
+from components.train_chunk.reporting.progress import ProgressNotes
+from components.train_chunk.trainer.base import ChunkTrainer, Resumption
+from components.train_chunk.trainer.takeover import Takeover
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What is attached to a trainer.
+
+    Attributes:
+        callback: Decides when to save and to stop.
+        manager: Takes what is saved.
+        lead: The same in the first rank, where it commits; None in all others.
+        report: Sends metrics, in the first rank.
+    """
+
+    callback: CheckpointCallback
+    manager: CollectiveCheckpointManager
+    lead: CheckpointManager | None
+    report: LiveReport | None
+
+    def close(self) -> None:
+        """Ends what runs beside training."""
+        self.manager.close()
+        if self.report:
+            self.report.close()
+
+
+def attach(
+    trainer: ChunkTrainer,
+    services: Services,
+    restored: Restored | None,
+    *,
+    level: str,
+    skipped: list[str],
+    leave_out: tuple[str, ...],
+) -> Assembly:
+    """Makes a trainer resume, save and report.
+
+    Args:
+        trainer: The trainer.
+        services: What this rank works with.
+        restored: The checkpoint to resume from.
+        level: How exactly it does; see `compatibility.adapt`.
+        skipped: Why newer checkpoints were passed over.
+        leave_out: Parts of the state not to restore.
+    """
+    context, recipe = services.context, services.context.recipe
+    trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
+    trainer.resumption = _resumption(restored, context.ranks.size, leave_out)
+    lead: CheckpointManager | None = None
+    report: LiveReport | None = None
+    if context.ranks.is_first:
+        lineage = Lineage(context, restored, level, skipped)
+        progress = ProgressNotes(context.run, context.index)
+        work = restored.meta.work if restored else Work()
+        accounting = Accounting(context.clock, progress, work, progress.lost(lineage.start_step))
+        cache = NodeCache.of(recipe.store)
+        lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
+        # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
+        report = observers.attach(context, trainer, services.staging.folder(0), lead.live)
+    manager = lead or CollectiveCheckpointManager(services)
+    schedule = Schedule(
+        target=context.target,
+        every_steps=recipe.chunks.every_steps,
+        every_seconds=recipe.chunks.every_seconds,
+        keep_best=recipe.export.checkpoint == "best",
+    )
+    callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)
+    return Assembly(callback, manager, lead, report)
+
+
+def _resumption(restored: Restored | None, world_size: int, leave_out: tuple[str, ...]) -> Resumption:
+    if restored is None:
+        return Resumption(leave_out=leave_out)
+    return Resumption(
+        folder=restored.folder,
+        digests=restored.meta.state,
+        leave_out=leave_out,
+        takeover=Takeover.of(restored.folder, restored.meta),
+        is_reshaped=restored.meta.fingerprint.world_size != world_size,
+    )

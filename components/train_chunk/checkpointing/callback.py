@@ -1,0 +1,241 @@
+"""When a checkpoint is due and when a chunk ends, what completes a checkpoint, and proof that one is all restored."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
+
+from components.shared import events
+from components.shared.core.state import PARTS
+from components.shared.errors import ExactnessError
+from components.train_chunk.checkpointing import state
+from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
+from components.train_chunk.checkpointing.lineage import Capture
+from components.train_chunk.trainer.base import ChunkTrainer, Place
+from components.train_chunk.trainer.resumable import seed_of
+
+logger = logging.getLogger("baton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When checkpoints are due.
+
+    Attributes:
+        target: Step at which the chunk ends.
+        every_steps: Steps between checkpoints before the target.
+        every_seconds: Seconds between checkpoints before the target.
+        keep_best: Save where an evaluation finds the lowest loss so far.
+    """
+
+    target: int
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    keep_best: bool = False
+
+
+class CheckpointCallback(TrainerCallback):
+    """Resumes a trainer from a checkpoint, captures others on the way, and ends its training at a target.
+
+    Args:
+        trainer: The trainer, its other callbacks and its `resumption` complete.
+        schedule: When checkpoints are due.
+        manager: Takes checkpoints, and decides for all ranks.
+        replicated: Whether each rank has the whole state.
+
+    Attributes:
+        checked: Part of the state → what comparing it with the checkpoint gave, empty before the first step.
+        finished: Whether early stopping has ended the run.
+    """
+
+    stateless = True
+
+    def __init__(
+        self,
+        trainer: ChunkTrainer,
+        schedule: Schedule,
+        manager: CollectiveCheckpointManager,
+        *,
+        replicated: bool = True,
+    ) -> None:
+        self.checked: dict[str, str] = {}
+        self.finished = False
+        self._trainer = trainer
+        self._schedule = schedule
+        self._manager = manager
+        self._replicated = replicated
+        self._resumption = trainer.resumption
+        self._ranks, self._watchdog = trainer.ranks, trainer.watchdog
+        self._is_best = False
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self._is_first_step = True
+        self._leaving = False
+        self._overdue = self._late = False
+        self._is_free = True
+        # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
+        torch.serialization.set_crc32_options(False)
+        trainer.places = self._places
+        trainer.remove_callback(state.PrinterCallback)
+        trainer.add_callback(self)
+        for name in state.without_state(trainer):
+            logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
+
+    def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Restores what `Trainer` does not."""
+        folder = self._resumption.folder
+        if folder is None:
+            if self._ranks.rank:  # else dropout would leave out the same places in all ranks
+                set_seed(seed_of(self._trainer.args.seed, self._ranks.rank))
+            return
+        if self._resumption.takeover:
+            trainer_state.compute_steps(
+                self._trainer.args, trainer_state.max_steps
+            )  # those of the parent were restored
+        extra = torch.load(self._extra_file(folder), weights_only=True)
+        state.restore_log_window(self._trainer, extra["log_window"])
+        if "method" not in self._resumption.leave_out:
+            self._trainer.load_method_state(extra["method"])
+        if "callbacks" in self._resumption.leave_out:
+            return
+        try:
+            state.restore_callbacks(self._trainer, extra["callbacks"])
+        except KeyError as error:
+            raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
+
+    def on_step_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Before the first step: compares what is in memory with what was saved."""
+        if not self._is_first_step:
+            return
+        self._is_first_step = False
+        if self._resumption.folder is not None:
+            self._prove_restored()
+            # Only now: what is compared must be what the parent saved, not what the fork makes of it.
+            if self._resumption.takeover:
+                self._resumption.takeover.apply(self._trainer)
+        self._watchdog.start(trainer_state.global_step + 1)
+        if not self._trainer.recipe.training.compile:  # what is compiled would take the clock in
+            self._watchdog.time_forward(self._trainer.model, self._trainer.model_wrapped)
+        self._manager.on_first_step()
+
+    def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
+        step, every = trainer_state.global_step, self._schedule.every_seconds
+        self._watchdog.beat("end")
+        decision = self._manager.agree(bool(every and time.monotonic() - self._saved_at >= every))
+        self._late, self._is_free = decision.is_late, decision.is_free
+        self._watchdog.beat("rows", step + 1)
+        self._leaving = decision.leave or step >= self._schedule.target
+        # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
+        control.should_training_stop = control.should_training_stop or (self._leaving and not control.should_evaluate)
+        if not self._ends_epoch(trainer_state) and self._is_due(step):
+            control.should_save = True
+
+    def on_epoch_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Saves what waited; silences an epoch's end that only the end of a chunk brought about."""
+        if self._ends_epoch(trainer_state):
+            due = self._is_due(trainer_state.global_step) and self._saved_step != trainer_state.global_step
+            control.should_save = control.should_save or due
+        else:
+            control.should_save = control.should_evaluate = control.should_log = False
+
+    def on_evaluate(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
+        losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
+        if self._schedule.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
+            self._is_best = control.should_save = True
+        at_end = trainer_state.global_step >= trainer_state.max_steps
+        if control.should_training_stop and not at_end:
+            self.finished = self._leaving = control.should_save = True
+        control.should_training_stop = self._leaving or at_end
+
+    def on_save(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Completes the folder that `Trainer` wrote and passes it on with the digests of the state."""
+        folder = self._trainer.checkpoint_folder()
+        extra = {
+            "log_window": state.log_window(self._trainer),
+            "callbacks": state.callback_states(self._trainer),
+            "method": self._trainer.method_state(),
+        }
+        torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that no resume needs
+        capture = Capture(
+            step=trainer_state.global_step,
+            folder=folder,
+            # Gathers: once a rank has the digests of all, all have written their files to the folder.
+            digests=self._joined(state.digests_of(self._trainer)),
+            wanted=self._is_best,
+            finished=self.finished,
+            checked=self.checked,
+            trainable_parameters=sum(x.numel() for x in self._trainer.model.parameters() if x.requires_grad),
+        )
+        self._manager.save(capture)
+        self._is_best, self._saved_step = False, trainer_state.global_step
+        self._saved_at, self._overdue, self._late = time.monotonic(), False, False
+
+    def on_log(
+        self, args: object, trainer_state: TrainerState, *_: object, logs: dict[str, float], **__: object
+    ) -> None:
+        """Emits the loss as an event."""
+        if "loss" in logs:
+            events.emit("step", step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"])
+
+    def _places(self) -> Iterator[Place]:
+        return self._manager.places(state.num_bytes(self._trainer))
+
+    def _ends_epoch(self, trainer_state: TrainerState) -> bool:
+        return float(trainer_state.epoch).is_integer()
+
+    def _is_due(self, step: int) -> bool:
+        """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
+        if self._leaving:
+            return True
+        every = self._schedule.every_steps
+        self._overdue = self._overdue or self._late or bool(every and step % every == 0)
+        return self._overdue and self._is_free
+
+    def _joined(self, ours: dict[str, str]) -> dict[str, str]:
+        rows = self._ranks.gather(ours)
+        return state.joined(rows, replicated=self._replicated, of_each=self._trainer.of_each)
+
+    def _extra_file(self, folder: str) -> str:
+        """Returns the file of this rank, or the first one's where another number of ranks made the checkpoint."""
+        own = os.path.join(folder, state.extra_file(self._ranks.rank))
+        return own if os.path.isfile(own) else os.path.join(folder, state.extra_file(0))
+
+    def _prove_restored(self) -> None:
+        ours = state.digests_of(self._trainer)
+        # Steps before the first one draw from the generator: it is compared as it was right after its restore.
+        ours["rng"] = self._trainer.restored_rng or "not restored"
+        if self._resumption.takeover:
+            ours |= self._resumption.takeover.restored(self._trainer)
+        digests, expected = self._joined(ours), self._resumption.digests
+        of_each = self._trainer.of_each if self._replicated else (*self._trainer.of_each, *state.IN_SHARDS)
+        for part in PARTS:
+            if part in self._resumption.leave_out:
+                self.checked[part] = "left out"
+            elif self._resumption.is_reshaped and part in of_each:
+                self.checked[part] = "of other processes"
+            elif digests[part] != expected[part]:
+                self.checked[part] = "mismatch"
+            elif part == "scaler" and getattr(self._trainer.accelerator, "scaler", None) is None:
+                self.checked[part] = "absent"
+            else:
+                self.checked[part] = "match"
+        step = self._trainer.state.global_step
+        wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
+        events.emit("restored", step=step, wrong=wrong)
+        if wrong:
+            raise ExactnessError(
+                f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "
+                "stops before it trains on.",
+                remedy="Check that image and recipe are those that wrote the checkpoint.",
+            )

@@ -1,0 +1,175 @@
+"""Checkpoints on their way to the store, beside training: one at a time, and the newest wins."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from components.shared import events
+from components.shared.bundles import Publication
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from components.shared.core.patience import Attempt, attempts, insist
+from components.shared.core.state import Phase
+from components.shared.errors import BatonError, StoreError, UnavailableError
+
+logger = logging.getLogger("baton")
+
+PAUSE = 2.0
+"""Seconds between two tries while the store takes nothing."""
+
+
+class Superseded(BatonError):  # noqa: N818
+    """A newer checkpoint takes this one's place."""
+
+
+@dataclass
+class Snapshot:
+    """A checkpoint staged on this machine.
+
+    Attributes:
+        step: The step at whose end it was captured.
+        folder: Local folder with its files.
+        digests: Digests of the state in memory when it was captured.
+        meta: Returns what the manifest says besides; called once the files are in the store.
+        writer: Holds what has been sent of it already, where there was no room for all of it.
+        wanted: Whether no newer one may take its place.
+    """
+
+    step: int
+    folder: str
+    digests: dict[str, str]
+    meta: Callable[[], CheckpointMeta]
+    writer: Publication | None = None
+    wanted: bool = False
+    superseded: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raises `Superseded` once it is."""
+        if self.superseded.is_set():
+            raise Superseded(f"a newer checkpoint takes the place of step {self.step}'s.")
+
+
+Committed = Callable[[Snapshot, Checkpoint, bool, dict[str, float]], None]
+"""Is called with a snapshot, the checkpoint that is committed, whether it is this process's, and the seconds that
+upload and commit took."""
+
+
+class Committer:
+    """Uploads and commits snapshots in its own thread.
+
+    Args:
+        store: The run's checkpoints.
+        committed: Called in that thread.
+        max_unsaved: Seconds for which the store may take nothing before the chunk fails.
+    """
+
+    def __init__(self, store: CheckpointStore, committed: Committed, *, max_unsaved: float) -> None:
+        self._store = store
+        self._max_unsaved = max_unsaved
+        self._committed = committed
+        self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None
+        self._failure: BaseException | None = None
+        self._is_failing = False
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a snapshot taken now would be sent at once: none is on its way, or it does not get through."""
+        return self._thread is None or not self._thread.is_alive() or self._is_failing
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Sends a snapshot on its way and returns at once; `make_way` comes before."""
+        # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
+        self._snapshot, self._is_failing = snapshot, False
+        self._thread = threading.Thread(target=self._work, args=(snapshot,), name="baton-commit", daemon=True)
+        self._thread.start()
+
+    def make_way(self) -> None:
+        """Ends what is on its way, for a newer snapshot; waits for it where it must be kept and gets through."""
+        if not (self._thread and self._thread.is_alive() and self._snapshot):
+            return
+        if self._is_failing:  # it may hang in a request for a while yet: it ends by itself, and nothing waits for it
+            self._snapshot.superseded.set()
+            shutil.rmtree(self._snapshot.folder, ignore_errors=True)
+            return
+        if not self._snapshot.wanted:
+            self._snapshot.superseded.set()
+        self._thread.join()
+
+    def finish(self) -> None:
+        """Waits until the last snapshot is committed.
+
+        Raises:
+            BatonError: it cannot be.
+        """
+        if self._thread:
+            self._thread.join()
+        self.raise_failure()
+
+    def abandon(self, seconds: float) -> None:
+        """Gives what is on its way some time to arrive, when training has failed and little else can be saved."""
+        if self._thread:
+            self._thread.join(seconds)
+
+    def raise_failure(self) -> None:
+        """Raises what ended a commit, in the thread that trains."""
+        if self._failure:
+            raise self._failure
+
+    def _work(self, snapshot: Snapshot) -> None:
+        try:
+            self._commit(snapshot)
+        except Superseded:
+            logger.info("the checkpoint of step %d makes way for a newer one", snapshot.step)
+            events.emit("superseded", step=snapshot.step)
+        except BaseException as error:
+            if not snapshot.superseded.is_set():  # what fails after that says nothing of the newer one
+                self._failure = error
+        finally:
+            shutil.rmtree(snapshot.folder, ignore_errors=True)
+
+    def _commit(self, snapshot: Snapshot) -> None:
+        writer = snapshot.writer or self._store.publication(snapshot.step, snapshot.check)
+        began = time.monotonic()
+        events.emit("phase", phase=Phase.UPLOAD, step=snapshot.step)
+
+        def send() -> tuple[Checkpoint, bool, float]:
+            snapshot.check()
+            writer.send(snapshot.folder)  # what is in the store already is not sent again
+            uploaded = time.monotonic()
+            snapshot.check()
+            events.emit("phase", phase=Phase.COMMIT, step=snapshot.step)
+            # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
+            return *self._store.commit(snapshot.step, writer, snapshot.meta()), uploaded
+
+        def bear(error: UnavailableError, _: Attempt) -> None:
+            snapshot.check()
+            self._is_failing = True
+            unsaved = time.monotonic() - self._saved_at
+            events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
+            logger.warning("%s Training goes on; nothing has been saved for %.0f s.", error.message, unsaved)
+
+        patience = self._max_unsaved - (began - self._saved_at)
+        try:
+            tries = attempts(patience, pause=PAUSE, sleep=snapshot.superseded.wait)
+            checkpoint, ours, uploaded = insist(send, UnavailableError, tries, bear)
+        except UnavailableError as error:
+            raise self._lost_patience(error, snapshot) from error
+        self._saved_at, self._is_failing = time.monotonic(), False
+        self._committed(snapshot, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
+
+    def _lost_patience(self, error: UnavailableError, snapshot: Snapshot) -> BatonError:
+        snapshot.check()
+        unsaved = time.monotonic() - self._saved_at
+        events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
+        return StoreError(
+            f"{error.message} No checkpoint could be saved for {unsaved:.0f} s, chunks.max_unsaved is "
+            f"{self._max_unsaved:.0f} s; the chunk stops.",
+            remedy="Mend the store and run again: training resumes from the newest checkpoint.",
+        )

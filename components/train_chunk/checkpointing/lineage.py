@@ -1,0 +1,88 @@
+"""Where the state of a chunk comes from: what the manifests of its checkpoints say besides their files."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
+from components.shared.checkpoints.store import Checkpoint
+from components.shared.fingerprint import Fingerprint
+from components.shared.run_documents.training import Transfer, Work
+from components.shared.runs import now
+from components.train_chunk.checkpointing.restore import Restored
+from components.train_chunk.context import TrainContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """A checkpoint as the trainer has written it.
+
+    Attributes:
+        step: The step at whose end it was captured.
+        folder: Local folder with its files.
+        digests: Digests of the state in memory, those of all ranks joined.
+        wanted: Whether it is not given up for a newer one.
+        finished: Whether early stopping ends the run here.
+        checked: What was compared after the restore, part by part.
+        trainable_parameters: How many parameters training changes.
+    """
+
+    step: int
+    folder: str
+    digests: dict[str, str]
+    wanted: bool
+    finished: bool
+    checked: dict[str, str]
+    trainable_parameters: int
+
+
+class Lineage:
+    """The checkpoints that those of a chunk come after.
+
+    Args:
+        context: The chunk.
+        restored: The checkpoint it resumes from.
+        level: How exactly; see `compatibility.adapt`.
+        skipped: Why newer checkpoints were passed over.
+
+    Attributes:
+        start_step: Step at which the chunk began.
+        parent: The newest checkpoint of this run that this process restored or committed.
+    """
+
+    def __init__(self, context: TrainContext, restored: Restored | None, level: str, skipped: list[str]) -> None:
+        self._context = context
+        self._level, self._skipped = level, skipped
+        self._fingerprint = Fingerprint.here(context.ranks.size, context.recipe.parallel.strategy)
+        self.start_step = restored.step if restored else 0
+        self.parent: Checkpoint | None = restored.checkpoint if restored else None
+
+    @property
+    def reached(self) -> int:
+        """The step of the newest checkpoint."""
+        return self.parent.step if self.parent else 0
+
+    def meta(self, capture: Capture, work: Work) -> CheckpointMeta:
+        """Returns what the manifest of a checkpoint says besides its files."""
+        parent, context = self.parent, self._context
+        digest = capture.digests["state"]
+        storage = context.run.storage
+        return CheckpointMeta(
+            digest=digest,
+            state=capture.digests,
+            parent=Parent(step=parent.step, digest=parent.digest) if parent else None,
+            chain=hashlib.sha256(f"{parent.meta.chain if parent else ''}{digest}".encode()).hexdigest(),
+            restored=Restoration(
+                step=self.start_step, checked=capture.checked or None, level=self._level, skipped=self._skipped
+            ),
+            identity=context.identity,
+            finished=capture.finished,
+            fingerprint=self._fingerprint,
+            trainable_parameters=capture.trainable_parameters,
+            chunk=context.index,
+            created=now(),
+            seconds=context.clock.split(),
+            moved=Transfer(sent=storage.sent, received=storage.received),
+            work=work,
+        )

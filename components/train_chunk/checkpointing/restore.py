@@ -1,0 +1,159 @@
+"""Which checkpoint a chunk resumes from: the newest whose every byte is as committed, and that holds no code."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from components.shared import events
+from components.shared.cache import NodeCache
+from components.shared.checkpoints.meta import CheckpointMeta
+from components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from components.shared.errors import DamagedError, ExactnessError
+from components.shared.pickles import code_in
+
+logger = logging.getLogger("baton")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint downloaded to this machine.
+
+    Attributes:
+        checkpoint: What was committed.
+        folder: Local folder of its files.
+        is_target: Whether nothing is to be trained after it in this chunk, which lacks its score alone.
+    """
+
+    checkpoint: Checkpoint
+    folder: str
+    is_target: bool = False
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        return self.checkpoint.step
+
+    @property
+    def meta(self) -> CheckpointMeta:
+        """Whose state it is."""
+        return self.checkpoint.meta
+
+
+def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there."""
+    for checkpoint in store.committed():
+        if not _is_final(checkpoint, target):
+            return None
+        if store.is_whole(checkpoint):
+            return checkpoint
+    return None
+
+
+def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns what `committed_at_target` does, but for damaged ones, which are marked so that they are made anew.
+
+    Bytes are read only where no proof says that they have been.
+    """
+    for checkpoint in store.committed():
+        if not _is_final(checkpoint, target):
+            return None
+        try:
+            store.require_usable(checkpoint)
+        except DamagedError as error:
+            _report_skipped(checkpoint.step, error)
+        else:
+            return checkpoint
+    return None
+
+
+def _is_final(checkpoint: Checkpoint, target: int) -> bool:
+    """Tells whether a checkpoint is at the target or after it, or has ended the run."""
+    return checkpoint.step >= target or checkpoint.meta.finished
+
+
+class Restorer:
+    """Finds and downloads the checkpoint to resume from.
+
+    Args:
+        store: The run's checkpoints.
+        target: Step the chunk trains to.
+        identity: What a checkpoint must have been made from.
+        cache: Files this node has already.
+        place: Returns a folder with room for so many bytes.
+
+    Attributes:
+        skipped: Why newer checkpoints were passed over.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, target: int, identity: str, cache: NodeCache | None, place: Callable[[int], str]
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._identity = identity
+        self._cache = cache
+        self._place = place
+        self._skipped: dict[int, str] = {}
+
+    @property
+    def skipped(self) -> list[str]:
+        """Why newer checkpoints were passed over."""
+        return list(self._skipped.values())
+
+    def fetch(self, *, to_score: bool = False) -> Restored | None:
+        """Downloads the newest checkpoint before the target that is as committed, None where there is none.
+
+        Args:
+            to_score: One at the target or after it will do too.
+
+        Raises:
+            ExactnessError: a checkpoint was made from something else.
+        """
+        for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
+            if checkpoint.step >= self._target and not to_score:
+                continue
+            self._require_same(checkpoint)  # before a byte is downloaded: another recipe's is an error, not damage
+            try:
+                path = os.path.join(self._place(checkpoint.bytes), f"from-{checkpoint.step}")
+                folder = self._store.fetch(checkpoint, path, self._cache)
+            except DamagedError as error:
+                self._skip(checkpoint.step, error)
+                continue
+            return Restored(checkpoint, folder, is_target=to_score and _is_final(checkpoint, self._target))
+        return None
+
+    def require_no_code(self, restored: Restored | None) -> Restored | None:
+        """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
+        while restored:
+            found = code_in(restored.folder)
+            if not found:
+                return restored
+            try:
+                self._store.require_whole(restored.checkpoint, found)  # marks it, so that `fetch` passes it over
+            except DamagedError as error:
+                self._skip(restored.step, error)
+            restored = self.fetch()
+        return None
+
+    def _skip_before_target(self, step: int, error: DamagedError) -> None:
+        if step < self._target:
+            self._skip(step, error)
+
+    def _skip(self, step: int, error: DamagedError) -> None:
+        _report_skipped(step, error)
+        self._skipped.setdefault(step, str(error))
+
+    def _require_same(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.meta.identity != self._identity:
+            raise ExactnessError(
+                f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
+                remedy="Start a run under another name.",
+            )
+
+
+def _report_skipped(step: int, error: DamagedError) -> None:
+    logger.warning("checkpoint of step %d is not used: %s", step, error)
+    events.emit("skipped", step=step, reason=str(error))

@@ -1,0 +1,105 @@
+"""Where a checkpoint is written before it goes to the store: memory, else disk, else nowhere."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+import psutil
+
+from components.shared import events
+
+logger = logging.getLogger("baton")
+
+MEMORY = "/dev/shm"
+MARGIN = 1.1
+"""Room asked for, as a multiple of the bytes expected."""
+LEFT_FREE = 512 * 1024**2
+"""Bytes of memory that staging leaves free."""
+_OURS = f"baton-{socket.gethostname()}-"
+"""How names of folders begin: pods that share a folder have different names, and may have the same process ids."""
+
+
+class Staging:
+    """Folders for checkpoints and downloads of one chunk, removed at its end: a context manager."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._last: str | None = MEMORY
+        _clear_up()
+
+    def folder(self, num_bytes: int) -> str:
+        """Returns a folder with room for downloads: in memory where they fit, else on disk."""
+        return self._folder(MEMORY if _has_room(MEMORY, num_bytes) else tempfile.gettempdir())
+
+    def places(self, num_bytes: int) -> Iterator[tuple[str, bool]]:
+        """Yields folders to write a checkpoint to, best first, and whether all of it fits.
+
+        The last one is the roomiest there is: what goes there is sent off file by file.
+        """
+        fitting = [place for place in (MEMORY, tempfile.gettempdir()) if _has_room(place, num_bytes)]
+        for place in fitting:
+            self._say(place, num_bytes)
+            yield self._folder(place), True
+        self._say(None, num_bytes)
+        usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
+        yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
+
+    def drop(self, path: str) -> None:
+        """Removes a download that is not needed any more; what does not lie in one of these folders stays."""
+        if any(os.path.dirname(path) == folder for folder in self._folders.values()):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, place: str) -> str:
+        with self._lock:  # downloads ask for folders from several threads
+            if place not in self._folders:
+                self._folders[place] = tempfile.mkdtemp(prefix=f"{_OURS}{os.getpid()}-", dir=place)
+            return self._folders[place]
+
+    def _say(self, place: str | None, num_bytes: int) -> None:
+        """Tells when checkpoints are staged elsewhere than in memory, once each time that changes."""
+        if place == self._last:
+            return
+        self._last = place
+        size = f"a checkpoint of {num_bytes / 1e6:.0f} MB"
+        if place is None:
+            text = f"neither {MEMORY} nor {tempfile.gettempdir()} has room for {size}: it is uploaded file by file"
+        elif place == MEMORY:
+            text = f"{MEMORY} has room for {size} again"
+        else:
+            text = f"{MEMORY} has no room for {size}: it is staged in {place}"
+        logger.warning(text)
+        events.emit("staging", place=place or "store", reason=text)
+
+
+def _clear_up() -> None:
+    """Removes what processes of this machine left that were killed."""
+    for place in {MEMORY, tempfile.gettempdir()}:
+        for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
+            pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_room(place: str, num_bytes: int) -> bool:
+    if not os.access(place, os.W_OK):
+        return False
+    wanted = int(num_bytes * MARGIN)
+    if shutil.disk_usage(place).free < wanted:
+        return False
+    return place != MEMORY or psutil.virtual_memory().available >= wanted + LEFT_FREE

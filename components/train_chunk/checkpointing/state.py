@@ -1,0 +1,205 @@
+"""The whole state of a trainer between two steps: its parts, their digests, and what upstream does not save."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from components.shared import rng
+from components.shared.core.state import PARTS
+from components.shared.digest import tree_digest
+from components.shared.errors import ExactnessError
+from components.train_chunk.trainer.base import OF_EACH, ChunkTrainer, StateDict
+
+LogEntry = dict[str, float]
+"""What a trainer logged at a step: names, `step` among them, and numbers."""
+
+IN_SHARDS = ("weights", "optimizer")
+"""Parts that are split over the ranks, where they are in shards."""
+
+EXTRA_FILE = "baton_state.pt"
+"""What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
+
+TIMED = ("step_time",)
+"""Logged values that depend on the clock."""
+
+STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
+
+
+def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
+    """Returns the SHA-256 of each part of the state in memory, and of all of them as `state`."""
+    parts = {
+        "weights": trained_weights(trainer.model),
+        "optimizer": trainer.optimizer_state(),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+        "scaler": _scaler(trainer),
+        "rng": rng.capture(),
+        "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps],
+        "callbacks": callback_states(trainer),
+        "log": [untimed(log_window(trainer)), values_logged(trainer.state.log_history)],
+        "method": trainer.method_state(),
+    }
+    digests = {name: tree_digest(parts[name]) for name in PARTS}
+    return {**digests, "state": combined(digests)}
+
+
+def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool, of_each: Sequence[str] = OF_EACH) -> dict[str, str]:
+    """Returns the digests of a state that several ranks hold; what is the same in all of them counts once.
+
+    Args:
+        rows: The digests of each rank, in their order.
+        replicated: Whether each has the whole state.
+        of_each: Parts that differ between ranks.
+
+    Raises:
+        ExactnessError: it has, and they differ in what is the same in all.
+    """
+    digests = {}
+    for name in PARTS:
+        values = [row[name] for row in rows]
+        same = len(set(values)) == 1
+        if not same and replicated and name not in of_each:
+            other = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise ExactnessError(
+                f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",
+                remedy="A kernel, a callback or a hook computes something else in each process; leave it out.",
+            )
+        split = "".join(f"{rank}={value};" for rank, value in enumerate(values))
+        digests[name] = values[0] if same else hashlib.sha256(split.encode()).hexdigest()
+    return {**digests, "state": combined(digests)}
+
+
+def extra_file(rank: int) -> str:
+    """Returns the name of a rank's `EXTRA_FILE`."""
+    return EXTRA_FILE if rank == 0 else EXTRA_FILE.replace(".pt", f"_{rank}.pt")
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """Returns one digest for all parts."""
+    return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns what training changes: the adapter's parameters, or every parameter and buffer."""
+    trained: dict[str, torch.Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    frozen = any(not value.requires_grad for value in model.parameters())
+    return trained if frozen else {**trained, **dict(model.named_buffers())}
+
+
+def num_bytes(trainer: ChunkTrainer) -> int:
+    """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
+    whole = _size([trained_weights(trainer.model), trainer.method_state()])
+    return whole + trainer.num_parts() * _size(trainer.optimizer_state()) + 2**20
+
+
+def _size(value: object) -> int:
+    """Returns the bytes of all tensors in nested containers; of one in ZeRO's partitions, those of the whole."""
+    return sum(getattr(x, "ds_numel", x.numel()) * x.element_size() for x in _tensors(value))
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yields all tensors in nested mappings and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def log_window(trainer: ChunkTrainer) -> StateDict:
+    """Returns the running sums of values that will be logged at a later step."""
+    return {
+        "tr_loss": trainer._tr_loss.detach().cpu(),
+        "globalstep_last_logged": trainer._globalstep_last_logged,
+        "metrics": {mode: dict(values) for mode, values in _windows(trainer).items()},
+        "total_train_tokens": getattr(trainer, "_total_train_tokens", 0),
+    }
+
+
+def restore_log_window(trainer: ChunkTrainer, saved: StateDict) -> None:
+    """Restores the running sums."""
+    trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
+    trainer._globalstep_last_logged = saved["globalstep_last_logged"]
+    for mode, values in saved["metrics"].items():
+        _windows(trainer)[mode].update({name: list(items) for name, items in values.items()})
+    if hasattr(trainer, "_total_train_tokens"):
+        trainer._total_train_tokens = saved["total_train_tokens"]
+
+
+def _windows(trainer: ChunkTrainer) -> dict[str, dict[str, list[float]]]:
+    """Returns TRL's values to be averaged at the next log, by mode; its experimental trainers have another name."""
+    return getattr(trainer, "_metrics", None) or getattr(trainer, "_stored_metrics", {})
+
+
+def untimed(window: StateDict) -> StateDict:
+    """Returns a log window without the values that depend on the clock."""
+    metrics = {
+        mode: {name: value for name, value in values.items() if name not in TIMED}
+        for mode, values in window["metrics"].items()
+    }
+    return {**window, "metrics": metrics}
+
+
+def values_logged(history: list[LogEntry]) -> list[LogEntry]:
+    """Returns the logged values that do not depend on the clock."""
+    timed = ("_runtime", "_per_second", *TIMED)
+    return [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in history]
+
+
+def callback_states(trainer: ChunkTrainer) -> StateDict:
+    """Returns the state of each callback that has one, by class and position among its class."""
+    return {
+        key: callback.state_dict() if hasattr(callback, "state_dict") else callback.state()["attributes"]
+        for key, callback in _stateful(trainer).items()
+    }
+
+
+def restore_callbacks(trainer: ChunkTrainer, saved: StateDict) -> None:
+    """Restores the state of each callback, in place.
+
+    Raises:
+        KeyError: a callback that has state was not there when the checkpoint was made, or the reverse.
+    """
+    callbacks = _stateful(trainer)
+    if callbacks.keys() != saved.keys():
+        raise KeyError(f"callbacks with state are {sorted(callbacks)}, the checkpoint has {sorted(saved)}")
+    for key, callback in callbacks.items():
+        if hasattr(callback, "load_state_dict"):
+            callback.load_state_dict(saved[key])
+        else:
+            vars(callback).update(saved[key])
+
+
+def without_state(trainer: ChunkTrainer) -> list[str]:
+    """Returns the names of callbacks that have no way to save what they keep."""
+    known = {id(callback) for callback in _stateful(trainer).values()}
+    return [
+        type(callback).__name__
+        for callback in trainer.callback_handler.callbacks
+        if id(callback) not in known
+        and not isinstance(callback, STATELESS)
+        and not getattr(callback, "stateless", False)
+    ]
+
+
+def _stateful(trainer: ChunkTrainer) -> dict[str, TrainerCallback]:
+    """Returns the callbacks that have state, by class and position among its class."""
+    stateful: dict[str, TrainerCallback] = {}
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ExportableState) or _has_state_dict(callback):
+            name = type(callback).__name__
+            stateful[f"{name}#{sum(key.startswith(f'{name}#') for key in stateful)}"] = callback
+    return stateful
+
+
+def _has_state_dict(callback: TrainerCallback) -> bool:
+    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+
+
+def _scaler(trainer: ChunkTrainer) -> StateDict | None:
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return None if scaler is None else dict(scaler.state_dict())

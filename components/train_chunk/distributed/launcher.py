@@ -1,0 +1,202 @@
+"""The ranks of a chunk on this machine: torch's launcher starts them, and their failures become one message."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import psutil
+
+from components.shared import errors, events
+from components.shared.errors import BatonError
+from components.train_chunk.distributed import rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+logger = logging.getLogger("baton")
+
+T = TypeVar("T")
+Handler = Callable[[int, FrameType | None], object] | int | None
+"""What `signal.getsignal` returns."""
+
+KINDS = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+"""Our own errors by name, as torch's launcher writes them down."""
+PEERS = 3.0
+"""Seconds for which an error waits that may only follow from another process's end, so that this one is seen first."""
+
+_preempted = threading.Event()
+
+
+def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str, processes: int) -> T | None:
+    """Runs a function in several processes, which train together.
+
+    SIGTERM is passed on to them: what they save then is up to them.
+
+    Args:
+        entry: A function of a module, which each process calls.
+        arguments: What with.
+        name: Name of the rendezvous, the same on all machines.
+        processes: How many to start on this machine.
+
+    Returns:
+        What the first rank returned; None on other machines than its own.
+
+    Raises:
+        BatonError: one of them failed; the message names it.
+    """
+    agent = _Agent(entry, arguments, name, processes)
+    agent.start()
+    before = _catch_sigterm()
+    try:
+        told: set[int] = set()
+        while agent.is_alive():
+            agent.join(0.2)
+            if _preempted.is_set():
+                _pass_on(told)
+    except BaseException:
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+    return agent.result()
+
+
+def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    """Runs `entry` in one of the processes."""
+    if signal.getsignal(signal.SIGTERM) is _note_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has it from the launching one
+    events.setup_logging()
+    try:
+        return entry(*arguments)
+    except BatonError:
+        raise
+    except Exception:
+        time.sleep(PEERS)
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+class _Agent(threading.Thread, Generic[T]):
+    """Torch's launcher, in a thread: in the main one it would take the signals for itself, and save nothing."""
+
+    def __init__(self, entry: Callable[..., T], arguments: tuple[object, ...], name: str, processes: int) -> None:
+        super().__init__(name="baton-launcher")
+        self._entry, self._arguments = entry, arguments
+        self._rendezvous, self._processes = name, processes
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-launch-")
+        self._results: dict[int, T] = {}
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Runs the processes to their end."""
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # `result` says shorter what they log
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        config = LaunchConfig(
+            **rendezvous.settings(self._rendezvous),
+            nproc_per_node=self._processes,
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=self._folder.name),
+            # A process that has imported everything and done nothing is as good as a fresh interpreter, and quicker.
+            start_method="fork" if "trl" in sys.modules else "spawn",
+        )
+        try:
+            self._results = elastic_launch(config, _run_rank)(self._entry, self._arguments)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._folder.cleanup()
+
+    def result(self) -> T | None:
+        """Returns what the first rank returned, once the thread has ended.
+
+        Raises:
+            BatonError: a process failed.
+        """
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        if isinstance(self._failure, ChildFailedError):
+            raise _explained(self._failure) from None
+        if self._failure:
+            raise self._failure
+        return self._results.get(0)
+
+
+def _catch_sigterm() -> Handler:
+    """Catches SIGTERM for the processes, and returns what handled it before; None outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    _preempted.clear()
+    return signal.signal(signal.SIGTERM, _note_sigterm) or signal.SIG_DFL
+
+
+def _note_sigterm(_: int, __: FrameType | None) -> None:
+    _preempted.set()
+
+
+def _pass_on(told: set[int]) -> None:
+    """Sends SIGTERM to each process once, also to one that was not there yet when it came."""
+    for child in psutil.Process().children():
+        if child.pid not in told:
+            told.add(child.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGTERM)
+
+
+def _explained(failed: ChildFailedError) -> BatonError:
+    """Returns one error for all processes' failures: one that gives a reason, else the first."""
+    failures = sorted(failed.failures.values(), key=lambda failure: failure.timestamp)
+    for failure in failures:
+        kind, _, text = _noted(failure)[0].partition(": ")
+        if kind in KINDS:
+            return KINDS[kind](text)
+    first = next((failure for failure in failures if failure.exitcode < 0), failures[0])
+    if first.exitcode < 0:
+        return BatonError(
+            f"rank {first.local_rank} was ended by {first.signal_name()}.",
+            remedy="Run again: training resumes from the newest checkpoint.",
+        )
+    message, stack = _noted(first)
+    logger.error("rank %d: %s", first.local_rank, stack)
+    return BatonError(f"rank {first.local_rank} failed: {message or f'exit code {first.exitcode}'}.")
+
+
+def _noted(failure: ProcessFailure) -> tuple[str, str]:
+    """Returns the message and the stack that a process wrote down as it failed."""
+    noted = failure.error_file_data.get("message", "")
+    if not isinstance(noted, dict):
+        return str(noted), str(noted)
+    return str(noted.get("message", "")), str(noted.get("extraInfo", {}).get("py_callstack", ""))
+
+
+def note_failure(message: str) -> None:
+    """Writes down for torch's launcher why this process ends, and ends it."""
+    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
+
+    handler = ErrorHandler()
+    try:
+        handler.record_exception(BatonError(message))
+    except Exception:
+        traceback.print_exc()
+    if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads what is written
+        events.emit("error", stage="train chunk", message=message, exit_code=BatonError.exit_code)
+        logger.error("%s", message)
+    os._exit(BatonError.exit_code)

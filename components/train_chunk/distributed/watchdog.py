@@ -1,0 +1,275 @@
+"""Signs of life of the ranks that train together: which one hangs, and which one is slow.
+
+In synchronous training one process that stands still stops all of them, each inside some collective call, and nothing
+in their logs says which it was. So each rank counts what it gets done, and tells the others from a thread beside
+training, through the store that torch's launcher keeps for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from components.shared import events
+from components.train_chunk.distributed import launcher
+from components.train_chunk.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+logger = logging.getLogger("baton")
+
+SLOW = 1.5
+"""A rank is slow whose own work takes so many times the median's."""
+NOISE = 0.02
+"""Seconds a step below which no rank is called slow."""
+PAUSE = 1.0
+"""Seconds at most between two looks at the others."""
+STAGGER = 0.3
+"""Seconds from one rank's stacks to the next one's, so that they do not mix in a log."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank tells the others.
+
+    Attributes:
+        count: How often it beat.
+        step: The step it is in.
+        doing: What it does there.
+        is_excused: Whether it waits for the store.
+        signs: Signs given since the last beat.
+    """
+
+    count: int = 0
+    step: int = 0
+    doing: str = "start"
+    is_excused: bool = False
+    signs: int = 0
+
+    @classmethod
+    def parse(cls, told: bytes) -> Sign:
+        """Reads what `str` wrote."""
+        count, step, doing, excused, signs = told.decode().split("|")
+        return cls(int(count), int(step), doing, excused == "1", int(signs))
+
+    def __str__(self) -> str:
+        return f"{self.count}|{self.step}|{self.doing}|{int(self.is_excused)}|{self.signs}"
+
+
+class NullWatchdog:
+    """Watches nothing: in a world of one rank nobody waits for another."""
+
+    is_watching = False
+
+    def start(self, step: int) -> None:
+        """Begins to watch, from the first step; before, processes load for as long as that takes."""
+
+    def stop(self) -> None:
+        """Watches no more."""
+
+    def beat(self, doing: str, step: int | None = None) -> None:
+        """Gives a sign of life; all ranks give the same ones in the same order.
+
+        Args:
+            doing: What this rank does next.
+            step: The step that it does it in, where that has changed.
+        """
+
+    def alive(self) -> None:
+        """Gives a sign of life that the others may not give, such as a token where some generate longer than others."""
+
+    def fetched(self) -> None:
+        """Gives a sign of life: the rows of a step are here. What that took was this rank's own work."""
+
+    def time_forward(self, model: Module, wrapped: Module) -> None:
+        """Counts the forward passes of a model as this rank's own work: around them, also where a loss is computed, it
+        waits for others. What a rank does with the model beside that, such as generating, does not count: others do
+        not do it, or not as often.
+
+        Args:
+            model: The model.
+            wrapped: The same as training calls it; before the model's own pass, DDP makes buffers the same.
+        """
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        """Waits for the store, which has its own patience."""
+        yield
+
+    def take_busy(self) -> float:
+        """Returns the seconds of this rank's own work since the last call."""
+        return 0.0
+
+    def name_slow(self, seconds: list[float]) -> None:
+        """Names the ranks whose own work in a step, in seconds by rank, has taken much longer than the others'."""
+
+
+class Watchdog(NullWatchdog):
+    """The signs of life of this rank, and a thread that watches those of the others.
+
+    Args:
+        ranks: This rank among the others.
+        hang_after: Seconds without a sign from any rank after which they hang.
+        fail: Called with a message, in a thread, by the first rank to notice; ends the process.
+    """
+
+    is_watching = True
+
+    def __init__(self, ranks: Ranks, hang_after: float, fail: Callable[[str], None] = launcher.note_failure) -> None:
+        self.ranks = ranks
+        self.hang_after = hang_after
+        self._busy = 0.0
+        self._fail = fail
+        self._count = self._signs = 0
+        self._doing = "start"
+        self._step = 0
+        self._at = time.monotonic()
+        self._working_since: float | None = None
+        self._is_excused = False
+        self._heard: list[Sign] = []
+        self._heard_at = self._at
+        self._slow: set[int] = set()
+        self._ended = threading.Event()
+        self._parent = os.getppid()
+
+    def start(self, step: int) -> None:
+        from torch.distributed import PrefixStore, distributed_c10d
+
+        self._store = PrefixStore("baton-watchdog", distributed_c10d._get_default_store())
+        self.beat("start", step)
+        threading.Thread(target=self._work, name="baton-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, doing: str, step: int | None = None) -> None:
+        self._count, self._signs, self._at, self._doing = self._count + 1, 0, time.monotonic(), doing
+        self._step = self._step if step is None else step
+
+    def alive(self) -> None:
+        self._signs, self._at = self._signs + 1, time.monotonic()
+
+    def fetched(self) -> None:
+        self._busy += time.monotonic() - self._at
+        self.beat("forward pass")
+
+    def time_forward(self, model: Module, wrapped: Module) -> None:
+        began, inside = [0.0], [False]
+
+        def enter(module: Module, *_: object) -> None:
+            if module.training:
+                inside[0] = True
+                self.beat("forward pass")
+
+        def before(module: Module, *_: object) -> None:
+            began[0] = time.monotonic()
+
+        def after(module: Module, *_: object) -> None:
+            if inside[0]:
+                inside[0] = False
+                self._busy += time.monotonic() - began[0]
+                self.beat("loss")
+
+        wrapped.register_forward_pre_hook(enter)
+        model.register_forward_pre_hook(before)
+        model.register_forward_hook(after)
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        self._is_excused = True
+        self._tell()
+        try:
+            yield
+        finally:
+            self._is_excused, self._at = False, time.monotonic()
+            self._tell()
+
+    def take_busy(self) -> float:
+        busy, self._busy = self._busy, 0.0
+        return busy
+
+    def name_slow(self, seconds: list[float]) -> None:
+        median = statistics.median_low(seconds)
+        for rank, own in enumerate(seconds):
+            slow = own > SLOW * median and own - median > NOISE
+            if slow and rank not in self._slow:
+                logger.warning(
+                    "rank %d is slow: %.2f s of its own work in step %d, half of all ranks take %.2f s or less",
+                    *(rank, own, self._step, median),
+                )
+                events.emit("straggler", rank=rank, step=self._step, seconds=own, median=median)
+            (self._slow.add if slow else self._slow.discard)(rank)
+
+    def _tell(self) -> None:
+        sign = Sign(self._count, self._step, self._doing, self._is_excused, self._signs)
+        self._store.set(str(self.ranks.rank), str(sign))
+
+    def _work(self) -> None:
+        told = (-1, 0)
+        pause = min(PAUSE, self.hang_after / 4)
+        while not self._ended.wait(pause):
+            if os.getppid() != self._parent:  # the launching process, which would report and clear up, is gone
+                os._exit(1)
+            if told != (self._count, self._signs):
+                told = (self._count, self._signs)
+                self._tell()
+            silence = self._silence()
+            if not silence:
+                # From a thread of C: it fires also where a call that hangs holds the interpreter's lock.
+                faulthandler.dump_traceback_later(self.hang_after + 10 * STAGGER * self.ranks.size, file=2)
+            if silence > self.hang_after:
+                self._end()
+                return
+
+    def _silence(self) -> float:
+        """Returns for how many seconds no rank has given a sign of life; others are asked only where this one waits."""
+        now = time.monotonic()
+        if now - self._at < self.hang_after / 20:
+            return 0.0
+        if self._store.check(["hang"]):
+            return math.inf
+        signs = self._others()
+        if signs != self._heard or any(sign.is_excused for sign in signs):
+            self._heard, self._heard_at = signs, now
+        return now - self._heard_at
+
+    def _others(self) -> list[Sign]:
+        """Returns the newest sign of each rank."""
+        keys = [str(rank) for rank in range(self.ranks.size)]
+        return [Sign.parse(self._store.get(key)) if self._store.check([key]) else Sign() for key in keys]
+
+    def _end(self) -> None:
+        """Shows the stacks, and has one process say what has happened."""
+        self._store.set("hang", "")  # the others show theirs too, when they look next
+        time.sleep(STAGGER * self.ranks.local_rank)
+        print(f"rank {self.ranks.rank}, process {os.getpid()}, has these stacks:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        time.sleep(PAUSE + STAGGER * (self.ranks.size + 1 - self.ranks.local_rank))
+        message = self.verdict(self._others())
+        if self._store.compare_set("verdict", "", str(self.ranks.rank)).decode() == str(self.ranks.rank):
+            self._fail(message)
+        time.sleep(10.0)  # the launcher ends the others
+        os._exit(1)
+
+    def verdict(self, signs: list[Sign]) -> str:
+        """Returns which rank hangs, and where: the one that has got least done, as the others wait for it."""
+        counts = [(sign.count, sign.signs) for sign in signs]
+        hanging = [rank for rank, count in enumerate(counts) if count == min(counts)]
+        at = signs[hanging[0]]
+        who = f"rank {hanging[0]} hangs" if len(hanging) == 1 else f"ranks {', '.join(map(str, hanging))} hang"
+        return (
+            f"{who} in step {at.step}, before or in its {at.doing}: no sign of life for {self.hang_after:.0f} s "
+            "(training.parallel.hang_after); the stacks of all ranks are in the log."
+        )

@@ -1,0 +1,92 @@
+"""What training needs on this machine: a checkpoint, tokens, the base model, the user's code."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from components.shared import code, forking, pinned
+from components.shared.cache import NodeCache
+from components.shared.core.state import Phase
+from components.train_chunk import methods
+from components.train_chunk.checkpointing.restore import Restored, Restorer
+from components.train_chunk.checkpointing.staging import Staging
+from components.train_chunk.context import TrainContext
+from components.train_chunk.data.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was downloaded to this machine.
+
+    Attributes:
+        restored: The checkpoint to resume from, None at the start of a run.
+        skipped: Why newer checkpoints were passed over.
+        tokens: The tokenized rows and the tokenizer.
+        models: Local folders of the models that the recipe names, by role; see `pinned`.
+        code: Folder of the user's Python files, None where there are none.
+    """
+
+    restored: Restored | None
+    skipped: list[str]
+    tokens: Tokens
+    models: dict[str, str]
+    code: str | None
+
+
+class _Folders(NamedTuple):
+    """What one rank of a machine tells the others of it."""
+
+    restored: Restored | None
+    skipped: list[str]
+    tokens: str
+    models: dict[str, str]
+    code: str | None
+
+
+def fetch(context: TrainContext, staging: Staging, *, to_score: bool) -> Inputs:
+    """Downloads what training needs, once for all ranks of a machine, and imports the training stack meanwhile.
+
+    Args:
+        context: The chunk.
+        staging: Where downloads lie.
+        to_score: Whether a checkpoint at the target will do, which lacks its score alone.
+
+    Raises:
+        BatonError: the run's model, data or checkpoints are not what they were.
+    """
+    cache = NodeCache.of(context.recipe.store)
+    tokens = Tokens(context.run, context.recipe, context.plan, staging.folder, cache)
+    restorer = Restorer(context.store, context.target, context.identity, cache, staging.folder)
+    if not context.ranks.leads_node:
+        methods.load(context.recipe.training.method)  # while another process fetches
+    folders = context.ranks.on_node_leaders(lambda: _fetch(context, restorer, tokens, staging.folder(0), to_score))
+    tokens.adopt(folders.tokens)
+    return Inputs(folders.restored, folders.skipped, tokens, folders.models, folders.code)
+
+
+def _fetch(context: TrainContext, restorer: Restorer, tokens: Tokens, scratch: str, to_score: bool) -> _Folders:
+    with ThreadPoolExecutor(4) as pool:
+        fetching = pool.submit(restorer.fetch, to_score=to_score)
+        early = pool.submit(_fetch_tokens, context, tokens)
+        models = pool.submit(pinned.compared, context.run, context.recipe)
+        own_code = pool.submit(code.fetch, context.run, scratch)
+        context.clock.enter(Phase.IMPORT)
+        methods.load(context.recipe.training.method)
+        context.clock.enter(Phase.FETCH)
+        restored = restorer.require_no_code(fetching.result())
+        start = restored.step if restored else 0
+        if early.result() != start < context.target:  # a damaged checkpoint was passed over: other rows are needed
+            tokens.fetch(start, context.target)
+    if restored is None:
+        forking.require_start(context.run)
+    return _Folders(restored, restorer.skipped, tokens.folder, models.result(), own_code.result())
+
+
+def _fetch_tokens(context: TrainContext, tokens: Tokens) -> int:
+    """Fetches the tokens after the newest checkpoint that seems usable, and returns its step."""
+    steps = (checkpoint.step for checkpoint in context.store.committed())
+    start = next((step for step in steps if step < context.target), 0)
+    tokens.fetch(start, context.target)
+    return start

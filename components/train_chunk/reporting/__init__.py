@@ -1,0 +1,1 @@
+"""What a chunk tells while it trains: metrics, progress, samples, scores, and where its time went."""

@@ -1,0 +1,30 @@
+"""What looks on while the first rank trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from components.train_chunk.context import TrainContext
+from components.train_chunk.reporting.live import LiveReport
+from components.train_chunk.trainer.base import ChunkTrainer
+
+
+def attach(
+    context: TrainContext, trainer: ChunkTrainer, folder: str, live: Callable[[], dict[str, float]]
+) -> LiveReport:
+    """Reports a trainer's metrics, and what its model generates where the recipe asks for it.
+
+    Args:
+        context: The chunk.
+        trainer: Its trainer.
+        folder: A local folder for event files.
+        live: Returns how far the chunk is, by the names in `telemetry.LIVE`.
+    """
+    report = LiveReport(context.run, context.recipe, folder)
+    trainer.add_callback(report)
+    if context.recipe.evaluation.write_every:
+        from components.train_chunk.reporting.samples import SampleCallback
+
+        trainer.add_callback(SampleCallback(context.run, context.recipe, trainer.processing_class, report))
+    report.expose(context.index, live, context.clock.split)
+    return report

@@ -1,0 +1,99 @@
+"""Texts that the model generates in the course of training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypedDict
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
+
+from components.shared import generation, rng
+from components.shared.prompts import held_out_prompts
+from components.shared.recipe import Recipe
+from components.shared.rewards.numeric import number
+from components.shared.runs import Run
+from components.train_chunk.reporting.live import LiveReport
+
+
+class Sample(TypedDict):
+    """A held-out prompt, what the data has for it, and what the model generated."""
+
+    prompt: str
+    reference: str
+    written: str
+
+
+class SampleCallback(TrainerCallback):
+    """Generates for held-out prompts every few steps, as in the last evaluation, and leaves no trace in the model's
+    state.
+
+    Args:
+        run: The training run.
+        recipe: Its recipe.
+        tokenizer: The model's tokenizer.
+        report: Where the figures go.
+    """
+
+    stateless = True
+
+    def __init__(self, run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, report: LiveReport) -> None:
+        self._run = run
+        self._every = recipe.evaluation.write_every or 0
+        self._recipe = recipe
+        self._tokenizer = tokenizer
+        self._report = report
+        self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
+
+    def on_step_end(
+        self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
+    ) -> None:
+        """Generates when it is time to."""
+        if not self._prompts or state.global_step % self._every:
+            return
+        was_training = model.training
+        model.eval()
+        try:
+            with rng.undisturbed(), _any_kernel():
+                texts = generation.write_all(
+                    model,
+                    self._tokenizer,
+                    [prompt for prompt, _ in self._prompts],
+                    max_new_tokens=self._recipe.evaluation.max_new_tokens,
+                    max_length=self._recipe.data.max_length,
+                    batch_size=self._recipe.evaluation.batch_size or self._recipe.micro_batch_size_per_process,
+                    temperature=self._recipe.evaluation.temperature,
+                    top_p=self._recipe.evaluation.top_p,
+                    seed=self._recipe.seed,
+                )
+        finally:
+            model.train(was_training)
+        samples: list[Sample] = [
+            {"prompt": prompt, "reference": reference, "written": text}
+            for (prompt, reference), text in zip(self._prompts, texts, strict=True)
+        ]
+        self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
+        self._report.tell(matches(samples), state.global_step)
+
+
+@contextlib.contextmanager
+def _any_kernel() -> Iterator[None]:
+    """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
+    sum that `top_p` takes."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def matches(samples: list[Sample]) -> dict[str, float]:
+    """Returns the share of texts that are the reference, white space at the ends aside, and whose number is its number;
+    the latter only where a reference ends on a number."""
+    exact = [sample["written"].strip() == sample["reference"].strip() for sample in samples]
+    numbers = [(number(sample["written"]), number(sample["reference"])) for sample in samples]
+    hits = [written == reference for written, reference in numbers if reference is not None]
+    shares = {"written_exact_match": sum(exact) / len(exact)}
+    return shares | ({"written_numeric_match": sum(hits) / len(hits)} if hits else {})

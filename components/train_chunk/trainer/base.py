@@ -1,0 +1,111 @@
+"""What a trainer has that trains in chunks: the names that its mixins share, and that checkpointing reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from components.shared.recipe import Recipe
+from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.distributed.watchdog import NullWatchdog
+
+if TYPE_CHECKING:
+    # The mixins stand before one of TRL's trainers; alone they have no base, so that `super()` reaches that one.
+    from transformers import Trainer as Upstream
+
+    from components.train_chunk.trainer.takeover import Takeover
+else:
+    Upstream = object
+
+Options = dict[str, Any]
+"""Keyword arguments of an upstream class."""
+StateDict = dict[str, Any]
+"""Tensors and plain values in nested containers, as torch saves them."""
+
+OF_EACH = ("rng", "log")
+"""Parts of the state that differ between ranks, whatever the method."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder to write a checkpoint to.
+
+    Attributes:
+        folder: The folder.
+        send: Uploads the files of a folder and removes them, where not all of the checkpoint fits; None where it does.
+    """
+
+    folder: str
+    send: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """What a trainer resumes from; by default the start of a run.
+
+    Attributes:
+        folder: Local folder of the checkpoint, None at the start of a run.
+        digests: Part of the state → its digest when the checkpoint was captured.
+        leave_out: Parts not to restore: a negative control for tests of exactness.
+        takeover: What a fork's recipe changes in its parent's state.
+        is_reshaped: Whether another number of ranks made the checkpoint.
+    """
+
+    folder: str | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+    takeover: Takeover | None = None
+    is_reshaped: bool = False
+
+
+def _nowhere() -> Iterator[Place]:
+    """Yields no place: a trainer without a checkpoint callback saves nothing."""
+    return iter(())
+
+
+class ChunkTrainer(Upstream):
+    """Base of the mixins that stand before one of TRL's trainers.
+
+    Attributes:
+        of_each: Parts of the state that differ between ranks.
+        distributes: Whether rows are distributed to ranks by us; else the method's own sampler does that.
+        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over rows.
+        recipe: The resolved recipe.
+        ranks: This process among those that train together.
+        watchdog: Its signs of life.
+        resumption: What it resumes from.
+        places: Yields where to write a checkpoint, best first.
+        restored_rng: Digest of the random state right after it was restored.
+    """
+
+    of_each: tuple[str, ...] = OF_EACH
+    distributes = True
+    counts_tokens = False
+
+    recipe: Recipe
+    ranks: Ranks = Ranks()
+    watchdog: NullWatchdog = NullWatchdog()
+    resumption: Resumption = Resumption()
+    places: Callable[[], Iterator[Place]] = staticmethod(_nowhere)
+    restored_rng: str | None = None
+
+    def checkpoint_folder(self) -> str:
+        """Returns where `Trainer` writes the checkpoint of the step it is at."""
+        return os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+
+    def method_state(self) -> StateDict:
+        """Returns what the method keeps between steps that `Trainer` does not save."""
+        return {}
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores what `method_state` returned."""
+
+    def optimizer_state(self) -> StateDict:
+        """Returns what the optimizer keeps between steps; of one that is split over ranks, this rank's part."""
+        return dict(self.optimizer.state_dict())
+
+    def num_parts(self) -> int:
+        """Returns how many ranks of this machine write a part of the optimizer's state each."""
+        return 1

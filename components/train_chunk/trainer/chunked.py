@@ -1,0 +1,139 @@
+"""The mixin that every method's trainer has before TRL's, and what such a trainer is built from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch.utils.data import Sampler
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
+
+from components.shared import hooks, trainable
+from components.shared.recipe import Recipe
+from components.train_chunk.data import samplers
+from components.train_chunk.trainer import sharding
+from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+from components.train_chunk.trainer.parameters import Grouped
+from components.train_chunk.trainer.resumable import Resumable
+from components.train_chunk.trainer.router import Routed
+from components.train_chunk.trainer.sharding import Sharded
+from components.train_chunk.trainer.zero import Zero
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Chunked(Resumable, Zero, Sharded, Grouped, Routed):
+    """Mixin for a method's trainer."""
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        """Returns the recipe's order of rows, else the method's own."""
+        rows = self.train_dataset  # with all columns; `train_dataset` has lost those that the model does not read
+        return samplers.sampler(self.recipe, rows, self.args.max_steps) or super()._get_train_sampler(train_dataset)
+
+    def method_state(self) -> StateDict:
+        """Returns the buffers that the method's spec names."""
+        buffers = self.recipe.training.spec.buffers
+        return {**super().method_state(), **{name: getattr(self, attribute) for name, attribute in buffers.items()}}
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores them."""
+        super().load_method_state(saved)
+        for name, attribute in self.recipe.training.spec.buffers.items():
+            setattr(self, attribute, saved[name])
+
+
+class EpochOf(TrainerCallback):
+    """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
+
+    stateless = True
+
+    def __init__(self, collator: hooks.SeededCollator) -> None:
+        self._collator = collator
+
+    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        """Passes the number on."""
+        self._collator.epoch = int(state.epoch or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a method's trainer is built from.
+
+    Attributes:
+        recipe: The resolved recipe.
+        arguments: Keyword arguments for the method's configuration class.
+        model: What is trained.
+        tokenizer: Its tokenizer.
+        train: Tokenized training rows.
+        held_out: Tokenized held-out rows, None where nothing is evaluated in between.
+        reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
+    """
+
+    recipe: Recipe
+    arguments: Options
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    held_out: Dataset | None
+    reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
+
+    def trainer(self, kind: type[ChunkTrainer], config: TrainingArguments, **extra: object) -> ChunkTrainer:
+        """Builds the method's trainer.
+
+        Args:
+            kind: Its class, `Chunked` among its bases.
+            config: Its configuration.
+            extra: Further arguments of that class.
+        """
+        recipe = self.recipe
+        own = {
+            "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
+            "compute_metrics": hooks.metrics(recipe.hooks),
+            "callbacks": [*_early_stopping(recipe), *hooks.callbacks(recipe.hooks)] or None,
+            "peft_config": trainable.lora(recipe),
+        }
+        if recipe.hooks.trainer:
+            kind = type(kind.__name__, (hooks.find(recipe.hooks.trainer), kind), {})
+        trainer: Chunked = kind(
+            model=self.model,
+            args=config,
+            train_dataset=self.train,
+            eval_dataset=self.held_out,
+            processing_class=self.tokenizer,
+            **{name: value for name, value in own.items() if value is not None},
+            **extra,
+        )
+        if recipe.adapter is None:
+            # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
+            # without converting them back.
+            save = functools.partial(self.model.save_pretrained, save_original_format=False)
+            self.model.save_pretrained = save
+        if isinstance(own["data_collator"], hooks.SeededCollator):
+            trainer.add_callback(EpochOf(own["data_collator"]))
+        trainer.recipe = recipe
+        trainer.groups = tuple(recipe.training.groups)
+        trainer.compile_optimizer = recipe.training.compile_optimizer
+        if trainer.args.world_size > 1:
+            sharding.compile_first(trainer.model, recipe)
+        if recipe.training.router:
+            trainer.watch_router(recipe.training.router)
+        if recipe.training.fp16_initial_scale:
+            scaler = trainer.accelerator.scaler
+            scaler.load_state_dict({**scaler.state_dict(), "scale": recipe.training.fp16_initial_scale})
+        return trainer
+
+    def with_reference(self) -> Options:
+        """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
+        held = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if held else {}
+
+
+def _early_stopping(recipe: Recipe) -> list[EarlyStoppingCallback]:
+    stopping = recipe.training.early_stopping
+    return [EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []

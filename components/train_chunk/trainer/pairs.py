@@ -1,0 +1,24 @@
+"""Tokenized pairs for those of TRL's trainers that take text."""
+
+from __future__ import annotations
+
+from components.shared.labels import IGNORED
+from components.train_chunk.trainer.base import ChunkTrainer
+
+Row = dict[str, list[int]]
+"""Columns of one row."""
+
+
+class Tokenized(ChunkTrainer):
+    """Mixin for `ORPOTrainer` and `CPOTrainer`: takes rows of `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+
+    def tokenize_row(self, feature: Row, model: object = None) -> Row:
+        """Returns the columns that the trainer's collator pads; answers end where `max_length` does."""
+        prompt = feature["prompt_ids"]
+        row: Row = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+        for side in ("chosen", "rejected"):
+            ids = (prompt + feature[f"{side}_ids"])[: self.max_length]
+            row[f"{side}_input_ids"] = ids
+            row[f"{side}_attention_mask"] = [1] * len(ids)
+            row[f"{side}_labels"] = [IGNORED] * len(prompt) + ids[len(prompt) :]
+        return row

@@ -1,0 +1,67 @@
+"""A run's trainer on this machine, with all that bits depend on set before anything is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from components.shared import code, pinned
+from components.shared.cache import NodeCache
+from components.train_chunk.context import TrainContext
+from components.train_chunk.data.tokens import Tokens
+from components.train_chunk.distributed import devices
+from components.train_chunk.trainer import arguments, building, micro_batch
+from components.train_chunk.trainer.base import ChunkTrainer, Options
+
+
+def prepare(
+    context: TrainContext,
+    tokens: Tokens,
+    folders: Mapping[str, str],
+    output_dir: str,
+    *,
+    code_folder: str | None,
+    start_weights: bool = True,
+    evaluates: bool | None = None,
+    changed: Options | None = None,
+) -> tuple[TrainContext, ChunkTrainer]:
+    """Builds the trainer of the recipe's method.
+
+    Args:
+        context: The chunk.
+        tokens: The tokenized rows and the tokenizer.
+        folders: Local folders of the models that the recipe names, by role; see `pinned`.
+        output_dir: A local folder.
+        code_folder: Folder of the user's Python files, None where there are none.
+        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
+        evaluates: Whether held-out rows are needed; as the recipe says when None.
+        changed: Arguments of the method's configuration in place of the run's.
+
+    Returns:
+        The chunk with its micro-batch size found, and the trainer.
+    """
+    code.install(code_folder)
+    context = micro_batch.resolve(context, tokens, folders, output_dir)
+    setup = building.setup(
+        context.recipe, context.plan, tokens, folders, output_dir, start_weights=start_weights, evaluates=evaluates
+    )
+    return context, building.build(dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})}))
+
+
+def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
+    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away.
+
+    Args:
+        context: The first chunk.
+        num_steps: Steps for which rows are needed.
+        folder: A local folder for all that is downloaded and written.
+        changed: Arguments of the method's configuration in place of the run's.
+    """
+    recipe = context.recipe
+    devices.pin(recipe, context.ranks)
+    arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
+    tokens = Tokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))
+    tokens.fetch(0, num_steps)
+    own_code = code.fetch(context.run, folder)
+    folders = pinned.compared(context.run, recipe)
+    return prepare(context, tokens, folders, folder, code_folder=own_code, evaluates=False, changed=changed)[1]

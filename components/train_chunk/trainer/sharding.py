@@ -1,0 +1,75 @@
+"""FSDP2 through Accelerate: on GPUs as it comes, on CPUs where Accelerate thinks of it only for GPUs."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from components.shared import trainable
+from components.shared.recipe import Recipe, Training
+from components.train_chunk.trainer import zero
+from components.train_chunk.trainer.base import ChunkTrainer, Options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Sharded(ChunkTrainer):
+    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator.
+
+        Accelerate applies its FSDP plugin only where ranks have a GPU each; on CPUs it would ignore it silently, and
+        train with DDP.
+        """
+        from accelerate.state import DistributedType, PartialState
+
+        on_cpu = self.args.fsdp_plugin_args is not None and self.args.use_cpu
+        if on_cpu:
+            PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+        if on_cpu:
+            PartialState().distributed_type = DistributedType.FSDP
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the weights; of a checkpoint in shards, what else makes a model: configuration and tokenizer."""
+        if not (self.is_fsdp_enabled and _internal_call):
+            super().save_model(output_dir, _internal_call)
+        elif self.args.should_save:
+            if self.recipe.adapter:
+                adapter = copy.copy(self.model.active_peft_config)
+                adapter.inference_mode = True  # as PEFT saves it
+                adapter.save_pretrained(output_dir)
+            else:
+                self.model.config.save_pretrained(output_dir)
+                if self.model.can_generate():
+                    self.model.generation_config.save_pretrained(output_dir)
+            self.processing_class.save_pretrained(output_dir)
+
+
+def arguments(recipe: Recipe) -> Options:
+    """Returns the arguments of `TrainingArguments` for several processes."""
+    uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
+    if not recipe.parallel.is_sharded:
+        return uncompiled
+    if recipe.parallel.is_zero:
+        return {**zero.arguments(recipe), **uncompiled}
+    config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
+    return {"fsdp": True, "fsdp_config": config, **uncompiled}
+
+
+def compile_first(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Compiles a model, if the recipe asks for it, in place and before it is wrapped.
+
+    One that will be in shards block by block: a block is what is brought together at once.
+    """
+    mode = compile_mode(recipe.training)
+    if mode:
+        for part in trainable.blocks(model) if recipe.parallel.is_sharded else [model]:
+            part.compile(mode=mode)
+
+
+def compile_mode(training: Training) -> str | None:
+    """Returns how `torch.compile` is to work, None where it is not to."""
+    return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile

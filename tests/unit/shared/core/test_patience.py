@@ -1,0 +1,98 @@
+"""Waits and retries end when they succeed, and when patience is over; not before, and not long after."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from components.shared.core.patience import Attempt, attempts, insist
+
+
+class AwayError(Exception):
+    """The store is away."""
+
+
+def test_there_is_one_attempt_without_any_patience() -> None:
+    slept: list[float] = []
+    assert [attempt.number for attempt in attempts(0, pause=1, sleep=slept.append)] == [1]
+    assert slept == []
+
+
+def test_pauses_grow_to_the_longest_one() -> None:
+    slept: list[float] = []
+    tries = attempts(1000, pause=1, growth=2, longest=5, sleep=slept.append)
+    for _ in range(6):
+        next(tries)
+    assert slept == [1, 2, 4, 5, 5]
+
+
+def test_patience_ends_and_no_attempt_begins_after_it() -> None:
+    began = time.monotonic()
+    numbers = [attempt.number for attempt in attempts(0.35, pause=0.1)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 2 <= len(numbers) <= 4
+    assert time.monotonic() - began < 0.35 + 0.3
+
+
+def test_time_spent_in_an_attempt_counts() -> None:
+    tried = 0
+    for attempt in attempts(0.1, pause=0.05):
+        tried += 1
+        time.sleep(0.2)
+        assert attempt.is_last
+    assert tried == 1
+
+
+def test_pauses_vary_and_leave_the_global_generator_alone() -> None:
+    state = random.getstate()
+    slept: list[float] = []
+    tries = attempts(1000, pause=1, jitter=0.25, sleep=slept.append)
+    for _ in range(50):
+        next(tries)
+    assert random.getstate() == state
+    assert min(slept) >= 0.75
+    assert max(slept) <= 1.25
+    assert len(set(slept)) > 40
+
+
+def test_an_operation_is_tried_until_it_succeeds() -> None:
+    failing = [AwayError("1"), AwayError("2")]
+    failures: list[tuple[str, int]] = []
+
+    def operation() -> str:
+        if failing:
+            raise failing.pop(0)
+        return "here"
+
+    def note(error: AwayError, attempt: Attempt) -> None:
+        failures.append((str(error), attempt.number))
+
+    assert insist(operation, AwayError, attempts(1, pause=0.001), note) == "here"
+    assert failures == [("1", 1), ("2", 2)]
+
+
+def test_the_last_failure_is_raised_once_patience_is_over() -> None:
+    numbers: list[int] = []
+
+    def operation() -> None:
+        numbers.append(len(numbers) + 1)
+        raise AwayError(str(numbers[-1]))
+
+    with pytest.raises(AwayError) as raised:
+        insist(operation, AwayError, attempts(0.05, pause=0.01), lambda *_: None)
+    assert str(raised.value) == str(numbers[-1])
+    assert len(numbers) > 1
+
+
+def test_another_error_is_raised_at_once() -> None:
+    numbers: list[int] = []
+
+    def operation() -> None:
+        numbers.append(1)
+        raise KeyError("other")
+
+    with pytest.raises(KeyError):
+        insist(operation, AwayError, attempts(10, pause=0.001), lambda *_: None)
+    assert len(numbers) == 1

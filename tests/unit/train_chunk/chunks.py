@@ -1,0 +1,27 @@
+"""A chunk to test parts of it with."""
+
+from __future__ import annotations
+
+from components.shared.checkpoints.store import CheckpointStore
+from components.shared.plan import Plan
+from components.shared.runs import Run
+from components.train_chunk.context import TrainContext
+from components.train_chunk.distributed.ranks import Ranks
+from components.train_chunk.reporting.clock import Clock
+
+
+def first_chunk(run: Run) -> TrainContext:
+    """Returns the only chunk of a run of one step, whose data and model are as good as there."""
+    for name in ("data.json", "model.json"):
+        run.put(name, {})
+    return TrainContext(
+        run=run,
+        recipe=run.settled_recipe(),
+        plan=Plan(rows=24, steps_per_epoch=1, num_steps=1, targets=(1,)),
+        store=CheckpointStore(run),
+        index=1,
+        target=1,
+        identity="made of this",
+        ranks=Ranks(),
+        clock=Clock(),
+    )

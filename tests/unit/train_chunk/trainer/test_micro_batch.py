@@ -1,0 +1,117 @@
+"""`micro_batch_size: auto`: who may ask for it, and which size is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.shared import machine, recipe_file
+from components.shared.errors import UserError
+from components.shared.recipe import Recipe
+from components.shared.runs import Run
+from components.shared.storage import Storage
+from components.train_chunk.data.tokens import Tokens
+from components.train_chunk.trainer import micro_batch
+from tests.unit.train_chunk.chunks import first_chunk
+
+
+def recipe(**training: Any) -> Recipe:
+    """A recipe that leaves the size to memory."""
+    document = {
+        "name": "tiny",
+        "model": {"base": "org/model"},
+        "data": {"source": "rows.jsonl"},
+        "training": {"batch_size": 24, "micro_batch_size": "auto", **training},
+    }
+    return recipe_file.validate(document, origin="tiny")
+
+
+@pytest.mark.parametrize(("room", "size"), [(99, 24), (24, 24), (23, 12), (11, 8), (7, 6), (5, 4), (3, 3), (1, 1)])
+def test_the_largest_divisor_that_fits(room: int, size: int) -> None:
+    tried: list[int] = []
+
+    def fits(n: int) -> bool:
+        tried.append(n)
+        return n <= room
+
+    assert micro_batch.largest(recipe(), fits) == size
+    assert tried == [n for n in (24, 12, 8, 6, 4, 3, 2, 1) if n >= size]
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(UserError, match=r"not one row of data\.max_length 512 fits memory\. Set training\.gradient_ch"):
+        micro_batch.largest(recipe(), lambda n: False)
+
+
+def test_the_number_takes_auto_s_place() -> None:
+    given = micro_batch.with_size(recipe(), 8)
+    assert (given.micro_batch_size_per_process, given.gradient_accumulation_steps, given.split) == (8, 3, "3 x 8")
+
+
+def test_auto_is_not_used_as_a_number() -> None:
+    auto = recipe()
+    for use in (lambda: auto.micro_batch_size_per_process, lambda: auto.gradient_accumulation_steps):
+        with pytest.raises(UserError, match="is auto, and the first chunk has not found it yet"):
+            use()
+    assert auto.split == "split as memory allows"
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "kto": {},
+    "grpo": {"grpo": {"rewards": ["length"]}},
+    "rloo": {"rloo": {"rewards": ["length"]}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_auto_is_refused_where_the_loss_depends_on_it(method: str) -> None:
+    with pytest.raises(UserError, match=f"training: micro_batch_size: the loss of {method} depends on it.*give a num"):
+        recipe(method=method, **METHODS[method])
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        recipe(micro_batch_size="large")
+    assert "training.micro_batch_size: Input should be 'auto' (got 'large')" in str(caught.value)
+
+
+def test_the_process_that_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Storage(str(tmp_path)), "raced")
+    run.create(recipe())
+    context = first_chunk(run)
+
+    def fits(given: Recipe, base: str | None) -> Any:
+        run.set_once("micro_batch.json", {"micro_batch_size": 2, "found_by": "trial", "device": "another"})
+        return lambda size: size <= 12
+
+    monkeypatch.setattr(micro_batch, "_fits_host", fits)
+    monkeypatch.setattr(machine, "gpu", lambda: None)
+    tokens = Tokens(run, context.recipe, context.plan, lambda _: str(tmp_path))
+    resolved = micro_batch.resolve(context, tokens, {}, str(tmp_path))
+    assert resolved.recipe.micro_batch_size_per_process == 2
+    assert resolved.identity != context.identity
+
+
+ERRORS = {
+    "torch's own": (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+    "one of a library": (RuntimeError("CUDA error: out of memory."), False),
+}
+
+
+@pytest.mark.parametrize(("error", "survives"), ERRORS.values(), ids=ERRORS)
+def test_running_out_of_memory_is_an_answer(error: RuntimeError, survives: bool) -> None:
+    def trial() -> None:
+        raise error
+
+    assert micro_batch._survives(trial) is survives
+
+
+def test_another_failure_is_none() -> None:
+    def trial() -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        micro_batch._survives(trial)
