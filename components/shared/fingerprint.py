@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from typing import Any, Self
+from typing import Self
 
 from components.shared.core.document import Document
 
@@ -46,46 +46,34 @@ class Fingerprint(Document):
             world_size: Processes that train together.
             strategy: How they share the work, where there are several.
         """
-        return cls.model_validate(fingerprint(world_size, strategy))
+        import torch
+
+        cuda = torch.cuda.is_available()
+        together = {"strategy": strategy} if world_size > 1 else {}
+        zero = {"deepspeed": version("deepspeed")} if world_size > 1 and strategy.startswith("zero") else {}
+        return cls(
+            device=torch.cuda.get_device_name(0) if cuda else "cpu",
+            cpu=platform.machine() if cuda else _cpu_name(),
+            cuda=torch.version.cuda if cuda else None,
+            world_size=world_size,
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            tf32=bool(cuda and torch.backends.cuda.matmul.allow_tf32),
+            **together,
+            **zero,
+            **library_versions(),
+        )
 
     def differences(self, theirs: Fingerprint) -> list[str]:
         """Returns a line for each entry in which another fingerprint differs."""
-        return differences(self.to_json(), theirs.to_json())
+        ours, other = self.to_json(), theirs.to_json()
+        keys = sorted(ours.keys() | other.keys())
+        return [f"{key}: {other.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != other.get(key)]
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the libraries that compute."""
         return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
-
-
-def fingerprint(world_size: int = 1, strategy: str = "ddp") -> dict[str, Any]:
-    """Returns this process's fingerprint; call it after threads and determinism are set.
-
-    Args:
-        world_size: Processes that train together.
-        strategy: How they share the work, where there are several.
-    """
-    import torch
-
-    cuda = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name(0) if cuda else "cpu",
-        "cpu": platform.machine() if cuda else _cpu_name(),
-        "cuda": torch.version.cuda if cuda else None,
-        "world_size": world_size,
-        **({"strategy": strategy} if world_size > 1 else {}),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "tf32": bool(cuda and torch.backends.cuda.matmul.allow_tf32),
-        **library_versions(),
-        **({"deepspeed": version("deepspeed")} if world_size > 1 and strategy.startswith("zero") else {}),
-    }
-
-
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Returns a line for each entry that differs."""
-    keys = sorted(ours.keys() | theirs.keys())
-    return [f"{key}: {theirs.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
 
 
 def _cpu_name() -> str:

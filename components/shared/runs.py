@@ -2,7 +2,7 @@
 
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
-runs/<run>/checkpoints/step-…/        see `checkpoint_store`
+runs/<run>/checkpoints/step-…/        see `checkpoints.store`
 runs/<run>/export/, exports/<format>/ bundles
 data/<digest>/{split,tokens,…}        bundles shared between runs
 """

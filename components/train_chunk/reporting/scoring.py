@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from components.shared import events
 from components.shared.core.state import Phase
 from components.shared.errors import UserError
-from components.shared.run_documents.sweeps import Score as ScoreDocument
+from components.shared.run_documents import sweeps
 from components.shared.run_documents.sweeps import TrialNote
 from components.shared.runs import Run, now
 from components.shared.sweeps import Sweep
@@ -61,10 +61,11 @@ class Scoring:
     @classmethod
     def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
         """Returns the scoring of a run, None where it is no trial."""
-        trial = run.read(TrialNote)
-        if trial is None:
+        note = run.read(TrialNote)
+        if note is None:
             return None
-        return cls(run, index, clock, trial=trial.id, metric=trial.metric, sweep=Sweep(run.storage, trial.sweep))
+        sweep = Sweep(run.storage, note.sweep)
+        return cls(run, index, clock, trial=note.id, metric=note.metric, sweep=sweep)
 
     def is_stopped(self) -> bool:
         """Tells whether the end of this trial was asked for."""
@@ -76,7 +77,7 @@ class Scoring:
 
         Where early stopping has ended the run, the score of the chunk in which it did counts for those after it.
         """
-        if self._run.read(ScoreDocument, self._index) is not None:
+        if self._run.read(sweeps.Score, self._index) is not None:
             return True
         before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
         if before:
@@ -137,7 +138,7 @@ class Scoring:
 
     def keep(self, score: Score) -> None:
         """Writes the score of the chunk, whose checkpoint is committed."""
-        document = ScoreDocument(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
+        document = sweeps.Score(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
         self._run.write(document, self._index)
         events.emit("scored", trial=self._trial, chunk=self._index, step=score.step, value=score.value)
 
