@@ -15,6 +15,7 @@ from components.shared.checkpoints.store import CheckpointStore
 from components.shared.recipe import Recipe
 from components.shared.runs import Run
 from pipelines.local import results
+from tests.resume import matrix
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,24 @@ def test_another_base_model_under_the_same_path_is_refused(halfway: Run, base_mo
         weights.write_bytes(before)
     assert code == 1
     assert "is not the model that this run began with" in printed
+
+
+def test_another_teacher_under_the_same_path_is_refused(tmp_path: Path, base_model: str, legs: Any) -> None:
+    cell = matrix.Cell("distillation", "full", "another teacher", steps=4)
+    recipe = matrix.recipe(cell, str(tmp_path / "store"), base_model, matrix.write_rows(tmp_path))
+    run = legs.prepare(legs.changed(recipe, chunks__count=2), "taught")
+    assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
+    weights = Path(f"{base_model}{matrix.TEACHER}") / "model.safetensors"
+    before = weights.read_bytes()
+    _flip(weights)
+    try:
+        code, printed = legs.leg(legs.chunk, run.uri, 2)
+    finally:
+        weights.write_bytes(before)
+    assert code == 1
+    assert "training.distillation.teacher" in printed
+    assert "is not the model that this run began with" in printed
+    assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
 
 
 def test_other_hardware_is_refused_where_the_recipe_says_bitwise(legs: Any, halfway: Run) -> None:
