@@ -76,7 +76,7 @@ format: setup ## Let ruff fix and format
 	$(PY) -m ruff format .
 
 typecheck: setup ## mypy
-	$(PY) -m mypy components pipelines
+	$(PY) -m mypy
 
 compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 	@mkdir -p build
@@ -86,7 +86,7 @@ golden: setup ## Write the golden pipeline files anew; read the diff before you 
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix from the code
-	$(PY) -m pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
+	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 
 IMAGES ?= cpu

@@ -29,7 +29,7 @@ OUTPUT = ROOT / "build" / "images"
 PASSED_ON = ("PYTHON_IMAGE", "EXTRAS", "PIP_EXTRA_INDEX_URL", "FLASH_ATTN_WHEEL")
 DEVICES = {"cpu": {}, "gpu": {"DEVICE": "gpu", "NVIDIA_VISIBLE_DEVICES": "all"}}
 """Image → what the Dockerfile is told of it."""
-INSIDE = ("components", "pipelines", "images", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
+INSIDE = ("baton", "components", "pipelines", "images", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
 SBOM = "/opt/baton/share/sbom.cdx.json"
 
 

@@ -1,5 +1,5 @@
-"""`python -m pipelines` is `baton`."""
+"""`python -m baton.pipelines` is `baton`."""
 
-from pipelines.cli.app import main
+from baton.pipelines.cli.app import main
 
 main()

@@ -7,18 +7,18 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from components.checkpoint.component import checkpoint
-from components.data_split.component import data_split
-from components.evaluate.component import evaluate
-from components.export.component import export
-from components.gate.component import gate, reject
-from components.lr_find.component import lr_find
-from components.report.component import report
-from components.shared import recipe_file, sources
-from components.shared.recipe import Recipe
-from components.tokenize.component import tokenize
-from components.train_chunk.component import train_chunk
-from pipelines import resources
+from baton.components.checkpoint.component import checkpoint
+from baton.components.data_split.component import data_split
+from baton.components.evaluate.component import evaluate
+from baton.components.export.component import export
+from baton.components.gate.component import gate, reject
+from baton.components.lr_find.component import lr_find
+from baton.components.report.component import report
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.store import sources
+from baton.components.tokenize.component import tokenize
+from baton.components.train_chunk.component import train_chunk
+from baton.pipelines import resources
 
 Value: TypeAlias = PipelineChannel | str
 """An address or a name: the pipeline's parameter, what a stage puts out, or a constant."""
@@ -129,7 +129,7 @@ def split_task(
 
     Args:
         recipe: The recipe, whose values stand where the others are None.
-        store: See `components.data_split.component` for this and the rest.
+        store: See `baton.components.data_split.component` for this and the rest.
         run_name: Name of the run.
         document: The recipe as JSON.
         new_name: What the name of a new run begins with.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kfp import kubernetes
 from kfp.dsl import PipelineConfig, PipelineTask
 
-from components.shared.links import KUBEFLOW_RUN
-from components.shared.recipe import Recipe, Resources
-from components.shared.recipe.base import seconds
+from baton.components.shared.recipe import Recipe, Resources
+from baton.components.shared.recipe.base import seconds
+from baton.components.shared.runs.links import KUBEFLOW_RUN
 
 BACKOFF_LIMIT = "24h"
 """Counts from the first attempt's start and kills a retried pod when it passes; the default is one hour."""

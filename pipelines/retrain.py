@@ -1,6 +1,6 @@
 """The pipeline that trains a model again when its data or its recipe have changed, and not otherwise.
 
-look → (fine-tuning as in `pipelines.finetune` → promote or keep) → release, which also runs after a failure.
+look → (fine-tuning as in `baton.pipelines.finetune` → promote or keep) → release, which also runs after a failure.
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from components.retrain.component import look, release, settle
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import ACCEPTED, Recipe
-from pipelines import finetune, resources
+from baton.components.retrain.component import look, release, settle
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
+from baton.pipelines import finetune, resources
 
 
 def retrain(recipe: Recipe) -> BaseComponent:

@@ -1,20 +1,19 @@
 """The pipeline that trains many configurations of a recipe in rungs of chunks, and hands out the best.
 
 For each bracket: begin → (data split → tokenize for each different data) → enter → for each rung: the trials that are
-left, at most so many at once, train its chunks → judge. Then the winner as in `pipelines.finetune`.
+left, at most so many at once, train its chunks → judge. Then the winner as in `baton.pipelines.finetune`.
 """
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.rungs import Bracket, Rung, brackets, check_trials
-from components.sweep.component import begin, enter, judge
-from components.tokenize.component import tokenize
-from pipelines import finetune, resources
-from pipelines.finetune import Value
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.sweeps.rungs import Bracket, Rung, brackets, check_trials
+from baton.components.sweep.component import begin, enter, judge
+from baton.components.tokenize.component import tokenize
+from baton.pipelines import finetune, resources
+from baton.pipelines.finetune import Value
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""

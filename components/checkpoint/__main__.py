@@ -1,8 +1,8 @@
-"""The checkpoint stage as a process: `python -m components.checkpoint RUN_URI INDEX`."""
+"""The checkpoint stage as a process: `python -m baton.components.checkpoint RUN_URI INDEX`."""
 
 import argparse
 
-from components.shared import events
+from baton.components.shared.core import events
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Read back what a chunk committed, and apply retention.")
@@ -10,6 +10,6 @@ if __name__ == "__main__":
     parser.add_argument("index", type=int)
     given = parser.parse_args()
     with events.stage(f"checkpoint {given.index}"):
-        from components.checkpoint.promote import promote
+        from baton.components.checkpoint.promote import promote
 
         promote(given.run_uri, given.index)

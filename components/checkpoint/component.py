@@ -23,9 +23,9 @@ def checkpoint(
     Returns:
         Digest of the state; empty where the chunk left no checkpoint.
     """
-    from components.checkpoint.page import as_markdown
-    from components.checkpoint.promote import promote
-    from components.shared import events
+    from baton.components.checkpoint.page import as_markdown
+    from baton.components.checkpoint.promote import promote
+    from baton.components.shared.core import events
 
     with events.stage(f"checkpoint {index}"):
         part = promote(run_uri, index)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from components.shared.core.state import PHASES_OF_A_CHUNK
-from components.shared.run_documents.training import Attempt, ProofPart, Removed
+from baton.components.shared.core.state import PHASES_OF_A_CHUNK
+from baton.components.shared.runs.documents.training import Attempt, ProofPart, Removed
 
 
 def as_markdown(part: ProofPart | None) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 
-from components.shared import events, forking, retention
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.proof import proof_part
-from components.shared.run_documents.sweeps import TrialNote
-from components.shared.run_documents.training import Attempt, ChunkRecord, Place, Promoted, ProofPart
-from components.shared.runs import Run, now
+from baton.components.shared.checkpoints import retention
+from baton.components.shared.checkpoints.proof import proof_part
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.forks import forking
+from baton.components.shared.runs.documents.sweeps import TrialNote
+from baton.components.shared.runs.documents.training import Attempt, ChunkRecord, Place, Promoted, ProofPart
+from baton.components.shared.runs.run import Run, now
 
 logger = logging.getLogger("baton")
 
@@ -26,7 +28,7 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
         index: Number of the chunk, from 1, spare ones included.
 
     Returns:
-        The chunk's part of the resume proof, see `components.shared.proof`; None where it left no checkpoint
+        The chunk's part of the resume proof, see `baton.components.shared.checkpoints.proof`; None where it left no checkpoint
         because it was taken away before it had one, or lies before the step that a fork began at.
 
     Raises:

@@ -43,11 +43,12 @@ def data_split(
     Returns:
         Address of the run.
     """
-    from components.data_split.split import split_data
-    from components.data_split.standing import standing as standing_of
-    from components.shared import events, sources
-    from components.shared import links as pages
-    from components.shared.runs import Run
+    from baton.components.data_split.split import split_data
+    from baton.components.data_split.standing import standing as standing_of
+    from baton.components.shared.core import events
+    from baton.components.shared.runs import links as pages
+    from baton.components.shared.runs.run import Run
+    from baton.components.shared.store import sources
 
     with events.stage("data split"):
         changes = {

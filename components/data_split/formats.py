@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.data_split import conversations, rankings
-from components.data_split.conversations import is_encodable
-from components.data_split.layouts import NEEDED, OPTIONAL, Layout
+from baton.components.data_split import conversations, rankings
+from baton.components.data_split.conversations import is_encodable
+from baton.components.data_split.layouts import NEEDED, OPTIONAL, Layout
 
 ALPACA = (
     "Below is an instruction that describes a task{and_input}. "

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from components.data_split import formats, layouts, readers
-from components.data_split.conversations import is_encodable
-from components.data_split.layouts import Layout
-from components.data_split.records import Record, Refused, as_content
-from components.data_split.rows import Rejected, Row
-from components.data_split.sides import NAMES
-from components.shared import events
-from components.shared.recipe import Recipe
-from components.shared.recipe.data import Source
+from baton.components.data_split import formats, layouts, readers
+from baton.components.data_split.conversations import is_encodable
+from baton.components.data_split.layouts import Layout
+from baton.components.data_split.records import Record, Refused, as_content
+from baton.components.data_split.rows import Rejected, Row
+from baton.components.data_split.sides import NAMES
+from baton.components.shared.core import events
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.data import Source
 
 LOOKED_AT = 20
 """Rows whose columns decide the format."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.shared.errors import UserError
-from components.shared.recipe import Data, Recipe
-from components.shared.recipe.data import Columns, Source
-from components.shared.recipe.methods import MethodSpec
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Data, Recipe
+from baton.components.shared.recipe.data import Columns, Source
+from baton.components.shared.recipe.methods import MethodSpec
 
 PROMPTS = ("prompt", "question", "query", "problem", "input")
 ANSWERS = ("completion", "response", "answer", "output", "solution")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from urllib.parse import parse_qs
 
-from components.data_split import json_values, stdlib_docs, streams, tables, text_files
-from components.data_split.rows import Rejected, Row, UnreadableError, as_read
-from components.data_split.streams import lines
-from components.shared import sources
-from components.shared.errors import UserError
-from components.shared.sources import SourceFile
+from baton.components.data_split import json_values, stdlib_docs, streams, tables, text_files
+from baton.components.data_split.rows import Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.streams import lines
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.store import sources
+from baton.components.shared.store.sources import SourceFile
 
 NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
 """Types that are called otherwise than their suffix."""

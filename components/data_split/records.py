@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from components.data_split.rows import Rejected
+from baton.components.data_split.rows import Rejected
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from components.data_split.records import Record, Spool
-from components.data_split.sides import position
-from components.shared import bundles
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from baton.components.data_split.records import Record, Spool
+from baton.components.data_split.sides import position
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared.errors import BatonError
+from baton.components.shared.core.errors import BatonError
 
 MAX_ROW = 2**26
 """Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""

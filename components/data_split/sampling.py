@@ -6,8 +6,8 @@ import heapq
 import math
 from collections.abc import Iterator
 
-from components.data_split.records import Record, Spool
-from components.data_split.sides import ALL, position
+from baton.components.data_split.records import Record, Spool
+from baton.components.data_split.sides import ALL, position
 
 
 def smallest(spool: Spool, seed: int, count: int) -> Iterator[Record]:

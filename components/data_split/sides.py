@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from components.data_split.records import Record
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.storage import Storage
+from baton.components.data_split.records import Record
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np

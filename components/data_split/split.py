@@ -13,19 +13,21 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from components.data_split import replay
-from components.data_split.intake import Intake
-from components.data_split.quality import Inspection, verdicts
-from components.data_split.records import Record, Refused, Spool
-from components.data_split.rows import Rejected
-from components.data_split.sampling import smallest, uses
-from components.data_split.sides import Sides
-from components.shared import bundles, code, events, recipe_file, tracking
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import SplitCounts, SplitData
-from components.shared.runs import Run, check_name
-from components.shared.storage import Storage
+from baton.components.data_split import replay
+from baton.components.data_split.intake import Intake
+from baton.components.data_split.quality import Inspection, verdicts
+from baton.components.data_split.records import Record, Refused, Spool
+from baton.components.data_split.rows import Rejected
+from baton.components.data_split.sampling import smallest, uses
+from baton.components.data_split.sides import Sides
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import code, tracking
+from baton.components.shared.runs.documents.data import SplitCounts, SplitData
+from baton.components.shared.runs.run import Run, check_name
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 SIDES = ("train", "eval", "test")
 VERSION = 1

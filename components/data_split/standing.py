@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from components.shared import bundles
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.plan import Plan
-from components.shared.run_documents.data import Loss, Losses, PinnedModels, RunHead, Tokens
-from components.shared.run_documents.training import LearningRate
-from components.shared.runs import Run, now
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.documents.data import Loss, Losses, PinnedModels, RunHead, Tokens
+from baton.components.shared.runs.documents.training import LearningRate
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run, now
+from baton.components.shared.store import bundles
 
 logger = logging.getLogger("baton")
 

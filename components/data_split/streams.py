@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from components.data_split.rows import MAX_ROW, SHOWN, UnreadableError
-from components.shared.sources import SourceFile
+from baton.components.data_split.rows import MAX_ROW, SHOWN, UnreadableError
+from baton.components.shared.store.sources import SourceFile
 
 BLOCK = 2**20
 """Bytes read at once."""

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from components.data_split.rows import Rejected, Row, UnreadableError
-from components.data_split.streams import blocks, packing
-from components.shared.sources import SourceFile
+from baton.components.data_split.rows import Rejected, Row, UnreadableError
+from baton.components.data_split.streams import blocks, packing
+from baton.components.shared.store.sources import SourceFile
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of an Arrow stream that was closed; without them it may have been cut between two batches."""

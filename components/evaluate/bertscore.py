@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from components.evaluate.figures import mean
-from components.evaluate.texts import Scored
-from components.shared import models
-from components.shared.errors import UserError
+from baton.components.evaluate.figures import mean
+from baton.components.evaluate.texts import Scored
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
 
 REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
 
@@ -40,7 +40,7 @@ class BertScore:
                 remedy="pip install 'baton[evaluate]'.",
             ) from None
         self._utils, self._batch_size = utils, batch_size
-        folder = models.local_model(encoder)
+        folder = loading.local_model(encoder)
         self._model, self.layers = self._load(encoder, folder)
         self._tokenizer = self._load_tokenizer(encoder, folder)
         self.signature = utils.get_hash(encoder.rstrip("/").rpartition("/")[2], self.layers, False, False, False, False)
@@ -96,7 +96,7 @@ class BertScore:
         return (model.encoder if whole else model).eval(), layers
 
     def _load_tokenizer(self, encoder: str, folder: str) -> Any:
-        tokenizer: Any = models.load_tokenizer(folder)
+        tokenizer: Any = loading.load_tokenizer(folder)
         positions = getattr(self._model.config, "max_position_embeddings", None) or tokenizer.model_max_length
         reserved = 2 if getattr(self._model.config, "model_type", "") in ("roberta", "xlm-roberta", "camembert") else 0
         tokenizer.model_max_length = min(tokenizer.model_max_length, positions - reserved)

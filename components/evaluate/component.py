@@ -15,8 +15,8 @@ def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]
     Returns:
         The figures that say most, in words.
     """
-    from components.evaluate.evaluation import evaluate_run
-    from components.shared import events
+    from baton.components.evaluate.evaluation import evaluate_run
+    from baton.components.shared.core import events
 
     with events.stage("evaluate"):
         found = evaluate_run(run_uri)

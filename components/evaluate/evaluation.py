@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from components.evaluate import figures, measures, production
-from components.evaluate.ground import Findings, Ground
-from components.evaluate.production import Production
-from components.shared import events, models, tracking, trained
-from components.shared.run_documents.outcome import Evaluation
-from components.shared.runs import Run
+from baton.components.evaluate import figures, measures, production
+from baton.components.evaluate.ground import Findings, Ground
+from baton.components.evaluate.production import Production
+from baton.components.shared.core import events
+from baton.components.shared.models import loading, trained
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -82,7 +84,7 @@ def _judge_all(ground: Ground, rival: Production | None, scratch: str) -> tuple[
     """
     recipe, tokenizer, run = ground.recipe, ground.tokenizer, ground.run
     builders: dict[str, Builder] = {
-        "before": lambda: (models.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
+        "before": lambda: (loading.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
         "after": lambda: (trained.trained_model(recipe, tokenizer, trained.final_folder(run, scratch)), None),
     }
     words = rival.words if rival else None

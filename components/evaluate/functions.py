@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.evaluate.figures import Figure, mean
-from components.evaluate.texts import METRICS
-from components.shared import hooks
-from components.shared.errors import UserError
-from components.shared.recipe import Hook
-from components.shared.recipe.evaluation import ROUGE
-from components.shared.recipe.methods.spec import AGAINST_BASELINE
+from baton.components.evaluate.figures import Figure, mean
+from baton.components.evaluate.texts import METRICS
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import hooks
+from baton.components.shared.recipe import Hook
+from baton.components.shared.recipe.evaluation import ROUGE
+from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE
 
 TAKEN = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
 """Names of figures that are Baton's own."""

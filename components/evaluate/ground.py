@@ -6,14 +6,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from components.evaluate import functions, measures
-from components.evaluate.bertscore import BertScore
-from components.evaluate.figures import Figure
-from components.evaluate.harness import Harness
-from components.evaluate.texts import METRICS, Metric
-from components.shared import code, events, generation, models, prompts, trained
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.evaluate import functions, measures
+from baton.components.evaluate.bertscore import BertScore
+from baton.components.evaluate.figures import Figure
+from baton.components.evaluate.harness import Harness
+from baton.components.evaluate.texts import METRICS, Metric
+from baton.components.shared.core import events
+from baton.components.shared.models import generation, loading, prompts, trained
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs import code
+from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,7 +65,7 @@ class Ground:
         tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))
         code.install(code.fetch(run, scratch))
         self.run, self.recipe = run, recipe
-        self.tokenizer = models.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+        self.tokenizer = loading.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
         self.rows: Dataset = datasets.load_from_disk(f"{tokens}/{self.side}")
         self.prompts = self._prompts(self.tokenizer)
         self.functions = functions.load(recipe.evaluation.functions)

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from components.evaluate.figures import Figure, mean
-from components.shared.errors import UserError
-from components.shared.recipe import Tasks
-from components.shared.storage import Storage
+from baton.components.evaluate.figures import Figure, mean
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Tasks
+from baton.components.shared.store.storage import Storage
 
 NO_FILTER = "none"
 """What the harness calls answers that are taken as they are."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.evaluate.figures import Array, Figure, mean, quotient, ratio
-from components.shared import generation, models, pinned, rewards
-from components.shared.labels import IGNORED
-from components.shared.recipe import Recipe
+from baton.components.evaluate.figures import Array, Figure, mean, quotient, ratio
+from baton.components.shared.core.labels import IGNORED
+from baton.components.shared.models import generation, loading, pinned, rewards
+from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -196,7 +196,7 @@ def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progr
     assert recipe.training.second_model
     role, _ = recipe.training.second_model
     _, prompts, said = _completions(model, tokenizer, rows, recipe, progress)
-    teacher: Any = models.second_model(recipe, pinned.fetch(recipe)[role])
+    teacher: Any = loading.second_model(recipe, pinned.fetch(recipe)[role])
     teacher = teacher.to(model.device)
     sums, counts = [], []
     for prompt, text in zip(prompts, said, strict=True):

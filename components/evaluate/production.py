@@ -8,12 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import accepted, models
-from components.shared.errors import UserError
-from components.shared.recipe import ACCEPTED, Recipe
-from components.shared.run_documents.outcome import RetrainNote
-from components.shared.run_documents.training import Tracking
-from components.shared.runs import Run
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import ACCEPTED, Recipe
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.documents.outcome import RetrainNote
+from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,7 +55,7 @@ def find(run: Run, recipe: Recipe, scratch: str) -> Production | None:
     elif given.startswith("models:"):
         found = _registered(run, recipe, given, scratch)
     else:
-        found = Production(models.local_model(given), given)
+        found = Production(loading.local_model(given), given)
     if found.folder:
         _check(found.folder, given, recipe)
     return found
@@ -67,16 +68,16 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
         UserError: it cannot be loaded.
     """
     try:
-        tokenizer = models.load_tokenizer(
+        tokenizer = loading.load_tokenizer(
             _holding(folder, "tokenizer_config.json") or folder, trust_remote_code=recipe.model.trust_remote_code
         )
         if whole := _holding(folder, "config.json"):
-            return models.load_model(whole, recipe), tokenizer
+            return loading.load_model(whole, recipe), tokenizer
         from peft import PeftModel
 
         adapter = _holding(folder, "adapter_config.json") or folder
-        base = models.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
-        return PeftModel.from_pretrained(models.load_model(base, recipe), adapter), tokenizer
+        base = loading.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
+        return PeftModel.from_pretrained(loading.load_model(base, recipe), adapter), tokenizer
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
             f"evaluation.production {recipe.evaluation.production!r} cannot be loaded: {type(error).__name__}: "
@@ -96,7 +97,7 @@ def _accepted(run: Run, recipe: Recipe) -> Production:
     standing = accepted.newest(run.storage, name)
     if standing.model_uri is None:
         return Production(None, f"{ACCEPTED}: there is none yet")
-    return Production(models.local_model(standing.model_uri), f"{ACCEPTED}, model {standing.number} of {name}")
+    return Production(loading.local_model(standing.model_uri), f"{ACCEPTED}, model {standing.number} of {name}")
 
 
 def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Production:

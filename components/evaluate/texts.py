@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from components.evaluate.figures import Array, Figure, mean
-from components.shared.recipe.evaluation import ROUGE
-from components.shared.rewards.numeric import number
+from baton.components.evaluate.figures import Array, Figure, mean
+from baton.components.shared.models.rewards.numeric import number
+from baton.components.shared.recipe.evaluation import ROUGE
 
 
 @dataclass

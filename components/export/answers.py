@@ -66,7 +66,7 @@ def expected(model: Any, questions: Questions) -> Expected:
 
 def weights(model: Any) -> dict[str, str]:
     """Returns the digest of each weight by type, shape and values, however it lies in memory."""
-    from components.shared.digest import tree_digest
+    from baton.components.shared.core.digest import tree_digest
 
     return {name: tree_digest(value) for name, value in model.state_dict().items()}
 

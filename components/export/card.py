@@ -6,11 +6,11 @@ import os
 import re
 from dataclasses import dataclass
 
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import SplitCounts
-from components.shared.run_documents.outcome import Evaluation
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import SplitCounts
+from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.run import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
 """How the text of a licence begins → the Hub's name for it."""

@@ -21,9 +21,9 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from components.export import answers
-from components.export.answers import Answer, Expected, Questions
-from components.shared.errors import BatonError
+from baton.components.export import answers
+from baton.components.export.answers import Answer, Expected, Questions
+from baton.components.shared.core.errors import BatonError
 
 TOLERANCE = 1e-3
 """Largest difference between logits of two engines, as a share of the largest logit."""
@@ -82,7 +82,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
             json.dump(document, file)
         arguments = [export_format, folder, f"{scratch}/request.json", f"{scratch}/answers.npz"]
         done = subprocess.run(
-            [sys.executable, "-m", "components.export.reading", *arguments],
+            [sys.executable, "-m", "baton.components.export.reading", *arguments],
             env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -15,8 +15,8 @@ def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> s
     Returns:
         Address of the main model.
     """
-    from components.export.export import export_run
-    from components.shared import events
+    from baton.components.export.export import export_run
+    from baton.components.shared.core import events
 
     with events.stage("export"):
         found = export_run(run_uri)

@@ -11,14 +11,16 @@ import tempfile
 import time
 from typing import Any
 
-from components.export import hub, registry
-from components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
-from components.export.subject import Subject
-from components.shared import bundles, events, exportable
-from components.shared.bundles import Manifest
-from components.shared.recipe import Recipe
-from components.shared.run_documents.outcome import ExportedModel
-from components.shared.runs import Run
+from baton.components.export import hub, registry
+from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
+from baton.components.export.subject import Subject
+from baton.components.shared.core import events
+from baton.components.shared.models import exportable
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.outcome import ExportedModel
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
 
 MAIN = "export"
 """Where the main model lies in a run: the whole model where it is asked for, else the adapter."""

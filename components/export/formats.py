@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.export import (
+from baton.components.export import (
     card,
     check,
     gguf_file,
@@ -18,10 +18,10 @@ from components.export import (
     onnx_graph,
     weights,
 )
-from components.export.answers import Expected
-from components.export.subject import Subject
-from components.shared import exportable
-from components.shared.bundles import Manifest
+from baton.components.export.answers import Expected
+from baton.components.export.subject import Subject
+from baton.components.shared.models import exportable
+from baton.components.shared.store.bundles import Manifest
 
 Finding = dict[str, Any]
 

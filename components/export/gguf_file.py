@@ -6,9 +6,9 @@ import copy
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from components.export import gguf_settings, gguf_tensors, gguf_vocabulary
-from components.export.gguf_tensors import Weight
-from components.shared.exportable import GGUF_NAMES
+from baton.components.export import gguf_settings, gguf_tensors, gguf_vocabulary
+from baton.components.export.gguf_tensors import Weight
+from baton.components.shared.models.exportable import GGUF_NAMES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from components.shared.errors import UserError
-from components.shared.exportable import GGUF_NAMES
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models.exportable import GGUF_NAMES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.export import gguf_settings
-from components.shared.errors import UserError
-from components.shared.exportable import GGUF_NAMES
+from baton.components.export import gguf_settings
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models.exportable import GGUF_NAMES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.shared.errors import UserError
+from baton.components.shared.core.errors import UserError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from components.shared.bundles import Manifest
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe.export import Hub
-from components.shared.runs import Run
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe.export import Hub
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.bundles import Manifest
 
 DOCUMENT = "hub.json"
 

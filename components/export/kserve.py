@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe
 
 FILE = "inferenceservice.yaml"
 LABEL = 63

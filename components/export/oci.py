@@ -13,8 +13,8 @@ import os
 import tarfile
 from typing import Any
 
-from components.shared import bundles
-from components.shared.errors import BatonError
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.store import bundles
 
 MEDIA = "application/vnd.oci.image"
 LAYER = f"{MEDIA}.layer.v1.tar"

@@ -1,5 +1,5 @@
 """An export, read back by the library it is for, in a process that has seen nothing else:
-`python -m components.export.reading FORMAT FOLDER REQUEST ANSWERS`."""
+`python -m baton.components.export.reading FORMAT FOLDER REQUEST ANSWERS`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
-from components.export import answers
-from components.export.answers import Answer, Questions
+from baton.components.export import answers
+from baton.components.export.answers import Answer, Questions
 
 Request = dict[str, Any]
 

@@ -9,12 +9,12 @@ import shutil
 import tempfile
 from typing import Any
 
-from components.shared.bundles import Manifest
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
-from components.shared.run_documents.outcome import Evaluation
-from components.shared.run_documents.training import Tracking
-from components.shared.runs import Run
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.bundles import Manifest
 
 logger = logging.getLogger("baton")
 

@@ -6,13 +6,14 @@ import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from components.export import answers, card, check
-from components.export.answers import Expected, Questions
-from components.shared import models, sharded, trained
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.prompts import held_out_prompts
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.export import answers, card, check
+from baton.components.export.answers import Expected, Questions
+from baton.components.shared.checkpoints import sharded
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.models import loading, trained
+from baton.components.shared.models.prompts import held_out_prompts
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,7 +72,7 @@ class Subject:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the checkpoint."""
-        return models.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
+        return loading.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
 
     @cached_property
     def tokenizer_folder(self) -> str:
@@ -94,7 +95,7 @@ class Subject:
         return check.Context(
             questions=Questions([prompt for prompt in ids if prompt], 0 if self.scores else spec.check_tokens),
             texts=self.texts,
-            kind=models.auto_class(self.recipe).__name__,
+            kind=loading.auto_class(self.recipe).__name__,
             trust_remote_code=self.recipe.model.trust_remote_code,
         )
 

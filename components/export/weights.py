@@ -6,8 +6,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from components.shared.merging import TRAINING
-from components.shared.recipe import Recipe
+from baton.components.shared.checkpoints.merging import TRAINING
+from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

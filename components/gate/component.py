@@ -15,8 +15,8 @@ def gate(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> str
     Returns:
         `accepted` or `rejected`.
     """
-    from components.gate.gate import judge_run
-    from components.shared import events
+    from baton.components.gate.gate import judge_run
+    from baton.components.shared.core import events
 
     with events.stage("gate"):
         verdict = judge_run(run_uri)
@@ -37,8 +37,8 @@ def reject(run_uri: str) -> str:
     Returns:
         Which lines failed, in words.
     """
-    from components.gate.gate import reject_run
-    from components.shared import events
+    from baton.components.gate.gate import reject_run
+    from baton.components.shared.core import events
 
     with events.stage("rejected"):
         return reject_run(run_uri)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 
-from components.shared import events, tracking
-from components.shared.errors import UserError
-from components.shared.recipe import GATE
-from components.shared.run_documents.outcome import Evaluation, GateLine, Verdict
-from components.shared.runs import Run
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import GATE
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.outcome import Evaluation, GateLine, Verdict
+from baton.components.shared.runs.run import Run
 
 SIGNS = {
     "<=": lambda value, limit: value <= limit,

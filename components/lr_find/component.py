@@ -19,10 +19,10 @@ def lr_find(
     Returns:
         The learning rate found.
     """
-    from components.shared import events
+    from baton.components.shared.core import events
 
     with events.stage("learning-rate finder"):
-        from components.lr_find.finder import find
+        from baton.components.lr_find.finder import find
 
         finding = find(run_uri)
         metrics.log_metric("learning_rate", finding.learning_rate)

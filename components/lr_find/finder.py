@@ -18,13 +18,14 @@ from matplotlib.ticker import FuncFormatter
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from components.shared import events, pages, svg
-from components.shared.core.state import Phase
-from components.shared.errors import BatonError
-from components.shared.recipe import LRFind
-from components.shared.run_documents.training import LearningRate
-from components.train_chunk.context import TrainContext
-from components.train_chunk.trainer import preparation
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.state import Phase
+from baton.components.shared.pages import rendering, svg
+from baton.components.shared.recipe import LRFind
+from baton.components.shared.runs.documents.training import LearningRate
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.trainer import preparation
 
 DIVERGED = 4.0
 """Loss, in multiples of the lowest smoothed one, at which the test ends."""
@@ -141,7 +142,7 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
     """Returns the test as an HTML page of its own."""
     plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(test, spec, canvas))
-    template = pages.environment(Path(__file__).parent).get_template("lr_find.html.j2")
+    template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)
 
 

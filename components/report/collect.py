@@ -7,16 +7,17 @@ import statistics
 import time
 from typing import Any
 
-from components.report import judged
-from components.shared import lineage, recipe_file
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import StoreError
-from components.shared.plan import Plan
-from components.shared.proof import proof_part
-from components.shared.run_documents.data import RunHead, SplitCounts, Tokens
-from components.shared.run_documents.outcome import Evaluation, ExportedModel, ReportPage
-from components.shared.run_documents.training import ChunkRecord, ForkNote, ProofPart, StageRecord, Tracking
-from components.shared.runs import Run
+from baton.components.report import judged
+from baton.components.shared.checkpoints.proof import proof_part
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core.errors import StoreError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs import lineage
+from baton.components.shared.runs.documents.data import RunHead, SplitCounts, Tokens
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
+from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, StageRecord, Tracking
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
 
 logger = logging.getLogger("baton")
 
@@ -189,8 +190,9 @@ def write_report(run_uri: str) -> dict[str, Any]:
     """
     import tempfile
 
-    from components.report.page import render
-    from components.shared import events, tracking
+    from baton.components.report.page import render
+    from baton.components.shared.core import events
+    from baton.components.shared.runs import tracking
 
     started = time.time()
     run = Run.open(run_uri)

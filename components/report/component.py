@@ -15,8 +15,8 @@ def report(run_uri: str, outcome: str, page: dsl.Output[dsl.HTML]) -> str:
     Returns:
         Address of the report.
     """
-    from components.report.collect import write_report
-    from components.shared import events
+    from baton.components.report.collect import write_report
+    from baton.components.shared.core import events
 
     with events.stage("report"):
         written = write_report(run_uri)

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from components.shared import svg
-from components.shared.pages import duration
-from components.shared.recipe import SPECS
+from baton.components.shared.pages import svg
+from baton.components.shared.pages.rendering import duration
+from baton.components.shared.recipe import SPECS
 
 PHASES = {
     "start": ("start-up", svg.GREY),

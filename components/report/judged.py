@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared.pages import number
-from components.shared.run_documents.outcome import Evaluation
-from components.shared.runs import Run
+from baton.components.shared.pages.rendering import number
+from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.run import Run
 
 MAX_EXAMPLES = 400
 """Examples that the page shows; the run's `examples.jsonl` has all of them."""

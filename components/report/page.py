@@ -15,10 +15,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from components.report import figures, judged
-from components.shared import pages, tree_figure
-from components.shared.core.state import PARTS
-from components.shared.pages import count, duration, number, size
+from baton.components.report import figures, judged
+from baton.components.shared.core.state import PARTS
+from baton.components.shared.pages import rendering, tree_figure
+from baton.components.shared.pages.rendering import count, duration, number, size
 
 MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
 MAX_SAMPLES = 40
@@ -59,7 +59,7 @@ class Proof:
 
 def render(report: dict[str, Any]) -> str:
     """The report as one HTML document; the same report gives the same bytes."""
-    environment = pages.environment(Path(__file__).parent)
+    environment = rendering.environment(Path(__file__).parent)
     environment.filters["clip"] = clip
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)

@@ -29,8 +29,8 @@ def look(
     Returns:
         `train`, `unchanged` where there is nothing to do, or `busy`.
     """
-    from components.retrain.look import look
-    from components.shared import events
+    from baton.components.retrain.look import look
+    from baton.components.shared.core import events
 
     with events.stage("look"):
         found = look(recipe, store, source, owner)
@@ -59,8 +59,8 @@ def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
     Returns:
         `promoted` or `rejected`.
     """
-    from components.retrain.settle import settle
-    from components.shared import events
+    from baton.components.retrain.settle import settle
+    from baton.components.shared.core import events
 
     with events.stage("promote or keep"):
         return settle(store, f"{run_name}-{phase}" if phase else run_name)
@@ -76,8 +76,8 @@ def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalSta
         owner: This retraining.
         status: How it went.
     """
-    from components.retrain.settle import release
-    from components.shared import events
+    from baton.components.retrain.settle import release
+    from baton.components.shared.core import events
 
     with events.stage("release"):
         release(model, store, owner, status.error_message)

@@ -7,13 +7,14 @@ import json
 import platform
 from typing import Any
 
-from components.shared import bundles, code, sources
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.recipe.data import Source
-from components.shared.runs import identity
-from components.shared.sources import SourceFile
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.data import Source
+from baton.components.shared.runs import code
+from baton.components.shared.runs.run import identity
+from baton.components.shared.store import bundles, sources
+from baton.components.shared.store.sources import SourceFile
+from baton.components.shared.store.storage import Storage
 
 Seen = dict[str, list[str]]
 """Address of a file → what it looked like, and the SHA-256 of its content."""

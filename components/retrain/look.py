@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components.retrain import outcome
-from components.retrain.content import data_digest, digest_of, recipe_digest
-from components.shared import accepted, events, recipe_file, sources
-from components.shared.accepted import Accepted
-from components.shared.recipe import Recipe
-from components.shared.run_documents.outcome import RetrainNote
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.turns import Turns
+from baton.components.retrain import outcome
+from baton.components.retrain.content import data_digest, digest_of, recipe_digest
+from baton.components.shared.core import events
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.accepted import Accepted
+from baton.components.shared.runs.documents.outcome import RetrainNote
+from baton.components.shared.runs.run import Run
+from baton.components.shared.runs.turns import Turns
+from baton.components.shared.store import sources
+from baton.components.shared.store.storage import Storage
 
 
 @dataclass(frozen=True)

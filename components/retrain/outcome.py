@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 
-from components.shared import events
-from components.shared.core.document import Document
-from components.shared.runs import now
-from components.shared.storage import Storage
+from baton.components.shared.core import events
+from baton.components.shared.core.document import Document
+from baton.components.shared.runs.run import now
+from baton.components.shared.store.storage import Storage
 
 
 class Rejection(Document):

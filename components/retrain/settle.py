@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from components.retrain import outcome
-from components.shared import accepted, bundles
-from components.shared.errors import BatonError
-from components.shared.run_documents.data import SplitData
-from components.shared.run_documents.outcome import AcceptedModel, Evaluation, ExportedModel, RetrainNote, Verdict
-from components.shared.runs import Run, now
-from components.shared.storage import Storage
-from components.shared.turns import Turns
+from baton.components.retrain import outcome
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.documents.data import SplitData
+from baton.components.shared.runs.documents.outcome import (
+    AcceptedModel,
+    Evaluation,
+    ExportedModel,
+    RetrainNote,
+    Verdict,
+)
+from baton.components.shared.runs.run import Run, now
+from baton.components.shared.runs.turns import Turns
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 
 def settle(store: str, run_name: str) -> str:

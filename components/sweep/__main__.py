@@ -1,14 +1,14 @@
 """A sweep's stages as processes, for a machine where the trials take turns.
 
-`python -m components.sweep begin RECIPE.json NAME STORE BRACKET`, `… enter SWEEP_URI BRACKET`,
+`python -m baton.components.sweep begin RECIPE.json NAME STORE BRACKET`, `… enter SWEEP_URI BRACKET`,
 `… judge SWEEP_URI RUNG`, `… page SWEEP_URI RUNG`
 """
 
 import argparse
 from pathlib import Path
 
-from components.shared import events
-from components.shared.sweeps import Sweep
+from baton.components.shared.core import events
+from baton.components.shared.sweeps.sweep import Sweep
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Begin a bracket of a sweep, or judge one of its rungs.")
@@ -24,23 +24,23 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.stage == "judge":
         with events.stage(f"judge rung {given.rung}"):
-            from components.sweep.judge import judge
+            from baton.components.sweep.judge import judge
 
             verdict = judge(Sweep.open(given.sweep_uri), given.rung)
             events.emit("verdict", kept=verdict.kept, winner=verdict.winner)
     elif given.stage == "page":
         with events.stage(f"page of rung {given.rung}"):
-            from components.sweep.judge import publish
+            from baton.components.sweep.judge import publish
 
             publish(Sweep.open(given.sweep_uri), given.rung)
     elif given.stage == "enter":
         with events.stage(f"enter bracket {given.bracket}"):
-            from components.sweep.begin import enter
+            from baton.components.sweep.begin import enter
 
             events.emit("entered", runs=enter(Sweep.open(given.sweep_uri), given.bracket))
     else:
         with events.stage(f"begin bracket {given.bracket}"):
-            from components.sweep.begin import begin
+            from baton.components.sweep.begin import begin
 
             recipe = given.recipe.read_text(encoding="utf-8")
             events.emit("prepares", preparations=begin(recipe, given.name, given.store, given.bracket)[1])

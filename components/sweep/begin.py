@@ -7,19 +7,24 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from components.shared import bundles, configurations, events, forking, quality_checks, recipe_file, sources, tracking
-from components.shared.configurations import Known
-from components.shared.core.document import Json
-from components.shared.errors import UserError
-from components.shared.plan import make_plan
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import OwnCode, PinnedModels, SplitData
-from components.shared.run_documents.sweeps import RungEntry, SweepHead, TrialEntry, TrialNote
-from components.shared.rungs import Bracket, brackets
-from components.shared.runs import Run, check_name, identity, now
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from components.sweep import tracked
+from baton.components.shared.core import events
+from baton.components.shared.core.document import Json
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.forks import forking
+from baton.components.shared.pages import quality_checks
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, SplitData
+from baton.components.shared.runs.documents.sweeps import RungEntry, SweepHead, TrialEntry, TrialNote
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run, check_name, identity, now
+from baton.components.shared.store import bundles, sources
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps import configurations
+from baton.components.shared.sweeps.configurations import Known
+from baton.components.shared.sweeps.rungs import Bracket, brackets
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep import tracked
 
 CARRIED = (*forking.CARRIED, quality_checks.QUALITY)
 """What split and tokenize have found for one run, and holds for every trial on the same data."""

@@ -29,8 +29,8 @@ def begin(
     Returns:
         For each different data of the trials what split and tokenize are given: recipe, run and source.
     """
-    from components.shared import events
-    from components.sweep.begin import begin
+    from baton.components.shared.core import events
+    from baton.components.sweep.begin import begin
 
     with events.stage(f"begin bracket {bracket}"):
         sweep, preparations = begin(recipe, sweep_name or f"{new_name}-{job_id}", store, bracket)
@@ -51,9 +51,9 @@ def enter(sweep_uri: str, bracket: int, prepared: list) -> list:
     Returns:
         Addresses of the runs.
     """
-    from components.shared import events
-    from components.shared.sweeps import Sweep
-    from components.sweep.begin import enter
+    from baton.components.shared.core import events
+    from baton.components.shared.sweeps.sweep import Sweep
+    from baton.components.sweep.begin import enter
 
     with events.stage(f"enter bracket {bracket}"):
         return enter(Sweep.open(sweep_uri), bracket)
@@ -81,9 +81,9 @@ def judge(
     Returns:
         Addresses of the runs that go on.
     """
-    from components.shared import events
-    from components.shared.sweeps import Sweep
-    from components.sweep.judge import judge, publish
+    from baton.components.shared.core import events
+    from baton.components.shared.sweeps.sweep import Sweep
+    from baton.components.sweep.judge import judge, publish
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)

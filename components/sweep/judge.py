@@ -6,11 +6,11 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from components.shared import bundles, events, recipe_file, sweep_page, tracking
-from components.shared.errors import BatonError
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.run_documents.sweeps import (
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.sweeps import (
     Failure,
     RungScore,
     RungVerdict,
@@ -21,10 +21,13 @@ from components.shared.run_documents.sweeps import (
     Winner,
     Wish,
 )
-from components.shared.rungs import Rung, brackets
-from components.shared.runs import now
-from components.shared.sweeps import Sweep
-from components.sweep import tracked
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import now
+from baton.components.shared.store import bundles
+from baton.components.shared.sweeps.rungs import Rung, brackets
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep import page as sweep_page
+from baton.components.sweep import tracked
 
 logger = logging.getLogger("baton")
 

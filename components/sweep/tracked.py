@@ -6,10 +6,10 @@ import logging
 import os
 import tempfile
 
-from components.shared import links, tracking
-from components.shared.recipe import Recipe
-from components.shared.run_documents.sweeps import RungVerdict, SweepTracking
-from components.shared.sweeps import Sweep
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs import links, tracking
+from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepTracking
+from baton.components.shared.sweeps.sweep import Sweep
 
 logger = logging.getLogger("baton")
 

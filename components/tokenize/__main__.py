@@ -1,11 +1,11 @@
-"""Tokenizing as a process: `python -m components.tokenize RUN_URI`."""
+"""Tokenizing as a process: `python -m baton.components.tokenize RUN_URI`."""
 
 import sys
 
-from components.shared import events
+from baton.components.shared.core import events
 
 if __name__ == "__main__":
     with events.stage("tokenize"):
-        from components.tokenize.tokenization import tokenize_run
+        from baton.components.tokenize.tokenization import tokenize_run
 
         tokenize_run(sys.argv[1])

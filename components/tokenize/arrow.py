@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared.recipe import Data
-from components.tokenize.encoding import Row
+from baton.components.shared.recipe import Data
+from baton.components.tokenize.encoding import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa

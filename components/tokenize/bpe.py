@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerFast
 
-from components.shared.chat_templates import CHATML
-from components.shared.recipe import TrainTokenizer
+from baton.components.shared.models.chat_templates import CHATML
+from baton.components.shared.recipe import TrainTokenizer
 
 SPECIAL = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 

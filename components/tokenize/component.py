@@ -16,9 +16,10 @@ def tokenize(run_uri: str, standing: str, metrics: dsl.Output[dsl.Metrics], page
     Returns:
         Address of the tokenized data.
     """
-    from components.shared import events, quality_page
-    from components.shared.runs import Run
-    from components.tokenize.tokenization import tokenize_run
+    from baton.components.shared.core import events
+    from baton.components.shared.pages import quality_page
+    from baton.components.shared.runs.run import Run
+    from baton.components.tokenize.tokenization import tokenize_run
 
     with events.stage("tokenize"):
         found = tokenize_run(run_uri)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from components.shared.errors import UserError
-from components.shared.labels import IGNORED
-from components.shared.recipe import Data, Recipe
-from components.shared.recipe.methods.spec import Rows
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.labels import IGNORED
+from baton.components.shared.recipe import Data, Recipe
+from baton.components.shared.recipe.methods.spec import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

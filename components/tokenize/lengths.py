@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.shared import events
-from components.shared.errors import UserError
-from components.shared.labels import IGNORED
-from components.shared.recipe import Recipe
-from components.tokenize.encoding import Row, id_columns
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.labels import IGNORED
+from baton.components.shared.recipe import Recipe
+from baton.components.tokenize.encoding import Row, id_columns
 
 
 @dataclass

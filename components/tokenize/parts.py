@@ -17,11 +17,11 @@ import os
 import uuid
 from typing import Any
 
-from components.shared import bundles
-from components.shared.bundles import Manifest, Publication
-from components.shared.errors import DamagedError
-from components.shared.storage import Storage
-from components.tokenize.segments import Made
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import BundleWriter, Manifest
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize.segments import Made
 
 TOKENIZER = "tokenizer"
 
@@ -104,7 +104,7 @@ class Parts:
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
                 self._give_up(name)
-        publication = Publication(self.storage, self.prefix, kind="tokens")
+        publication = BundleWriter(self.storage, self.prefix, kind="tokens")
         publication.folder, publication.files = self.folder, files
         return publication.commit(meta)[0]
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.shared import models
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.tokenize import arrow, encoding
-from components.tokenize.encoding import Row
-from components.tokenize.lengths import Fitting
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
+from baton.components.tokenize import arrow, encoding
+from baton.components.tokenize.encoding import Row
+from baton.components.tokenize.lengths import Fitting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -137,7 +137,7 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
 @functools.cache
 def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Loads a tokenizer once in each process."""
-    return models.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    return loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def _fitted(

@@ -11,14 +11,16 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from components.shared import bundles, chat_templates, events, models, pinned
-from components.shared.errors import UserError
-from components.shared.plan import make_plan
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import SplitData, Tokens
-from components.shared.runs import Run
-from components.tokenize import bpe, lengths, segments, workers
-from components.tokenize.parts import TOKENIZER, Parts
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import chat_templates, loading, pinned
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import SplitData, Tokens
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.tokenize import bpe, lengths, segments, workers
+from baton.components.tokenize.parts import TOKENIZER, Parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +54,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     split = run.need(SplitData).digest
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
     digest = tokens_digest(
-        recipe, split, base_digest, models.model_identity(models.local_model(other)) if other else None
+        recipe, split, base_digest, loading.model_identity(loading.local_model(other)) if other else None
     )
     prefix = f"data/{digest}/tokens"
     manifest = bundles.usable_manifest(run.storage, prefix)
@@ -199,10 +201,10 @@ def _check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
     if recipe.training.second_model is None:
         return
     spec, base = recipe.model, folders.get(pinned.BASE)
-    folder = models.local_model(spec.tokenizer.base) if spec.tokenizer and spec.tokenizer.base else base
+    folder = loading.local_model(spec.tokenizer.base) if spec.tokenizer and spec.tokenizer.base else base
     role, _ = recipe.training.second_model
-    tokenizer = models.load_tokenizer(folder or "", trust_remote_code=spec.trust_remote_code)
-    pinned.require_same_tokens(recipe, tokenizer, models.vocabulary_size(recipe, tokenizer, base), folders[role])
+    tokenizer = loading.load_tokenizer(folder or "", trust_remote_code=spec.trust_remote_code)
+    pinned.require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
 def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
@@ -210,10 +212,10 @@ def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedT
     if spec and spec.train:
         tokenizer: PreTrainedTokenizerBase = bpe.train(train_file, spec.train, recipe.data.max_length)
     else:
-        folder = models.local_model(spec.base) if spec and spec.base else base
+        folder = loading.local_model(spec.base) if spec and spec.base else base
         if folder is None:
             raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
-        tokenizer = models.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
+        tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.eos_token is None:

@@ -10,15 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from components.shared import machine
-from components.shared.errors import BatonError
-from components.tokenize.segments import Made, Segment
+from baton.components.shared.core import machine
+from baton.components.shared.core.errors import BatonError
+from baton.components.tokenize.segments import Made, Segment
 
 WORKER_BYTES = 2**30
 """Memory that a worker is counted with."""
 WORTHWHILE = 2**22
 """Bytes of text for which a worker is started: it begins with some seconds of imports."""
-PRELOADED = ["components.tokenize.segments", "transformers", "transformers.models.auto.tokenization_auto", "pyarrow"]
+PRELOADED = [
+    "baton.components.tokenize.segments",
+    "transformers",
+    "transformers.models.auto.tokenization_auto",
+    "pyarrow",
+]
 """What the workers share: imported once, by the process that they are forked from."""
 
 

@@ -1,8 +1,8 @@
-"""One chunk as a process: `python -m components.train_chunk RUN_URI INDEX [--leave-out rng] [--standby FILE]`."""
+"""One chunk as a process: `python -m baton.components.train_chunk RUN_URI INDEX [--leave-out rng] [--standby FILE]`."""
 
 import argparse
 
-from components.shared import events
+from baton.components.shared.core import events
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a run to the target of one of its chunks.")
@@ -14,6 +14,6 @@ if __name__ == "__main__":
     parser.add_argument("--standby", help="file to wait for before the machine is this chunk's")
     arguments = parser.parse_args()
     with events.stage(f"train chunk {arguments.index}"):
-        from components.train_chunk.stage import run_chunk
+        from baton.components.train_chunk.stage import run_chunk
 
         run_chunk(arguments.run_uri, arguments.index, tuple(arguments.leave_out), standby=arguments.standby)

@@ -17,10 +17,10 @@ def train_chunk(run_uri: str, index: int, previous: str, standing: str, metrics:
     Returns:
         Address of the checkpoint.
     """
-    from components.shared import events
+    from baton.components.shared.core import events
 
     with events.stage(f"train chunk {index}"):
-        from components.train_chunk.stage import run_chunk
+        from baton.components.train_chunk.stage import run_chunk
 
         outcome = run_chunk(run_uri, index)
         assert outcome, "this process is a rank that another one launched"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import UserError
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.runs import Run, state_identity
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.reporting.clock import Clock
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run, state_identity
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.reporting.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True)

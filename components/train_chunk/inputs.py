@@ -6,14 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.shared import code, forking, pinned
-from components.shared.cache import NodeCache
-from components.shared.core.state import Phase
-from components.train_chunk import methods
-from components.train_chunk.checkpointing.restore import Restored, Restorer
-from components.train_chunk.checkpointing.staging import Staging
-from components.train_chunk.context import TrainContext
-from components.train_chunk.data.tokens import Tokens
+from baton.components.shared.core.state import Phase
+from baton.components.shared.forks import forking
+from baton.components.shared.models import pinned
+from baton.components.shared.runs import code
+from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk import methods
+from baton.components.train_chunk.checkpointing.restore import Restored, Restorer
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.data.tokens import Tokens
 
 
 @dataclass(frozen=True)

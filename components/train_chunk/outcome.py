@@ -6,15 +6,15 @@ import logging
 from dataclasses import dataclass
 from enum import StrEnum
 
-from components.shared import events
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import BatonError
-from components.shared.run_documents.data import Tokens
-from components.train_chunk.checkpointing.manager import CheckpointManager
-from components.train_chunk.checkpointing.restore import usable_at_target
-from components.train_chunk.context import TrainContext
-from components.train_chunk.reporting.accounting import Figures
-from components.train_chunk.reporting.scoring import Scoring
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.data import Tokens
+from baton.components.train_chunk.checkpointing.manager import CheckpointManager
+from baton.components.train_chunk.checkpointing.restore import usable_at_target
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.reporting.accounting import Figures
+from baton.components.train_chunk.reporting.scoring import Scoring
 
 logger = logging.getLogger("baton")
 

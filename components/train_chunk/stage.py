@@ -6,16 +6,16 @@ job of several machines; or this process.
 
 from __future__ import annotations
 
-from components.shared.core.state import Phase
-from components.shared.recipe import Preemption
-from components.train_chunk import inputs, trainjob
-from components.train_chunk.checkpointing.staging import Staging
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed import devices, launcher, rendezvous
-from components.train_chunk.distributed.preemption import PreemptionWatch
-from components.train_chunk.outcome import Outcome, conclude, without_training
-from components.train_chunk.reporting.clock import Clock
-from components.train_chunk.reporting.scoring import Scoring
+from baton.components.shared.core.state import Phase
+from baton.components.shared.recipe import Preemption
+from baton.components.train_chunk import inputs, trainjob
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed import devices, launcher, rendezvous
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.outcome import Outcome, conclude, without_training
+from baton.components.train_chunk.reporting.clock import Clock
+from baton.components.train_chunk.reporting.scoring import Scoring
 
 
 def run_chunk(
@@ -33,7 +33,7 @@ def run_chunk(
         index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
         clock: The launching process's, in the ranks that it starts.
-        standby: File to wait for before it takes the machine, see `components.shared.standby`.
+        standby: File to wait for before it takes the machine, see `baton.components.shared.core.standby`.
 
     Returns:
         What the chunk has come to; None in all ranks but the first, and on all machines but its own.
@@ -60,7 +60,7 @@ def run_chunk(
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch(context, staging, to_score=scoring is not None)
         # Not at the top: it imports the training stack, which `fetch` does while it downloads.
-        from components.train_chunk.training import Attempt
+        from baton.components.train_chunk.training import Attempt
 
         attempt = Attempt(context, fetched, staging, watch, scoring=scoring, standby=standby, leave_out=leave_out)
         manager = attempt.train()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from components.shared.core.state import Phase
-from components.shared.standby import wait
-from components.train_chunk.checkpointing import assembly, compatibility
-from components.train_chunk.checkpointing.collective import Services
-from components.train_chunk.checkpointing.manager import CheckpointManager
-from components.train_chunk.checkpointing.staging import Staging
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed.preemption import PreemptionWatch
-from components.train_chunk.distributed.watchdog import NullWatchdog, Watchdog
-from components.train_chunk.inputs import Inputs
-from components.train_chunk.reporting.scoring import Score, Scoring
-from components.train_chunk.trainer import preparation
-from components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.shared.core.standby import wait
+from baton.components.shared.core.state import Phase
+from baton.components.train_chunk.checkpointing import assembly, compatibility
+from baton.components.train_chunk.checkpointing.collective import Services
+from baton.components.train_chunk.checkpointing.manager import CheckpointManager
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog, Watchdog
+from baton.components.train_chunk.inputs import Inputs
+from baton.components.train_chunk.reporting.scoring import Score, Scoring
+from baton.components.train_chunk.trainer import preparation
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 
 class Attempt:
@@ -26,7 +26,7 @@ class Attempt:
         staging: Folders for downloads and checkpoints.
         watch: Tells that the machine will be preempted.
         scoring: The score of a sweep's trial, None where the run is none.
-        standby: File to wait for before the chunk takes the machine, see `components.shared.standby`.
+        standby: File to wait for before the chunk takes the machine, see `baton.components.shared.core.standby`.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
     """
 

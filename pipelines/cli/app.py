@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pipelines.cli import (
+from baton.pipelines.cli import (
     checkpoints,
     data,
     drill,

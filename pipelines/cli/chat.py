@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from components.shared import generation, models
-from components.shared.errors import UserError
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import generation, loading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -124,7 +124,7 @@ def write(loaded: Loaded, prompts: Sequence[Prompt], settings: Settings, batch_s
     """Returns what a model writes after each prompt, with a bar where there are many."""
     from rich.progress import Progress
 
-    from pipelines.cli.display import console
+    from baton.pipelines.cli.display import console
 
     texts = [loaded.render(prompt) for prompt in prompts]
     with Progress(console=console, transient=True, disable=len(texts) < 2 or not console.is_terminal) as bar:
@@ -197,11 +197,11 @@ def servable(uri: str) -> str:
     Raises:
         UserError: there is no such model.
     """
-    folder = models.local_model(uri)
+    folder = loading.local_model(uri)
     if os.path.isfile(f"{folder}/config.json"):
         return folder
-    made_from = hashlib.sha256(f"{uri} {models.model_identity(folder)}".encode()).hexdigest()[:16]
-    target = os.path.join(models.cache_dir(), "served", made_from)
+    made_from = hashlib.sha256(f"{uri} {loading.model_identity(folder)}".encode()).hexdigest()[:16]
+    target = os.path.join(loading.cache_dir(), "served", made_from)
     if not os.path.isfile(f"{target}/config.json"):
         model, tokenizer = generation.load(uri)
         whole: Any = model

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from components.shared import merging, retention
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import UserError
-from components.shared.runs import Run
-from pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
-from pipelines.local import results
-from pipelines.local.results import Row
+from baton.components.shared.checkpoints import merging, retention
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.runs.run import Run
+from baton.pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
+from baton.pipelines.local import results
+from baton.pipelines.local.results import Row
 
 app = typer.Typer(help="Look at the checkpoints of a run, and check every byte.", no_args_is_help=True)
 

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components.shared import quality_checks, quality_page, recipe_file
-from components.shared.errors import BatonError, UserError
-from components.shared.quality_checks import FINDINGS, QUALITY
-from components.shared.recipe import SPECS, Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from pipelines.cli.display import Display
-from pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
-from pipelines.compiling import prepare
-from pipelines.local import processes
-from pipelines.local.results import Row
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.pages import quality_checks, quality_page
+from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
+from baton.components.shared.recipe import SPECS, Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.display import Display
+from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
+from baton.pipelines.compiling import prepare
+from baton.pipelines.local import processes
+from baton.pipelines.local.results import Row
 
 app = typer.Typer(help="Look at rows before a GPU is paid for.", no_args_is_help=True)
 
@@ -65,7 +65,7 @@ def check(
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
     """
     with reported(output):
-        from pipelines.proving import prove_page
+        from baton.pipelines.proving import prove_page
 
         stem, _, ending = prove_page.check_path(report).rpartition(".")
         is_recipe = len(source) == 1 and source[0].endswith((".yaml", ".yml"))

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.cli.display import Display, console
-from pipelines.cli.options import (
+from baton.pipelines.cli.display import Display, console
+from baton.pipelines.cli.options import (
     ChunkCount,
     LeaveOut,
     Output,
@@ -21,10 +21,10 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
+from baton.pipelines.compiling import prepare
 
 if TYPE_CHECKING:
-    from pipelines.proving.drill import Found, Kill
+    from baton.pipelines.proving.drill import Found, Kill
 
 
 def drill(
@@ -43,7 +43,7 @@ def drill(
     checkpoint that was committed reads back whole.
     """
     with reported(output):
-        from pipelines.proving.drill import Drill
+        from baton.pipelines.proving.drill import Drill
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
         prepare.require_single(loaded, "drill")

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipelines.cli.display import console
-from pipelines.kubeflow import run_view
-from pipelines.kubeflow.api import Run
-from pipelines.kubeflow.endpoint import Client
-from pipelines.kubeflow.run_view import Stage
+from baton.pipelines.cli.display import console
+from baton.pipelines.kubeflow import run_view
+from baton.pipelines.kubeflow.api import Run
+from baton.pipelines.kubeflow.endpoint import Client
+from baton.pipelines.kubeflow.run_view import Stage
 
 EXPLAIN_EVERY_S = 30.0
 """Seconds between two looks at the pods of a run that still runs."""

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from components.shared.errors import UserError
-from pipelines.cli.options import reported
-from pipelines.importing import axolotl, llamafactory, reading, writing
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.cli.options import reported
+from baton.pipelines.importing import axolotl, llamafactory, reading, writing
 
 app = typer.Typer(
     help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from components.shared.errors import BatonError, UserError
-from components.shared.links import KUBEFLOW_PAGE
-from components.shared.recipe import Recipe
-from components.shared.runs import check_name
-from pipelines.cli.display import console
-from pipelines.cli.options import (
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.links import KUBEFLOW_PAGE
+from baton.components.shared.runs.run import check_name
+from baton.pipelines.cli.display import console
+from baton.pipelines.cli.options import (
     REJECTED,
     WEEK_H,
     ChunkCount,
@@ -34,14 +34,14 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, packaged
-from pipelines.kubeflow import capacity
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline, packaged
+from baton.pipelines.kubeflow import capacity
 
 if TYPE_CHECKING:
-    from pipelines.kubeflow.api import Run
-    from pipelines.kubeflow.endpoint import Client
-    from pipelines.kubeflow.run_view import Stage
+    from baton.pipelines.kubeflow.api import Run
+    from baton.pipelines.kubeflow.endpoint import Client
+    from baton.pipelines.kubeflow.run_view import Stage
 
 GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
 NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
@@ -103,8 +103,8 @@ def submit(
     where the run fails, and 3 where the recipe's gate rejects the model.
     """
     with reported(output):
-        from pipelines.kubeflow import endpoint as connection
-        from pipelines.kubeflow import submit as kubeflow
+        from baton.pipelines.kubeflow import endpoint as connection
+        from baton.pipelines.kubeflow import submit as kubeflow
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         name = check_name(run_name or prepare.new_run_name(loaded))
@@ -144,9 +144,9 @@ def status(
     cancelled, and 3 where its gate rejected the model.
     """
     with reported(output):
-        from pipelines.cli import follow
-        from pipelines.kubeflow import run_view
-        from pipelines.kubeflow.submit import FINAL_STATES
+        from baton.pipelines.cli import follow
+        from baton.pipelines.kubeflow import run_view
+        from baton.pipelines.kubeflow.submit import FINAL_STATES
 
         client, found = _found(endpoint, run, namespace)
         if wait:
@@ -168,7 +168,7 @@ def status(
 def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
     """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
-        from pipelines.kubeflow.submit import FINAL_STATES
+        from baton.pipelines.kubeflow.submit import FINAL_STATES
 
         client, found = _found(endpoint, run, namespace)
         if found.state in FINAL_STATES:
@@ -237,8 +237,8 @@ def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
 
 def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Client, Run]:
     """Returns kfp's client and the run, and says so where several have its name."""
-    from pipelines.kubeflow import endpoint as connection
-    from pipelines.kubeflow.find_run import find
+    from baton.pipelines.kubeflow import endpoint as connection
+    from baton.pipelines.kubeflow.find_run import find
 
     client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
     found, count = find(client, endpoint, run, namespace)
@@ -248,17 +248,17 @@ def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Client, Run]
 
 
 def _shown(endpoint: str, run: Run, state: str) -> Shown:
-    from pipelines.kubeflow.submit import run_url
+    from baton.pipelines.kubeflow.submit import run_url
 
     return {"run": run.display_name, "run_id": run.run_id, "url": run_url(endpoint, run.run_id), "state": state}
 
 
 def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> Shown:
     """Waits for a run and returns its state, and what failed."""
-    from pipelines.cli.follow import Follow
-    from pipelines.kubeflow import endpoint as connection
-    from pipelines.kubeflow import run_view
-    from pipelines.kubeflow import submit as kubeflow
+    from baton.pipelines.cli.follow import Follow
+    from baton.pipelines.kubeflow import endpoint as connection
+    from baton.pipelines.kubeflow import run_view
+    from baton.pipelines.kubeflow import submit as kubeflow
 
     try:
         with Follow() as follow:

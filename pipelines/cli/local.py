@@ -6,11 +6,11 @@ import shlex
 
 import typer
 
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run, check_name
-from pipelines.cli.display import Display, console
-from pipelines.cli.options import (
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run, check_name
+from baton.pipelines.cli.display import Display, console
+from baton.pipelines.cli.options import (
     REJECTED,
     ChunkCount,
     Image,
@@ -25,8 +25,8 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
-from pipelines.local import results
+from baton.pipelines.compiling import prepare
+from baton.pipelines.local import results
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
 
 
 def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
-    from pipelines.local import engine
+    from baton.pipelines.local import engine
 
     console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
     with Display(0 if recipe.phases else recipe.chunks.count) as display:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from components.shared.errors import BatonError
-from components.shared.recipe import Store as StoreSection
-from pipelines.compiling.package import Pipeline
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Store as StoreSection
+from baton.pipelines.compiling.package import Pipeline
 
 REJECTED = 3
 """Exit code of a run that the recipe's gate rejects."""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.display import Display
-from pipelines.cli.options import (
+from baton.pipelines.cli.display import Display
+from baton.pipelines.cli.options import (
     LeaveOut,
     Output,
     OutputOption,
@@ -17,7 +17,7 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
+from baton.pipelines.compiling import prepare
 
 
 def prove(
@@ -36,9 +36,9 @@ def prove(
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
     with reported(output):
-        from pipelines.local import warm
-        from pipelines.proving import prove as proving
-        from pipelines.proving import prove_page
+        from baton.pipelines.local import warm
+        from baton.pipelines.proving import prove as proving
+        from baton.pipelines.proving import prove_page
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from components.shared.recipe import Recipe
-from components.shared.rungs import brackets, check_trials
-from pipelines.cli.kubeflow import load_for_pods
-from pipelines.cli.options import (
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.sweeps.rungs import brackets, check_trials
+from baton.pipelines.cli.kubeflow import load_for_pods
+from baton.pipelines.cli.options import (
     ChunkCount,
     Image,
     Output,
@@ -23,8 +23,8 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import memory, prepare, profiles
-from pipelines.compiling.package import Pipeline, write_package
+from baton.pipelines.compiling import memory, prepare, profiles
+from baton.pipelines.compiling.package import Pipeline, write_package
 
 
 def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
@@ -67,7 +67,7 @@ def doctor(
     What it writes it removes. The exit code is 1 where there is a problem.
     """
     with reported(output):
-        from pipelines.local import doctor as examining
+        from baton.pipelines.local import doctor as examining
 
         found = examining.examine(recipe, overrides or (), store=store)
         print_json(found) if output is Output.json else examining.print_table(found)

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.storage import Storage
-from pipelines.cli.display import Display, console
-from pipelines.cli.options import (
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.display import Display, console
+from baton.pipelines.cli.options import (
     REJECTED,
     ChunkCount,
     Image,
@@ -27,9 +26,9 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline
-from pipelines.local.processes import Event
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline
+from baton.pipelines.local.processes import Event
 
 SAID = {
     "unchanged": "nothing to do",
@@ -101,7 +100,7 @@ def markdown(name: str, found: Event) -> str:
 
     Args:
         name: The recipe's.
-        found: As `components.retrain.outcome` keeps it.
+        found: As `baton.components.retrain.outcome` keeps it.
     """
     lines = [f"### Retraining of {name}: {SAID[found['state']]}", "", found["words"]]
     if found.get("summary"):
@@ -118,8 +117,8 @@ def markdown(name: str, found: Event) -> str:
 
 def _run(recipe: Recipe, runner: Runner) -> Event:
     """Runs the compiled pipeline on this machine and returns what it came to."""
-    from components.shared import turns
-    from pipelines.local import engine
+    from baton.components.shared.runs import turns
+    from baton.pipelines.local import engine
 
     kept: Event = {}
 

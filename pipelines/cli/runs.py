@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.shared import lineage, recipe_file
-from components.shared.errors import UserError
-from components.shared.lineage import Family, Member
-from components.shared.run_documents.training import ForkNote
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from pipelines.cli import local
-from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs import lineage
+from baton.components.shared.runs.documents.training import ForkNote
+from baton.components.shared.runs.lineage import Family, Member
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli import local
+from baton.pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
 
 if TYPE_CHECKING:
-    from components.shared.forking import Fork
+    from baton.components.shared.forks.forking import Fork
 
 app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
 
@@ -84,7 +85,7 @@ def fork(
     nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, trains it.
     """
     with reported(output):
-        from components.shared import forking
+        from baton.components.shared.forks import forking
 
         parent, step = _parent(run, store)
         parent.require("recipe.json")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.kubeflow import load_for_pods
-from pipelines.cli.options import (
+from baton.pipelines.cli.kubeflow import load_for_pods
+from baton.pipelines.cli.options import (
     ChunkCount,
     Endpoint,
     Image,
@@ -22,8 +22,8 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, packaged
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline, packaged
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
@@ -47,8 +47,8 @@ def schedule(
     It takes the place of an earlier schedule of the recipe. The times are those of the endpoint's clock, UTC as a rule.
     """
     with reported(output):
-        from pipelines.kubeflow import endpoint as connection
-        from pipelines.kubeflow import schedule as recurring
+        from baton.pipelines.kubeflow import endpoint as connection
+        from baton.pipelines.kubeflow import schedule as recurring
 
         line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
@@ -72,8 +72,8 @@ def schedule(
 def list_command(endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
     """List the schedules that there are."""
     with reported(output):
-        from pipelines.kubeflow import endpoint as connection
-        from pipelines.kubeflow import schedule as recurring
+        from baton.pipelines.kubeflow import endpoint as connection
+        from baton.pipelines.kubeflow import schedule as recurring
 
         found = recurring.find(endpoint, token=connection.token(), namespace=namespace)
         if output is Output.json:
@@ -92,8 +92,8 @@ def delete_command(
 ) -> None:
     """Delete the schedule of a recipe; a run that is under way continues."""
     with reported(output):
-        from pipelines.kubeflow import endpoint as connection
-        from pipelines.kubeflow import schedule as recurring
+        from baton.pipelines.kubeflow import endpoint as connection
+        from baton.pipelines.kubeflow import schedule as recurring
 
         found = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
         if output is Output.json:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from components.shared.rungs import check_trials
-from components.shared.runs import check_name
-from components.shared.sweeps import Sweep
-from pipelines.cli import kubeflow, sweep_display, trials
-from pipelines.cli.display import Display, console
-from pipelines.cli.options import (
+from baton.components.shared.runs.run import check_name
+from baton.components.shared.sweeps.rungs import check_trials
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.cli import kubeflow, sweep_display, trials
+from baton.pipelines.cli.display import Display, console
+from baton.pipelines.cli.options import (
     DEFAULT_STORE,
     REJECTED,
     WEEK_H,
@@ -30,10 +30,10 @@ from pipelines.cli.options import (
     print_json,
     reported,
 )
-from pipelines.cli.options import Store as StoreOption
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline
-from pipelines.local import results
+from baton.pipelines.cli.options import Store as StoreOption
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline
+from baton.pipelines.local import results
 
 app = typer.Typer(
     help="Compare many configurations of a recipe while they train: the worse ones stop early.",
@@ -61,8 +61,8 @@ def run(
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with reported(output):
-        from pipelines.local import engine, warm
-        from pipelines.local.sweep import LocalSweep
+        from baton.pipelines.local import engine, warm
+        from baton.pipelines.local.sweep import LocalSweep
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
         engine.require_one_machine(loaded)

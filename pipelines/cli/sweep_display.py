@@ -7,13 +7,14 @@ from collections.abc import Callable
 import typer
 from rich.table import Table
 
-from components.shared import bundles, sweep_view
-from components.shared.configurations import words
-from components.shared.run_documents.sweeps import Winner
-from components.shared.sweeps import Sweep
-from pipelines.cli.display import console
-from pipelines.local.processes import Event
-from pipelines.local.results import Row
+from baton.components.shared.runs.documents.sweeps import Winner
+from baton.components.shared.store import bundles
+from baton.components.shared.sweeps import view as sweep_view
+from baton.components.shared.sweeps.configurations import words
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.cli.display import console
+from baton.pipelines.local.processes import Event
+from baton.pipelines.local.results import Row
 
 
 def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from components.shared import forking
-from components.shared.core.document import Json
-from components.shared.errors import UserError
-from components.shared.run_documents.sweeps import State, TrialEntry, TrialNote
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+from baton.components.shared.core.document import Json
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.forks import forking
+from baton.components.shared.runs.documents.sweeps import State, TrialEntry, TrialNote
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
 
 Given = Annotated[
     str,

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from components.shared.errors import UserError
-from pipelines.cli.display import console
-from pipelines.cli.options import Output, OutputOption, print_json, reported
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.cli.display import console
+from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 
 ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
 
@@ -42,8 +42,8 @@ def generate(
     With a file, `--output json` prints a JSON line for each prompt.
     """
     with reported(output):
-        from components.shared import events
-        from pipelines.cli import chat as using
+        from baton.components.shared.core import events
+        from baton.pipelines.cli import chat as using
 
         if prompt is not None and file is not None:
             raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
@@ -86,7 +86,7 @@ def serve(
             raise UserError(f"serving needs the package {', '.join(missing)}.", remedy="pip install 'baton[serve]'.")
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        from pipelines.cli import chat as using
+        from baton.pipelines.cli import chat as using
 
         folder = using.servable(model_uri)
         os.makedirs(HF_HUB_CACHE, exist_ok=True)  # `transformers serve` looks into it and fails where it is not there

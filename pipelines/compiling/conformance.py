@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 
-from pipelines.compiling.credentials import is_credential_name, literal_credential, literal_credentials
+from baton.pipelines.compiling.credentials import is_credential_name, literal_credential, literal_credentials
 
 Parsed = TypeVar("Parsed")
 Executors: TypeAlias = Mapping[str, pipeline_pb2.PipelineDeploymentConfig.ExecutorSpec]

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import PREVIOUS, Recipe, Resources
-from components.shared.recipe.base import amount
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import PREVIOUS, Recipe, Resources, recipe_file
+from baton.components.shared.recipe.base import amount
 
 if TYPE_CHECKING:
-    from components.shared.memory import Estimate
+    from baton.components.shared.models.memory import Estimate
 
 GIB = 2**30
 USABLE = 0.95
@@ -117,14 +116,14 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
 
 
 def _estimate(recipe: Recipe) -> Estimate:
-    from components.shared import memory, skeleton
+    from baton.components.shared.models import memory, skeleton
 
     return memory.estimate(recipe, skeleton.build(recipe))
 
 
 def _here_or_there(recipe: Recipe) -> Device | None:
     """Returns what the recipe says it will run on, else this machine's GPU."""
-    from components.shared import machine
+    from baton.components.shared.core import machine
 
     found = device(recipe.resources)
     if found is None and recipe.resources.gpus and (gpu := machine.gpu()):

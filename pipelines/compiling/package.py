@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
@@ -31,9 +31,9 @@ def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finet
         UserError: the path is none that Kubeflow takes, or the recipe cannot be retrained or has no sweep.
         BatonError: the result does not conform.
     """
-    from pipelines.finetune import finetune
-    from pipelines.retrain import retrain
-    from pipelines.sweep import sweep
+    from baton.pipelines.finetune import finetune
+    from baton.pipelines.retrain import retrain
+    from baton.pipelines.sweep import sweep
 
     if not path.endswith((".yaml", ".yml")):
         raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
@@ -58,7 +58,7 @@ def compile_checked(made: BaseComponent, path: str) -> None:
     """
     from kfp import compiler
 
-    from pipelines.compiling import conformance
+    from baton.pipelines.compiling import conformance
 
     compiler.Compiler().compile(made, path)
     if problems := conformance.check(path):

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Sequence
 
-from components.shared import chat_templates, exportable, models, recipe_file, sources
-from components.shared.errors import UserError
-from components.shared.recipe import ACCEPTED, Recipe, Resources
-from components.shared.storage import Storage
-from components.shared.store.registry import environment_of
-from pipelines.compiling import profiles
-from pipelines.compiling.profiles import Document
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import chat_templates, exportable, loading
+from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_file
+from baton.components.shared.store import sources
+from baton.components.shared.store.registry import environment_of
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.compiling import profiles
+from baton.pipelines.compiling.profiles import Document
 
 
 def load(
@@ -102,7 +103,7 @@ def check_model(recipe: Recipe) -> None:
         UserError: the architecture or one of its settings does not exist.
     """
     if recipe.model.from_scratch:
-        models.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
+        loading.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
 
 
 def require_single(recipe: Recipe, what: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from components.shared import machine
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from baton.components.shared.core import machine
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
 
 Document = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """The recipe's reference and JSON Schema, written from the schema in the code (`make docs`).
 
-python -m pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
+python -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from components.shared.recipe import Name, Quantity, Recipe
+from baton.components.shared.recipe import Name, Quantity, Recipe
 
 Schema = dict[str, Any]
 

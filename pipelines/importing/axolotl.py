@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from components.shared.recipe import SPECS
-from pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
-from pipelines.importing.axolotl_keys import BITS_AND_BYTES, TABLE
-from pipelines.importing.draft import Document, Draft
-from pipelines.importing.kinds import flag, is_on, number, read, whole, words
-from pipelines.importing.table import apply, fill
+from baton.components.shared.recipe import SPECS
+from baton.pipelines.importing import axolotl_data, axolotl_methods, axolotl_results, pacing, weights
+from baton.pipelines.importing.axolotl_keys import BITS_AND_BYTES, TABLE
+from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.kinds import flag, is_on, number, read, whole, words
+from baton.pipelines.importing.table import apply, fill
 
 TOOL = "axolotl"
 NESTED = ("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs")

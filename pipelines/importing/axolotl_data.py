@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from urllib.parse import urlencode
 
-from components.shared.errors import UserError
-from pipelines.importing import axolotl_shapes, axolotl_templates, sources
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import flag, read, text, whole, words
-from pipelines.importing.sources import Rows, Shape
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing import axolotl_shapes, axolotl_templates, sources
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import flag, read, text, whole, words
+from baton.pipelines.importing.sources import Rows, Shape
 
 HUB = ("json", "csv", "parquet", "text")
 """Paths that name a reader; the files are in `data_files`."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from components.shared.recipe import GRPO
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import choice, count, flag, number, numbers, read, text, whole, words
-from pipelines.importing.shared_keys import SHARED
-from pipelines.importing.table import Carried, switch, table
+from baton.components.shared.recipe import GRPO
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import choice, count, flag, number, numbers, read, text, whole, words
+from baton.pipelines.importing.shared_keys import SHARED
+from baton.pipelines.importing.table import Carried, switch, table
 
 START = choice(("gaussian", "orthogonal"), {}, "no such start; adapter.init says how matrices start")
 LOSS = choice(get_args(GRPO.model_fields["loss"].annotation), {}, "no such loss; dapo is used")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from components.shared.errors import UserError
-from pipelines.importing import axolotl_keys
-from pipelines.importing.draft import Document, Draft
-from pipelines.importing.kinds import number, numbers, read, whole, words
-from pipelines.importing.table import fill
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing import axolotl_keys
+from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.kinds import number, numbers, read, whole, words
+from baton.pipelines.importing.table import fill
 
 METHODS: dict[str, tuple[str, Document]] = {
     "dpo": ("dpo", {}),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.importing import hub
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import count, flag, number, read, whole, words
+from baton.pipelines.importing import hub
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import count, flag, number, read, whole, words
 
 METRICS = {"sacrebleu": "bleu", "chrf": "chrf"}
 """Ours by theirs."""

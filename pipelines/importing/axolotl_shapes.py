@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from components.shared.recipe.data import Columns
-from pipelines.importing.draft import Draft
-from pipelines.importing.sources import FORMS, Shape, speaks_as
+from baton.components.shared.recipe.data import Columns
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
 
 SFT: dict[str, str] = {
     "alpaca": "instruction",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import read, text
-from pipelines.importing.sources import Shape
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import read, text
+from baton.pipelines.importing.sources import Shape
 
 SAME = ("chatml", "llama3")
 """Templates that write the same text as Baton's of that name."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from components.shared.errors import UserError
+from baton.components.shared.core.errors import UserError
 
 Document = dict[str, Any]
 

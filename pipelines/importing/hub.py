@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import read, text
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import read, text
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
 """What `export.hub.repo` takes."""

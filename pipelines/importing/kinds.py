@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar, get_args, get_origin, overload
 
-from components.shared.recipe import Training
-from pipelines.importing.draft import Draft
+from baton.components.shared.recipe import Training
+from baton.pipelines.importing.draft import Draft
 
 Read = TypeVar("Read")
 Other = TypeVar("Other")

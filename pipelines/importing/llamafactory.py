@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from components.shared.errors import UserError
-from pipelines.importing import llamafactory_data, llamafactory_results, pacing, weights
-from pipelines.importing.draft import Document, Draft
-from pipelines.importing.kinds import flag, number, read, whole, words
-from pipelines.importing.llamafactory_keys import METHODS, TABLE
-from pipelines.importing.table import apply, fill
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing import llamafactory_data, llamafactory_results, pacing, weights
+from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.kinds import flag, number, read, whole, words
+from baton.pipelines.importing.llamafactory_keys import METHODS, TABLE
+from baton.pipelines.importing.table import apply, fill
 
 TOOL = "LLaMA-Factory"
 NESTED: tuple[str, ...] = ()

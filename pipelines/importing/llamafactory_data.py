@@ -7,14 +7,14 @@ import os
 from typing import Any
 from urllib.parse import urlencode
 
-from components.shared.errors import UserError
-from components.shared.recipe.data import Side
-from pipelines.importing import llamafactory_shapes, sources
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import flag, read, whole, words
-from pipelines.importing.llamafactory_shapes import Entry
-from pipelines.importing.sources import Rows, Shape
-from pipelines.importing.table import Carried, settle
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe.data import Side
+from baton.pipelines.importing import llamafactory_shapes, sources
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import flag, read, whole, words
+from baton.pipelines.importing.llamafactory_shapes import Entry
+from baton.pipelines.importing.sources import Rows, Shape
+from baton.pipelines.importing.table import Carried, settle
 
 _MAX_SAMPLES = Carried("data.max_samples", whole)
 

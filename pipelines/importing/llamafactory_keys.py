@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import flag, number, read, text, whole, words
-from pipelines.importing.reading import name_for as project_for
-from pipelines.importing.shared_keys import SHARED
-from pipelines.importing.table import Carried, switch, table
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import flag, number, read, text, whole, words
+from baton.pipelines.importing.reading import name_for as project_for
+from baton.pipelines.importing.shared_keys import SHARED
+from baton.pipelines.importing.table import Carried, switch, table
 
 DRAWN = "samples are drawn by evaluation.temperature and top_p alone, 0 takes the likeliest token"
 

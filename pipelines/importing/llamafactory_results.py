@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.importing import hub
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import flag, number, read, whole
+from baton.pipelines.importing import hub
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import flag, number, read, whole
 
 PRIVATE = "hub_private_repo"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.shared.recipe.data import Columns
-from pipelines.importing.draft import Draft
-from pipelines.importing.sources import FORMS, Shape, speaks_as
+from baton.components.shared.recipe.data import Columns
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
 
 Entry = dict[str, Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from pipelines.importing import sources
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import flag, number, read, steps, whole
-from pipelines.importing.table import Carried, settle
+from baton.pipelines.importing import sources
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import flag, number, read, steps, whole
+from baton.pipelines.importing.table import Carried, settle
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""

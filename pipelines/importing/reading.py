@@ -10,8 +10,8 @@ from types import ModuleType
 
 import yaml
 
-from components.shared.errors import UserError
-from pipelines.importing.draft import Document, Draft
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing.draft import Document, Draft
 
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
 """Trainer by its key for the base model."""

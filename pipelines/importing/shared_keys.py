@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.importing.kinds import choice, count, flag, mapping, names_of, number, positive, steps, words
-from pipelines.importing.table import Carried, switch, table
+from baton.pipelines.importing.kinds import choice, count, flag, mapping, names_of, number, positive, steps, words
+from baton.pipelines.importing.table import Carried, switch, table
 
 SCHEDULER = choice(
     names_of("lr_scheduler"),

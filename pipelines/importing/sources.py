@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from components.shared.recipe.data import Columns, Side
-from pipelines.importing.draft import Document, Draft
+from baton.components.shared.recipe.data import Columns, Side
+from baton.pipelines.importing.draft import Document, Draft
 
 SPEAKERS = {
     **dict.fromkeys(("user", "human"), "user"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pipelines.importing.draft import EMPTY, Draft, Fate
-from pipelines.importing.kinds import Kind, read
+from baton.pipelines.importing.draft import EMPTY, Draft, Fate
+from baton.pipelines.importing.kinds import Kind, read
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.importing.draft import Draft
-from pipelines.importing.kinds import choice, flag, number, read
+from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.kinds import choice, flag, number, read
 
 MODE = choice(("default", "reduce-overhead", "max-autotune"), {}, "no such mode; training.compile says which is used")
 WITHOUT_ADAPTER = "weights in few bits cannot be trained: add adapter, or leave them whole"

@@ -9,11 +9,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from components.shared.recipe.training import SECTIONS
-from pipelines.importing.draft import Document, Draft, Fate
-from pipelines.importing.reading import name_for, shown
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe.training import SECTIONS
+from baton.pipelines.importing.draft import Document, Draft, Fate
+from baton.pipelines.importing.reading import name_for, shown
 
 
 def recipe_of(draft: Draft) -> Recipe:

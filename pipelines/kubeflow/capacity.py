@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
     from kubernetes.client import V1ResourceQuota

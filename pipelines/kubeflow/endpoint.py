@@ -22,8 +22,8 @@ import kfp
 import urllib3
 from kfp_server_api import ApiException, Configuration, rest  # type: ignore[import-untyped, unused-ignore]
 
-from components.shared.errors import BatonError, UserError
-from pipelines.kubeflow.api import Workflow
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.pipelines.kubeflow.api import Workflow
 
 ENDPOINT_REMEDY = (
     "Give the address under which /apis/v2beta1/healthz answers: http://localhost:8888 behind "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from components.shared.errors import UserError
-from pipelines.kubeflow.api import Run
-from pipelines.kubeflow.endpoint import Client
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.kubeflow.api import Run
+from baton.pipelines.kubeflow.endpoint import Client
 
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from components.shared.errors import BatonError
-from pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, TaskDetail, Workflow
-from pipelines.kubeflow.endpoint import Client, one_line
+from baton.components.shared.core.errors import BatonError
+from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, TaskDetail, Workflow
+from baton.pipelines.kubeflow.endpoint import Client, one_line
 
 BROKEN = frozenset({"FAILED", "CANCELED"})
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"

@@ -7,10 +7,10 @@ import json
 import re
 from dataclasses import dataclass
 
-from components.shared.errors import UserError
-from pipelines.kubeflow.api import RecurringRun
-from pipelines.kubeflow.endpoint import Client, connect, quiet
-from pipelines.kubeflow.submit import check_package, experiment_id_of, required
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.kubeflow.api import RecurringRun
+from baton.pipelines.kubeflow.endpoint import Client, connect, quiet
+from baton.pipelines.kubeflow.submit import check_package, experiment_id_of, required
 
 PREFIX = "retrain-"
 """How the names of Baton's recurring runs begin; the recipe's name follows."""

@@ -1,6 +1,6 @@
 """Submits a compiled pipeline to a Kubeflow Pipelines endpoint, and waits for its run.
 
-`pipelines.kubeflow.endpoint` connects; whatever the endpoint does wrong arrives here as a `BatonError`.
+`baton.pipelines.kubeflow.endpoint` connects; whatever the endpoint does wrong arrives here as a `BatonError`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import kfp
 import yaml
 from google.protobuf import json_format
 
-from components.shared.core.patience import attempts, insist
-from components.shared.errors import BatonError, UserError
-from pipelines.kubeflow.api import Run
-from pipelines.kubeflow.endpoint import (
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.patience import attempts, insist
+from baton.pipelines.kubeflow.api import Run
+from baton.pipelines.kubeflow.endpoint import (
     ENDPOINT_REMEDY,
     Client,
     NameClashError,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from components.shared import events
-from components.shared.errors import UserError
-from components.shared.recipe.base import amount
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe.base import amount
 
 if TYPE_CHECKING:
     from docker import DockerClient  # type: ignore[import-untyped]

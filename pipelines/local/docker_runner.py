@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlparse
 
-from components.shared.errors import UserError
-from components.shared.models import cache_dir
-from components.shared.recipe import Recipe
-from components.shared.store.registry import ENVIRONMENT
-from pipelines.local import containers
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models.loading import cache_dir
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store.registry import ENVIRONMENT
+from baton.pipelines.local import containers
 
 if TYPE_CHECKING:
     from types import FrameType

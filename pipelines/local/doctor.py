@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components.shared import pinned
-from components.shared.cache import NodeCache
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from pipelines.compiling import prepare
-from pipelines.local import doctor_store
-from pipelines.local.doctor_store import Check
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import pinned
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store.cache import NodeCache
+from baton.pipelines.compiling import prepare
+from baton.pipelines.local import doctor_store
+from baton.pipelines.local.doctor_store import Check
 
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 MEMORY = "/dev/shm"
@@ -102,7 +102,7 @@ def _python() -> Check:
 
 
 def _libraries() -> Check:
-    required = (re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in metadata.requires("baton") or [])
+    required = (re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in metadata.requires("baton-llm") or [])
     pins = {match[1]: match[2] for match in required if match}
     installed = {name: _version(name) for name in pins}
     missing = [name for name, version in installed.items() if version is None]

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
-from components.shared.errors import BatonError
-from components.shared.storage import Storage
-from components.shared.store.object_store import OWN
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.store.object_store import OWN
+from baton.components.shared.store.storage import Storage
 
 LARGE = 64 * 10**6
 SLOW = 10e6

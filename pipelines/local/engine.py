@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from components.shared import events, models, zero
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline, packaged
-from pipelines.local import warm
-from pipelines.local.processes import Event
+from baton.components.shared.checkpoints import zero
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline, packaged
+from baton.pipelines.local import warm
+from baton.pipelines.local.processes import Event
 
 
 def require_one_machine(recipe: Recipe) -> None:
@@ -63,7 +65,7 @@ def run_recipe(
             zero.require_package(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
-    log_path = os.path.join(models.cache_dir(), "logs", f"{name}.log")
+    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with packaged(recipe, "pipeline", pipeline) as package:
         run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
@@ -92,7 +94,7 @@ def run(
     """
     from kfp import components, local
 
-    from pipelines.local import docker_runner
+    from baton.pipelines.local import docker_runner
 
     failures: list[Event] = []
 

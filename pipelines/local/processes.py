@@ -15,16 +15,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from components.shared import events, recipe_file
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
-DATA_SPLIT = "components.data_split"
-TOKENIZE = "components.tokenize"
-TRAIN_CHUNK = "components.train_chunk"
-CHECKPOINT = "components.checkpoint"
+DATA_SPLIT = "baton.components.data_split"
+TOKENIZE = "baton.components.tokenize"
+TRAIN_CHUNK = "baton.components.train_chunk"
+CHECKPOINT = "baton.components.checkpoint"
 
 Event = dict[str, Any]
 """What a stage tells: `event` is its kind, `at` its time."""

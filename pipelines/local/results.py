@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.plan import Plan
-from components.shared.run_documents.outcome import Evaluation, ExportedModel, ReportPage, Verdict
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage, Verdict
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
 
 Row = dict[str, Any]
 """Plain values by name, as `--output json` prints them."""

@@ -1,6 +1,6 @@
 """A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
 
-The stages are those of `pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
+The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
 that the learning curves grow side by side, and what people ask for is taken up at the next chunk of a trial. While one
 chunk trains, the process of the next one fetches what it needs, builds its trainer, and stands by.
 """
@@ -15,23 +15,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from components.shared import bundles, models, recipe_file
-from components.shared.errors import BatonError, UserError
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import Tokens
-from components.shared.run_documents.sweeps import Failure, TrialNote
-from components.shared.run_documents.training import ProofPart
-from components.shared.rungs import Rung, brackets
-from components.shared.runs import Run, now
-from components.shared.standby import Held
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from pipelines.compiling.package import compile_checked
-from pipelines.local import processes, warm
-from pipelines.local.processes import Event, Process
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.standby import Held
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.data import Tokens
+from baton.components.shared.runs.documents.sweeps import Failure, TrialNote
+from baton.components.shared.runs.documents.training import ProofPart
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run, now
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.rungs import Rung, brackets
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.compiling.package import compile_checked
+from baton.pipelines.local import processes, warm
+from baton.pipelines.local.processes import Event, Process
 
-SWEEP = "components.sweep"
+SWEEP = "baton.components.sweep"
 BESIDE = 2
 """Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
 TRIES = 2
@@ -80,7 +81,7 @@ class LocalSweep:
         """Runs the sweep to its end, and returns the run of the best trial, judged and exported.
 
         Raises:
-            BatonError: a stage failed, or no trial is left; see `components.sweep.judge`.
+            BatonError: a stage failed, or no trial is left; see `baton.components.sweep.judge`.
         """
         winner = ""
         try:
@@ -223,10 +224,10 @@ class LocalSweep:
 
     def _hand_out(self, run: Run) -> None:
         """Runs what comes behind the last chunk of the best trial, as the compiled pipeline does."""
-        from pipelines.local import engine
-        from pipelines.sweep import winners
+        from baton.pipelines.local import engine
+        from baton.pipelines.sweep import winners
 
-        log_path = os.path.join(models.cache_dir(), "logs", f"{self.sweep.name}.log")
+        log_path = os.path.join(loading.cache_dir(), "logs", f"{self.sweep.name}.log")
         os.makedirs(os.path.dirname(log_path), exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
             package = os.path.join(folder, "winner.yaml")

@@ -21,26 +21,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
-from components.shared import events
-from components.shared.store.registry import ENVIRONMENT
-from pipelines.local import processes
+from baton.components.shared.core import events
+from baton.components.shared.store.registry import ENVIRONMENT
+from baton.pipelines.local import processes
 
 WARM = "BATON_WARM"
 """Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
 
 _PRELOADED = (
-    "pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
+    "baton.pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
     "__main__",
     "kfp.dsl.executor_main",
-    "components.train_chunk.training",
-    "components.train_chunk.methods.sft",
-    "components.train_chunk.methods.grpo",
-    "components.tokenize.tokenization",
-    "components.data_split.split",
-    "components.evaluate.evaluation",
-    "components.export.export",
+    "baton.components.train_chunk.training",
+    "baton.components.train_chunk.methods.sft",
+    "baton.components.train_chunk.methods.grpo",
+    "baton.components.tokenize.tokenization",
+    "baton.components.data_split.split",
+    "baton.components.evaluate.evaluation",
+    "baton.components.export.export",
     "datasets",
-    "pipelines.local.warm_server_ready",  # last: it works on what has been imported
+    "baton.pipelines.local.warm_server_ready",  # last: it works on what has been imported
 )
 _EXECUTOR = "kfp.dsl.executor_main"
 _READ_LATE = (
@@ -232,7 +232,7 @@ def _serve(
 
 def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
     """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
-    from pipelines.local import warm_server
+    from baton.pipelines.local import warm_server
 
     given, imported = _read_early(environment), _read_early(warm_server.ENVIRONMENT)
     if changed := sorted(name for name in given.keys() | imported.keys() if given.get(name) != imported.get(name)):

@@ -1,4 +1,4 @@
-"""What the server of `pipelines.local.warm` imports last: work that is the same in each stage."""
+"""What the server of `baton.pipelines.local.warm` imports last: work that is the same in each stage."""
 
 import gc
 

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypedDict
 
-from components.shared import recipe_file
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run, now
-from pipelines.local import processes, results
-from pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Event, Fresh, Launcher
-from pipelines.proving import prove
-from pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run, now
+from baton.pipelines.local import processes, results
+from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Event, Fresh, Launcher
+from baton.pipelines.proving import prove
+from baton.pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
 
 
 class Kill(TypedDict):

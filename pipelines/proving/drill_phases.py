@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from pipelines.local.processes import Event
+from baton.pipelines.local.processes import Event
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three happen beside training."""

@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NotRequired, TypedDict
 
-from components.shared import recipe_file
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run, now
-from pipelines.local import processes, warm
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run, now
+from baton.pipelines.local import processes, warm
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 

@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from components.shared import pages, svg
-from components.shared.errors import UserError
-from components.shared.pages import count
-from pipelines.proving.prove import Difference, Proof, Variant, last_loss
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.pages import rendering, svg
+from baton.components.shared.pages.rendering import count
+from baton.pipelines.proving.prove import Difference, Proof, Variant, last_loss
 
 Style = dict[str, Any]
 """How a line is drawn, as matplotlib takes it."""
@@ -51,7 +51,7 @@ def write(found: Proof, path: str) -> None:
 
 def render(found: Proof) -> str:
     """Returns the page as one HTML document, which loads nothing."""
-    environment = pages.environment(Path(__file__).parent)
+    environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
     first = found["variants"][0]
     plots = {

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from components.shared.fingerprint import library_versions
+from baton.components.shared.core.fingerprint import library_versions
 from tests.bench import rows
 from tests.bench.bench import Bench, Options
 from tests.bench.ours import Ours

@@ -17,11 +17,11 @@ def _record(path: str) -> None:
 
 
 if __name__ == "__main__":
-    from components.train_chunk.checkpointing import staging
+    from baton.components.train_chunk.checkpointing import staging
 
     folder, record = sys.argv[1:3]
     staging.MEMORY = folder
     if record != "-":
         atexit.register(_record, record)
     del sys.argv[1:3]
-    runpy.run_module("components.train_chunk", run_name="__main__", alter_sys=True)
+    runpy.run_module("baton.components.train_chunk", run_name="__main__", alter_sys=True)

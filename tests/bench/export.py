@@ -7,8 +7,9 @@ import json
 import sys
 import tempfile
 
-from components.shared import bundles, models, trained
-from components.shared.runs import Run
+from baton.components.shared.models import loading, trained
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 
 
 def main(run_uri: str, folder: str) -> None:
@@ -17,9 +18,9 @@ def main(run_uri: str, folder: str) -> None:
     assert recipe.model.from_scratch
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         tokens = trained.tokens_folder(run, scratch)
-        tokenizer = models.load_tokenizer(f"{tokens}/tokenizer")
+        tokenizer = loading.load_tokenizer(f"{tokens}/tokenizer")
         tokenizer.save_pretrained(folder)
-        models.scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length).save_pretrained(folder)
+        loading.scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length).save_pretrained(folder)
         prefix = f"data/{run.require('data.json')['digest']}/split"
         manifest = bundles.read_manifest(run.storage, prefix)
         assert manifest

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from components.data_split import stdlib_docs
-from components.shared import events, recipe_file
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
+from baton.components.data_split import stdlib_docs
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
 from tests.bench.bench import Bench
 from tests.bench.process import Event, Trace, watch
 from tests.bench.sizes import Size
@@ -102,9 +103,9 @@ class Ours:
         path = f"{self.bench.work}/{name}.json"
         with open(path, "w", encoding="utf-8") as file:
             file.write(recipe_file.dumps(recipe))
-        watch(["-m", "components.data_split", path, name], events.parse, environment=ENVIRONMENT)
+        watch(["-m", "baton.components.data_split", path, name], events.parse, environment=ENVIRONMENT)
         run = Run.open(f"{self.bench.server.uri}/runs/{name}")
-        watch(["-m", "components.tokenize", run.uri], events.parse, environment=ENVIRONMENT)
+        watch(["-m", "baton.components.tokenize", run.uri], events.parse, environment=ENVIRONMENT)
         return run
 
     def rows(self) -> str:

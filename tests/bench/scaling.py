@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, recipe_file
 from tests.bench import simulating
 
 REQUEST = re.compile(r'"(GET|HEAD|PUT|POST|DELETE) /(\S*) HTTP')
@@ -28,11 +27,13 @@ WRITES, READS = 3500, 5500
 """Requests a second that Amazon S3 promises for one partition of a bucket's keys; it splits partitions under load."""
 PREPARE = """
 import sys
-from components.data_split.split import split_data
-from components.tokenize.tokenization import tokenize_run
+from baton.components.data_split.split import split_data
+from baton.components.tokenize.tokenization import tokenize_run
 print(tokenize_run(split_data(sys.argv[1], "counted", {})["run_uri"]))
 """
-CHECKPOINT = "import sys; from components.checkpoint.promote import promote; promote(sys.argv[1], int(sys.argv[2]))"
+CHECKPOINT = (
+    "import sys; from baton.components.checkpoint.promote import promote; promote(sys.argv[1], int(sys.argv[2]))"
+)
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def swept(trials: int, chunks: int, eta: int | None) -> Recipe:
 
 def print_sizes() -> None:
     """Compiles sweeps and prints how large the files are."""
-    from pipelines.compiling.package import Pipeline, write_package
+    from baton.pipelines.compiling.package import Pipeline, write_package
 
     print("| trials | chunks | rungs | compiled, kB | seconds |\n|---|---|---|---|---|")
     for trials, chunks, eta in ((8, 4, 2), (64, 20, 2), (1000, 20, 2), (1000, 50, 2)):
@@ -162,7 +163,7 @@ def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str
     uri = "s3://counted/runs/counted"
     stages = {"data split, tokenize": ["-c", PREPARE, recipe_file.dumps(recipe)]}
     for index in (1, 2):
-        stages[f"train-chunk {index}"] = ["-m", "components.train_chunk", uri, str(index)]
+        stages[f"train-chunk {index}"] = ["-m", "baton.components.train_chunk", uri, str(index)]
         stages[f"checkpoint {index}"] = ["-c", CHECKPOINT, uri, str(index)]
     counts = {}
     for stage, command in stages.items():

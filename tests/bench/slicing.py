@@ -8,10 +8,10 @@ import sys
 import tempfile
 import time
 
-from components.shared.runs import Run
-from components.train_chunk.data import samplers as ordering
-from components.train_chunk.data import sliced_dataset as sliced
-from components.train_chunk.data import slices
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.data import samplers as ordering
+from baton.components.train_chunk.data import sliced_dataset as sliced
+from baton.components.train_chunk.data import slices
 
 
 def main(run_uri: str, num_steps: int) -> None:

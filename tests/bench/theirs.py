@@ -84,7 +84,7 @@ class Theirs:
 
     def newest(self, uri: str) -> int:
         """Returns the step of the newest checkpoint that was put completely, 0 where there is none."""
-        from components.shared.storage import Storage
+        from baton.components.shared.store.storage import Storage
 
         try:
             return int(Storage(uri).read("newest").decode().rpartition("-")[2])

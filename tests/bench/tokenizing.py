@@ -39,7 +39,7 @@ class Peak:
 
 
 def ours(run_uri: str) -> tuple[float, int]:
-    from components.tokenize.tokenization import tokenize_run
+    from baton.components.tokenize.tokenization import tokenize_run
 
     began = time.perf_counter()
     tokens = tokenize_run(run_uri)["tokens"]

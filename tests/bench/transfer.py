@@ -19,8 +19,8 @@ FILES = 8
 
 
 def fetch(run_uri: str, step: str, folder: str) -> Callable[[], None]:
-    from components.shared.checkpoints.store import CheckpointStore
-    from components.shared.runs import Run
+    from baton.components.shared.checkpoints.store import CheckpointStore
+    from baton.components.shared.runs.run import Run
 
     store = CheckpointStore(Run.open(run_uri))
     checkpoint = store.read(int(step))
@@ -29,11 +29,11 @@ def fetch(run_uri: str, step: str, folder: str) -> Callable[[], None]:
 
 
 def send(folder: str, uri: str) -> Callable[[], None]:
-    from components.shared.bundles import Publication
-    from components.shared.storage import Storage
+    from baton.components.shared.store.bundles import BundleWriter
+    from baton.components.shared.store.storage import Storage
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return lambda: Publication(Storage(f"s3://{bucket}"), prefix, kind="checkpoint").send(folder)
+    return lambda: BundleWriter(Storage(f"s3://{bucket}"), prefix, kind="checkpoint").send(folder)
 
 
 def raw_put(folder: str, uri: str) -> Callable[[], None]:

@@ -54,7 +54,7 @@ def _read(path):
 def _upload(artifacts):
     for path, address in artifacts.items():
         if os.path.exists(path):  # metrics are metadata alone
-            from components.shared.storage import Storage
+            from baton.components.shared.store.storage import Storage
 
             folder, _, name = address.rpartition("/")
             with open(path, "rb") as file:

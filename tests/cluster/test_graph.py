@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from components.shared import recipe_file
-from pipelines.compiling.package import write_package
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.compiling.package import write_package
 
 if TYPE_CHECKING:
     from tests.cluster.graph import Task

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from tests.cluster.backend import Backend, PipelineRun

@@ -21,18 +21,17 @@ import yaml
 from kubernetes import client, utils
 from kubernetes.client.rest import ApiException
 
-from components.shared import recipe_file
-from components.shared.errors import BatonError, UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.train_chunk.context import TrainContext
-from components.train_chunk.outcome import Ending
-from components.train_chunk.stage import run_chunk
-from components.train_chunk.trainjob import stage
-from components.train_chunk.trainjob.cluster import Cluster
-from components.train_chunk.trainjob.job import Job
-from components.train_chunk.trainjob.manifest import Owner, labels, train_job
-from pipelines.local import processes
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.outcome import Ending
+from baton.components.train_chunk.stage import run_chunk
+from baton.components.train_chunk.trainjob import stage
+from baton.components.train_chunk.trainjob.cluster import Cluster
+from baton.components.train_chunk.trainjob.job import Job
+from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.pipelines.local import processes
 from tests.cluster.conftest import MANIFESTS, RECIPE
 from tests.cluster.train_jobs import GROUP, Controller
 from tests.manifests.trainer_schema import definition
@@ -225,7 +224,7 @@ def test_a_node_that_takes_more_memory_than_it_may(controller: Controller, as_st
 def test_an_image_that_is_not_there(
     controller: Controller, as_stage: Cluster, core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.train_chunk.trainjob.job.IMAGE_PATIENCE", 5.0)
+    monkeypatch.setattr("baton.components.train_chunk.trainjob.job.IMAGE_PATIENCE", 5.0)
     document = _document(NO_WAIT, **{"resources.image": "localhost:1/nobody/made-this:1"})
     with pytest.raises(
         UserError, match=r"the image 'localhost:1/nobody/made-this:1' cannot be had on \S+: (Err|Image)"
@@ -327,7 +326,7 @@ def test_two_nodes_train_a_chunk(
 
 
 def _chain(run: Run) -> list[str]:
-    from components.shared.checkpoints.store import CheckpointStore
+    from baton.components.shared.checkpoints.store import CheckpointStore
 
     return [checkpoint.digest for checkpoint in CheckpointStore(run).committed()]
 

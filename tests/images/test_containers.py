@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kfp.local import docker_task_handler
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from pipelines.local import docker_runner
-from pipelines.local.containers import Containers, Needs, installed
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.local import docker_runner
+from baton.pipelines.local.containers import Containers, Needs, installed
 
 STAGE = ["--function_to_execute", "train_chunk"]
 FAILS_LOUDLY = ["sh", "-c", "yes 'a line of a stage that tells much' | head -n 100000; exit 7", *STAGE]

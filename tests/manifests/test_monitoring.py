@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from components.shared import recipe_file
-from components.train_chunk.reporting.sinks import prometheus
-from pipelines.finetune import finetune
+from baton.components.shared.recipe import recipe_file
+from baton.components.train_chunk.reporting.sinks import prometheus
+from baton.pipelines.finetune import finetune
 from tests.manifests import expressions
 from tests.manifests.building import named, require
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from kfp import compiler
 
-from components.shared import recipe_file
-from pipelines.finetune import finetune
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.finetune import finetune
 from tests.manifests.building import K8S, OVERLAYS, named, objects, pods
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}

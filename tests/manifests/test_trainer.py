@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from components.shared import recipe_file
-from components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.components.shared.recipe import recipe_file
+from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
 from tests.manifests.building import K8S
 from tests.manifests.trainer_schema import problems
 
@@ -88,7 +88,7 @@ def test_the_schema_refuses_what_trainer_would() -> None:
 def test_what_the_nodes_run() -> None:
     trainer = _job(*EVERYTHING)["spec"]["trainer"]
     assert trainer["command"] + trainer["args"] == [
-        *("python3", "-m", "components.train_chunk"),
+        *("python3", "-m", "baton.components.train_chunk"),
         *(RUN, "3"),
     ]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)

@@ -16,11 +16,11 @@ from typing import Any
 import kfp.local
 import pytest
 
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from pipelines.compiling import prepare
-from pipelines.compiling.package import write_package
-from pipelines.local import engine, results
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import write_package
+from baton.pipelines.local import engine, results
 
 RECIPE = str(Path(__file__).parents[1] / "recipes/scratch.yaml")
 ALWAYS = {"data split", "train chunk 2", "checkpoint 1", "checkpoint 2", "evaluate", "export", "report"}

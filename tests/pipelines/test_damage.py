@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 BATON = str(Path(sys.executable).parent / "baton")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from kfp import compiler
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from pipelines.finetune import finetune
-from pipelines.local import engine
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.finetune import finetune
+from baton.pipelines.local import engine
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
 GPUS = [

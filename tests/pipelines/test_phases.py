@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "phases.yaml"
 BATON = str(Path(sys.executable).parent / "baton")

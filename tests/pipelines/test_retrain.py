@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import accepted, bundles
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]

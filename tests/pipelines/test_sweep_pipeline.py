@@ -12,14 +12,14 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.rungs import check_trials
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from pipelines.cli.app import app
-from pipelines.compiling import conformance
-from pipelines.sweep import sweep
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.rungs import check_trials
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.cli.app import app
+from baton.pipelines.compiling import conformance
+from baton.pipelines.sweep import sweep
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "pipelines" / "recipes" / "sweep.yaml"

@@ -12,7 +12,7 @@ from typing import Any
 
 import legs
 
-from components.shared import events
+from baton.components.shared.core import events
 
 
 def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -> None:
@@ -25,8 +25,8 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from components.train_chunk.checkpointing.callback import CheckpointCallback
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
+    from baton.components.train_chunk.stage import run_chunk
 
     begin = CheckpointCallback.on_step_begin
 
@@ -40,7 +40,7 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
 
 def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     told = events.emit
 
@@ -66,8 +66,8 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
     """
     import tempfile
 
-    from components.train_chunk.checkpointing import staging
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.checkpointing import staging
+    from baton.components.train_chunk.stage import run_chunk
 
     staging.MEMORY = memory
     if disk:
@@ -79,7 +79,7 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
 
 def judge(run_uri: str) -> None:
     """Runs the evaluate stage."""
-    from components.evaluate.evaluation import evaluate_run
+    from baton.components.evaluate.evaluation import evaluate_run
 
     evaluate_run(run_uri)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Stages as processes: forked from the server of `pipelines.local.warm`."""
+"""Stages as processes: forked from the server of `baton.pipelines.local.warm`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.shared import events, recipe_file
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.store.registry import ENVIRONMENT
-from pipelines.local import processes, warm
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.registry import ENVIRONMENT
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.local import processes, warm
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -73,14 +73,14 @@ def at(folder: str, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def split_and_tokenize(recipe_json: str, name: str) -> None:
-    from components.data_split.split import split_data
-    from components.tokenize.tokenization import tokenize_run
+    from baton.components.data_split.split import split_data
+    from baton.components.tokenize.tokenization import tokenize_run
 
     tokenize_run(split_data(recipe_json, name, {})["run_uri"])
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     if kill_at:
         _kill_at(kill_at)
@@ -92,8 +92,8 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     import torch
     from transformers import Trainer
 
-    from components.shared import machine
-    from components.train_chunk.stage import run_chunk
+    from baton.components.shared.core import machine
+    from baton.components.train_chunk.stage import run_chunk
 
     step = Trainer.training_step
 
@@ -108,25 +108,25 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
 
 
 def find_lr(run_uri: str) -> None:
-    from components.lr_find.finder import find
+    from baton.components.lr_find.finder import find
 
     find(run_uri)
 
 
 def evaluate(run_uri: str) -> None:
-    from components.evaluate.evaluation import evaluate_run
+    from baton.components.evaluate.evaluation import evaluate_run
 
     evaluate_run(run_uri)
 
 
 def export(run_uri: str) -> None:
-    from components.export.export import export_run
+    from baton.components.export.export import export_run
 
     export_run(run_uri)
 
 
 def verify_chunk(run_uri: str, index: int) -> None:
-    from components.checkpoint.promote import promote
+    from baton.components.checkpoint.promote import promote
 
     promote(run_uri, index)
 
@@ -174,8 +174,8 @@ def make_base(folder: str) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from components.shared.recipe import TrainTokenizer
-    from components.tokenize import bpe
+    from baton.components.shared.recipe import TrainTokenizer
+    from baton.components.tokenize import bpe
     from tests.resume import matrix
 
     text = Path(folder) / "text.jsonl"

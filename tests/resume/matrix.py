@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, recipe_file
 
 LORA = {"type": "lora", "r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 PLUS = {"prompt": "question", "completion": "good"}

@@ -23,7 +23,7 @@ def killed(run_uri: str, index: int, rank: int, moment: str) -> None:
     """Runs a chunk of which one process dies: in a step, while it writes a file, or at what the first one tells."""
     import torch
 
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     kind, _, value = moment.partition(":")
     if kind == "step":
@@ -50,7 +50,7 @@ def _die(rank: int) -> None:
 
 def hanging(run_uri: str, index: int, rank: int, step: int) -> None:
     """Runs a chunk of which one process stands still in a step."""
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     _at_step(step, lambda: time.sleep(600) if in_rank(rank) else None)
     run_chunk(run_uri, index)
@@ -61,7 +61,7 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
     import torch
     from transformers import LlamaModel
 
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     forward, written = LlamaModel.forward, itertools.count(1)
 
@@ -78,7 +78,7 @@ def slow(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process takes its time in every step."""
     from transformers import LlamaModel
 
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     forward = LlamaModel.forward
 
@@ -92,7 +92,7 @@ def slow(run_uri: str, index: int, rank: int) -> None:
 
 def interrupted(run_uri: str, index: int, step: int) -> None:
     """Runs a chunk whose launching process gets SIGTERM."""
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     _at_step(step, lambda: os.kill(os.getppid(), signal.SIGTERM) if in_rank(1) else None)
     run_chunk(run_uri, index)
@@ -102,8 +102,8 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process does not get its random state back."""
     from transformers import Trainer
 
-    from components.train_chunk.stage import run_chunk
-    from components.train_chunk.trainer.resumable import Resumable
+    from baton.components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.trainer.resumable import Resumable
 
     def load(self: Any, checkpoint: str | None) -> None:
         if not in_rank(rank):
@@ -115,8 +115,8 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
 
 def recorded(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down the rows of each forward pass, and whether gradients are joined behind it."""
-    from components.train_chunk.stage import run_chunk
-    from components.train_chunk.trainer.resumable import Resumable
+    from baton.components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.trainer.resumable import Resumable
 
     compute = Resumable.compute_loss
 
@@ -139,7 +139,7 @@ def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
     same in any number of processes; writes down prompts and advantages of each round."""
     from trl import GRPOTrainer, RLOOTrainer
 
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     def completions(self: Any, prompts: list[list[int]]) -> list[list[int]]:
         first = self.accelerator.process_index * len(prompts)
@@ -168,8 +168,8 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down how many frames each process has compiled."""
     from torch._dynamo.utils import counters
 
-    from components.train_chunk.stage import run_chunk
-    from components.train_chunk.trainer.resumable import Resumable
+    from baton.components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.trainer.resumable import Resumable
 
     compute = Resumable.compute_loss
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import trained
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.train_chunk.reporting.samples import matches
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.models import trained
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.reporting.samples import matches
 
 RISING = {
     "training__learning_rate": 3.0,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.shared.recipe import Recipe
-from pipelines.cli.drill import print_table, verdict
-from pipelines.local.warm import Forked
-from pipelines.proving.drill import Drill
-from pipelines.proving.drill_phases import PHASES
+from baton.components.shared.recipe import Recipe
+from baton.pipelines.cli.drill import print_table, verdict
+from baton.pipelines.local.warm import Forked
+from baton.pipelines.proving.drill import Drill
+from baton.pipelines.proving.drill_phases import PHASES
 
 CHUNKS = {"chunks__count": 3, "chunks__checkpoint_every": 2, "chunks__wait_for_commit": False}
 KEEP = {"last": 2}

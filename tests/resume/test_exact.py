@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from pipelines.local import processes, warm
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.pipelines.local import processes, warm
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])

@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.shared import bundles, forking
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError, UserError
-from components.shared.recipe import Recipe
-from components.shared.run_documents.training import Origin
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError, UserError
+from baton.components.shared.forks import forking
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.training import Origin
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 
 STEPS = 15
 

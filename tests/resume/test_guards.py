@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from pipelines.local import results
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.pipelines.local import results
 from tests.resume import matrix
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 SCRIPT = """
 import sys, datasets
@@ -56,7 +56,7 @@ def test_a_plain_trl_script_resumes_and_ends_on_the_same_weights(
 
 
 def _tokens_path(run: Run) -> str:
-    from components.shared import bundles
+    from baton.components.shared.store import bundles
 
     prefix = run.require("tokens.json")["prefix"]
     manifest = bundles.read_manifest(run.storage, prefix)

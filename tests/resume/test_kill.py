@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 SLOW = {"start-up", "restore", "first-step", "digest"}
 MOMENTS = {

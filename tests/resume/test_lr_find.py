@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.lr_find import finder
-from components.shared.errors import BatonError
-from components.shared.recipe import LRFind, Recipe
-from components.shared.run_documents.training import LearningRate
+from baton.components.lr_find import finder
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import LRFind, Recipe
+from baton.components.shared.runs.documents.training import LearningRate
 
 SPEC = LRFind(start=1e-5, end=10.0, steps=40, smoothing=0.5)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.runs import Run
+from baton.components.shared.runs.run import Run
 from tests.resume import matrix
 from tests.resume.matrix import Cell
 

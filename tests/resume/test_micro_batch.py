@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import memory, skeleton
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.models import memory, skeleton
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 
 def roomy_for(recipe: Recipe, size: int, legs: Any) -> str:

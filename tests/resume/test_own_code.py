@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, recipe_file
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hooks"
 

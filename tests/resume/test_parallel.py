@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import forking
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.run_documents.sweeps import Score, TrialNote
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.forks import forking
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.sweeps import Score, TrialNote
+from baton.components.shared.runs.run import Run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -267,7 +267,7 @@ def test_fresh_interpreters_and_torchrun_give_the_same_bits(
 ) -> None:
     run = legs.prepare(parallel(legs, recipes, "ddp", chunks__count=2), f"parallel-fresh-{len(launcher)}")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
-    command = [sys.executable, "-m", *launcher, "components.train_chunk", run.uri, "2"]
+    command = [sys.executable, "-m", *launcher, "baton.components.train_chunk", run.uri, "2"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state

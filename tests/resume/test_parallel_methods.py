@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from components.shared import merging
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.checkpoints import merging
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 from tests.resume import matrix
 from tests.resume.matrix import WRITES, Cell, Changes, adapter, training
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 from tests.resume import matrix, plain
 from tests.resume.matrix import Cell
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 
 @pytest.fixture

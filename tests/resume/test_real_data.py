@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.runs import Run
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 RECIPE = Path(__file__).parents[1] / "recipes" / "real.yaml"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file, trained
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.train_chunk.data.slices import Blocks, needed
+from baton.components.shared.models import trained
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.data.slices import Blocks, needed
 
 
 def prepare(recipe: Recipe, name: str, legs: Any) -> Run:

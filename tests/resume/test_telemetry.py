@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.train_chunk.reporting.sinks import prometheus
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.reporting.sinks import prometheus
 
 ON_A_GPU = {"baton_model_flops_utilization_ratio", "baton_gpu_memory_bytes"}
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.shared import bundles, forking
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.forks import forking
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"

@@ -7,9 +7,9 @@ from typing import Any
 
 def offloaded(run_uri: str, index: int) -> None:
     """Runs a chunk that holds on the host what is split, as it would with GPUs; a recipe without any is refused."""
-    from components.shared.recipe import Recipe
-    from components.train_chunk.stage import run_chunk
-    from components.train_chunk.trainer import zero
+    from baton.components.shared.recipe import Recipe
+    from baton.components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.trainer import zero
 
     plain = zero.arguments
 
@@ -28,8 +28,8 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
 
     from transformers import Trainer
 
-    from components.train_chunk.stage import run_chunk
-    from components.train_chunk.trainer.zero import Zero
+    from baton.components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.trainer.zero import Zero
 
     load = Zero._load_part
 
@@ -45,7 +45,7 @@ def without_package(run_uri: str, index: int) -> None:
     """Runs a chunk where DeepSpeed is not installed."""
     import importlib.util
 
-    from components.train_chunk.stage import run_chunk
+    from baton.components.train_chunk.stage import run_chunk
 
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *given: None if name == "deepspeed" else find(name, *given)

@@ -10,14 +10,14 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.shared import models, pinned, recipe_file
-from components.shared.plan import make_plan
-from components.shared.recipe import Recipe, TrainTokenizer
-from components.shared.trainable import freeze
-from components.tokenize import bpe, encoding
-from components.train_chunk import methods
-from components.train_chunk.trainer import arguments
-from components.train_chunk.trainer.chunked import Setup
+from baton.components.shared.models import loading, pinned
+from baton.components.shared.models.trainable import freeze
+from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
+from baton.components.shared.runs.plan import make_plan
+from baton.components.tokenize import bpe, encoding
+from baton.components.train_chunk import methods
+from baton.components.train_chunk.trainer import arguments
+from baton.components.train_chunk.trainer.chunked import Setup
 
 Row = dict[str, Any]
 
@@ -74,7 +74,7 @@ def recipe(base: str, **sections: Any) -> Recipe:
 def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     """Returns normalised rows as the tokens that the recipe's method learns from."""
     assert given.model.base
-    encode = encoding.encoder(given, models.load_tokenizer(given.model.base))
+    encode = encoding.encoder(given, loading.load_tokenizer(given.model.base))
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 
@@ -82,8 +82,8 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
     """Builds a recipe's trainer as a chunk does."""
     base = given.model.base
     assert base
-    tokenizer = models.load_tokenizer(base)
-    model = models.start_model(given, tokenizer, base)
+    tokenizer = loading.load_tokenizer(base)
+    model = loading.start_model(given, tokenizer, base)
     if given.training.trainable:
         freeze(model, given.training.trainable)
     setup = Setup(
@@ -93,8 +93,8 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
         tokenizer=tokenizer,
         train=train,
         held_out=None,
-        reference=lambda: models.start_model(given, tokenizer, base),
-        second_model=lambda: models.second_model(given, pinned.fetch(given)["teacher"]),
+        reference=lambda: loading.start_model(given, tokenizer, base),
+        second_model=lambda: loading.second_model(given, pinned.fetch(given)["teacher"]),
     )
     return methods.load(given.training.method).build(setup)
 

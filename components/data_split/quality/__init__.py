@@ -5,6 +5,6 @@ one, `Inspection.settle` looks at them together. What a check mends or drops, an
 to `quality.jsonl`.
 """
 
-from components.data_split.quality.inspection import Inspection
+from baton.components.data_split.quality.inspection import Inspection
 
 __all__ = ["Inspection"]

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from components.data_split.quality import languages, private, rows, texts
-from components.data_split.quality.ledger import Found, Ledger, Tally
-from components.data_split.quality.sets import CHECKS, NONE, SetChecks
-from components.data_split.quality.texts import Row
-from components.data_split.records import Record, as_content
-from components.shared import quality_checks
-from components.shared.recipe import Recipe
+from baton.components.data_split.quality import languages, private, rows, texts
+from baton.components.data_split.quality.ledger import Found, Ledger, Tally
+from baton.components.data_split.quality.sets import CHECKS, NONE, SetChecks
+from baton.components.data_split.quality.texts import Row
+from baton.components.data_split.records import Record, as_content
+from baton.components.shared.pages import quality_checks
+from baton.components.shared.recipe import Recipe
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from components.data_split.quality import private, texts
-from components.data_split.quality.texts import Row
+from baton.components.data_split.quality import private, texts
+from baton.components.data_split.quality.texts import Row
 
 Outcome = Literal["kept", "mended", "dropped"]
 NUM_EXAMPLES = 5

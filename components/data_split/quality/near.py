@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from components.data_split.quality import texts
+from baton.components.data_split.quality import texts
 
 NUM_HASHES = 128
 SHINGLE = 3

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from components.data_split.quality import private, texts
-from components.data_split.quality.ledger import Found
-from components.data_split.quality.texts import Row
-from components.shared.recipe import Recipe
+from baton.components.data_split.quality import private, texts
+from baton.components.data_split.quality.ledger import Found
+from baton.components.data_split.quality.texts import Row
+from baton.components.shared.recipe import Recipe
 
 RowCheck = Callable[[Row], Found | None]
 

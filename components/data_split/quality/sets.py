@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from components.data_split.quality import near
-from components.data_split.quality.texts import Row, learned
-from components.shared.recipe import Quality
+from baton.components.data_split.quality import near
+from baton.components.data_split.quality.texts import Row, learned
+from baton.components.shared.recipe import Quality
 
 SIDES = ("train", "eval", "test")
 CHECKS = ("duplicates", "leakage", "near_duplicates")

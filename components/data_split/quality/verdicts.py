@@ -7,12 +7,13 @@ import os
 from itertools import islice
 from typing import Any
 
-from components.data_split.quality.inspection import Inspection
-from components.data_split.quality.ledger import NUM_EXAMPLES
-from components.shared import events, quality_checks, quality_page
-from components.shared.errors import UserError
-from components.shared.quality_checks import FINDINGS, QUALITY
-from components.shared.runs import Run
+from baton.components.data_split.quality.inspection import Inspection
+from baton.components.data_split.quality.ledger import NUM_EXAMPLES
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.pages import quality_checks, quality_page
+from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
+from baton.components.shared.runs.run import Run
 
 
 def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.shared.core.document import Document
-from components.shared.fingerprint import Fingerprint
-from components.shared.run_documents.training import Origin, Transfer, Work
+from baton.components.shared.core.document import Document
+from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.runs.documents.training import Origin, Transfer, Work
 
 
 class Parent(Document):

@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from components.shared import bundles
-from components.shared.bundles import Manifest, Publication
-from components.shared.cache import NodeCache
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.errors import DamagedError
-from components.shared.pickles import code_in, may_be_pickle
-from components.shared.run_documents.training import Promoted, ProofPart
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.runs.documents.training import Promoted, ProofPart
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import BundleWriter, Manifest
+from baton.components.shared.store.cache import NodeCache
 
 _STEP = re.compile(r"^step-(\d{8,})$")
 
@@ -107,12 +107,12 @@ class CheckpointStore:
         """Tells whether all files of a checkpoint are there in full size, which costs one listing."""
         return bundles.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
-    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> Publication:
-        """Begins an attempt at a checkpoint; see `bundles.Publication`."""
-        return Publication(self.storage, self.prefix(step), kind="checkpoint", check=check)
+    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
+        """Begins an attempt at a checkpoint; see `bundles.BundleWriter`."""
+        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check)
 
-    def commit(self, step: int, publication: Publication, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
-        """Commits what was sent; see `bundles.Publication.commit`."""
+    def commit(self, step: int, publication: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
+        """Commits what was sent; see `bundles.BundleWriter.commit`."""
         manifest, ours = publication.commit({**meta.to_json(), "run": self.run.name, "step": step})
         return self._checked(step, manifest), ours
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from components.shared.errors import DamagedError, UserError
+from baton.components.shared.core.errors import DamagedError, UserError
 
 Json = dict[str, JsonValue]
 """A document as it lies in the store."""

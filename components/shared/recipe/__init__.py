@@ -5,14 +5,14 @@ One file per part: `model`, `data` with `quality`, `adapter`, `training` with `m
 those between them.
 """
 
-from components.shared.recipe.adapter import Adapter
-from components.shared.recipe.base import Name, Quantity, Section
-from components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Keep, Preemption, Store
-from components.shared.recipe.data import COLUMNS, Data, Source, Split
-from components.shared.recipe.evaluation import GATE, Evaluation, Tasks
-from components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
-from components.shared.recipe.hooks import Hook, Hooks
-from components.shared.recipe.methods import (
+from baton.components.shared.recipe.adapter import Adapter
+from baton.components.shared.recipe.base import Name, Quantity, Section
+from baton.components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Keep, Preemption, Store
+from baton.components.shared.recipe.data import COLUMNS, Data, Source, Split
+from baton.components.shared.recipe.evaluation import GATE, Evaluation, Tasks
+from baton.components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
+from baton.components.shared.recipe.hooks import Hook, Hooks
+from baton.components.shared.recipe.methods import (
     CPO,
     DPO,
     GRPO,
@@ -26,17 +26,17 @@ from components.shared.recipe.methods import (
     Reward,
     RewardFunction,
 )
-from components.shared.recipe.model import FromScratch, Model, NamedModel, Quantization, Tokenizer, TrainTokenizer
-from components.shared.recipe.parallel import Parallel
-from components.shared.recipe.phases import PREVIOUS, Phase
-from components.shared.recipe.pods import Resources, Toleration
-from components.shared.recipe.quality import Action, Quality
-from components.shared.recipe.recipe import Recipe
-from components.shared.recipe.retrain import ACCEPTED, Retrain
-from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
-from components.shared.recipe.sweep import MAX_TRIALS, Range, Search
-from components.shared.recipe.tracking import Tracking
-from components.shared.recipe.training import Training
+from baton.components.shared.recipe.model import FromScratch, Model, NamedModel, Quantization, Tokenizer, TrainTokenizer
+from baton.components.shared.recipe.parallel import Parallel
+from baton.components.shared.recipe.phases import PREVIOUS, Phase
+from baton.components.shared.recipe.pods import Resources, Toleration
+from baton.components.shared.recipe.quality import Action, Quality
+from baton.components.shared.recipe.recipe import Recipe
+from baton.components.shared.recipe.retrain import ACCEPTED, Retrain
+from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from baton.components.shared.recipe.sweep import MAX_TRIALS, Range, Search
+from baton.components.shared.recipe.tracking import Tracking
+from baton.components.shared.recipe.training import Training
 
 __all__ = [
     "ACCEPTED",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, seconds
+from baton.components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, seconds
 
 MAX_CHUNKS = 100
 """A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.shared.recipe.base import Positive, Section
-from components.shared.recipe.quality import Quality
+from baton.components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.quality import Quality
 
 COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",

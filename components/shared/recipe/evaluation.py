@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.shared.recipe.base import Fraction, Positive, Section
-from components.shared.recipe.hooks import Hook, short
-from components.shared.recipe.methods import SPECS
-from components.shared.recipe.methods.spec import AGAINST_BASELINE
+from baton.components.shared.recipe.base import Fraction, Positive, Section
+from baton.components.shared.recipe.hooks import Hook, short
+from baton.components.shared.recipe.methods import SPECS
+from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE
 
 Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
 

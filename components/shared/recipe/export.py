@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from components.shared.recipe.base import Name, Positive, Section
+from baton.components.shared.recipe.base import Name, Positive, Section
 
 ExportFormat = Literal["safetensors", "adapter", "gguf", "onnx", "mlflow", "oci", "kserve"]
 QuantizationType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

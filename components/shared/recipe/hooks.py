@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from components.shared.recipe.base import Section
+from baton.components.shared.recipe.base import Section
 
 OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 """`module:object`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.base import Positive, Section
 
 
 class FromScratch(Section):

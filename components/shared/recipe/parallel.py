@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from components.shared.recipe.base import Section, duration, seconds
+from baton.components.shared.recipe.base import Section, duration, seconds
 
 if TYPE_CHECKING:
-    from components.shared.recipe.recipe import Recipe
+    from baton.components.shared.recipe.recipe import Recipe
 
 MAX_PROCESSES = 64
 """A machine has 16 accelerators at most; on CPUs nobody gains by more than this."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from components.shared.recipe.base import Section
+from baton.components.shared.recipe.base import Section
 
 PREVIOUS = "previous-phase"
 """Stands for the model that the phase before exports, until that is known."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from components.shared.recipe.base import Quantity, Section, duration
+from baton.components.shared.recipe.base import Quantity, Section, duration
 
 MAX_NODES = 512
 """A job's pods are told apart by their logs and states, which the chunk's pod looks at every few seconds."""

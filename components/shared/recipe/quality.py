@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.shared.recipe.base import Fraction, Positive, Section
+from baton.components.shared.recipe.base import Fraction, Positive, Section
 
 Action = Literal["off", "warn", "fix", "fail"]
 """`warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run."""

@@ -6,23 +6,23 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from components.shared.errors import UserError
-from components.shared.recipe import rules
-from components.shared.recipe.adapter import Adapter
-from components.shared.recipe.base import Name, Section
-from components.shared.recipe.chunks import Chunks, Store
-from components.shared.recipe.data import Data
-from components.shared.recipe.evaluation import Evaluation
-from components.shared.recipe.export import Export
-from components.shared.recipe.hooks import Hooks, short
-from components.shared.recipe.model import Model
-from components.shared.recipe.parallel import Parallel
-from components.shared.recipe.phases import ShortPhase, merged
-from components.shared.recipe.pods import Resources
-from components.shared.recipe.retrain import Retrain
-from components.shared.recipe.sweep import Search
-from components.shared.recipe.tracking import Tracking
-from components.shared.recipe.training import Training
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import rules
+from baton.components.shared.recipe.adapter import Adapter
+from baton.components.shared.recipe.base import Name, Section
+from baton.components.shared.recipe.chunks import Chunks, Store
+from baton.components.shared.recipe.data import Data
+from baton.components.shared.recipe.evaluation import Evaluation
+from baton.components.shared.recipe.export import Export
+from baton.components.shared.recipe.hooks import Hooks, short
+from baton.components.shared.recipe.model import Model
+from baton.components.shared.recipe.parallel import Parallel
+from baton.components.shared.recipe.phases import ShortPhase, merged
+from baton.components.shared.recipe.pods import Resources
+from baton.components.shared.recipe.retrain import Retrain
+from baton.components.shared.recipe.sweep import Search
+from baton.components.shared.recipe.tracking import Tracking
+from baton.components.shared.recipe.training import Training
 
 
 class Recipe(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from components.shared.recipe.base import Section, duration, seconds
+from baton.components.shared.recipe.base import Section, duration, seconds
 
 ACCEPTED = "accepted"
 """Stands in `evaluation.production` for the model that was accepted last, in the store below the recipe's name."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from components.shared.recipe.chunks import MAX_CHUNKS
-from components.shared.recipe.methods import Referenced
-from components.shared.recipe.parallel import check_parallel
+from baton.components.shared.recipe.chunks import MAX_CHUNKS
+from baton.components.shared.recipe.methods import Referenced
+from baton.components.shared.recipe.parallel import check_parallel
 
 if TYPE_CHECKING:
-    from components.shared.recipe.recipe import Recipe
+    from baton.components.shared.recipe.recipe import Recipe
 
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that look at evaluations."""

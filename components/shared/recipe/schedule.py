@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.base import Positive, Section
 
 
 def _require_pattern(value: str) -> str:

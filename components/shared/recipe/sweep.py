@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.base import Positive, Section
 
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
 """Sections whose values may differ between the trials of a sweep: how all are cut, judged and placed is the same."""

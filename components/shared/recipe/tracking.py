@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.shared.recipe.base import Section
+from baton.components.shared.recipe.base import Section
 
 
 class Tracking(Section):

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from components.shared.recipe.base import Positive
-from components.shared.recipe.hooks import short
-from components.shared.recipe.methods import SPECS, Methods
-from components.shared.recipe.parallel import Parallel
-from components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from baton.components.shared.recipe.base import Positive
+from baton.components.shared.recipe.hooks import short
+from baton.components.shared.recipe.methods import SPECS, Methods
+from baton.components.shared.recipe.parallel import Parallel
+from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
 
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
 """Methods that have a section of their own."""

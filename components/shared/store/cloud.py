@@ -24,9 +24,9 @@ import obstore
 from fsspec import AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
-from components.shared.errors import StoreError
-from components.shared.store import errors
-from components.shared.store.object_store import BLOCK, Entry
+from baton.components.shared.core.errors import StoreError
+from baton.components.shared.store import errors
+from baton.components.shared.store.object_store import BLOCK, Entry
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from components.shared.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
 
 USABLE = "Use a folder or s3://bucket that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")

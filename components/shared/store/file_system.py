@@ -12,9 +12,9 @@ from typing import BinaryIO, cast
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
-from components.shared.errors import StoreError
-from components.shared.store import errors
-from components.shared.store.object_store import BLOCK, Entry
+from baton.components.shared.core.errors import StoreError
+from baton.components.shared.store import errors
+from baton.components.shared.store.object_store import BLOCK, Entry
 
 
 class FileSystem:

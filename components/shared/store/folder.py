@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from components.shared.store.file_system import FileSystem
-from components.shared.store.object_store import OWN
+from baton.components.shared.store.file_system import FileSystem
+from baton.components.shared.store.object_store import OWN
 
 TRIES = 100
 """Times that a file's folder is made while others remove it as empty."""

@@ -7,8 +7,8 @@ from typing import cast
 from fsspec import AbstractFileSystem
 from obstore.store import GCSStore, ObjectStore
 
-from components.shared.store import errors
-from components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
+from baton.components.shared.store import errors
+from baton.components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
 
 
 class Google(CloudStore):

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypedDict
 
-from components.shared.errors import DamagedError
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.store.storage import Storage
 
 DAMAGED = "damaged-"
 REMOVED = "removed-"

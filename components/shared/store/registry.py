@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from components.shared.store.azure import Azure
-from components.shared.store.cloud import CloudStore
-from components.shared.store.file_system import FileSystem
-from components.shared.store.folder import Folder
-from components.shared.store.gcs import Google
-from components.shared.store.object_store import ObjectStore
-from components.shared.store.s3 import S3
+from baton.components.shared.store.azure import Azure
+from baton.components.shared.store.cloud import CloudStore
+from baton.components.shared.store.file_system import FileSystem
+from baton.components.shared.store.folder import Folder
+from baton.components.shared.store.gcs import Google
+from baton.components.shared.store.object_store import ObjectStore
+from baton.components.shared.store.s3 import S3
 
 CLOUDS: tuple[type[CloudStore], ...] = (S3, Google, Azure)
 

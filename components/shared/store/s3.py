@@ -13,8 +13,8 @@ import fsspec
 from fsspec import AbstractFileSystem
 from obstore.store import S3Store
 
-from components.shared.store import errors
-from components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
+from baton.components.shared.store import errors
+from baton.components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, S3Config, S3Credential

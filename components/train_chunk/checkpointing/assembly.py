@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.shared.cache import NodeCache
-from components.shared.run_documents.training import Work
-from components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
-from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
-from components.train_chunk.checkpointing.lineage import Lineage
-from components.train_chunk.checkpointing.manager import CheckpointManager
-from components.train_chunk.checkpointing.restore import Restored
-from components.train_chunk.reporting import observers
-from components.train_chunk.reporting.accounting import Accounting
-from components.train_chunk.reporting.live import LiveReport
-from components.train_chunk.reporting.progress import ProgressNotes
-from components.train_chunk.trainer.base import ChunkTrainer, Resumption
-from components.train_chunk.trainer.takeover import Takeover
+from baton.components.shared.runs.documents.training import Work
+from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
+from baton.components.train_chunk.checkpointing.lineage import Lineage
+from baton.components.train_chunk.checkpointing.manager import CheckpointManager
+from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.reporting import observers
+from baton.components.train_chunk.reporting.accounting import Accounting
+from baton.components.train_chunk.reporting.live import LiveReport
+from baton.components.train_chunk.reporting.progress import ProgressNotes
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Resumption
+from baton.components.train_chunk.trainer.takeover import Takeover
 
 
 @dataclass(frozen=True)

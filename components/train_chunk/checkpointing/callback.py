@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
-from components.shared import events
-from components.shared.core.state import PARTS
-from components.shared.errors import ExactnessError
-from components.train_chunk.checkpointing import state
-from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
-from components.train_chunk.checkpointing.lineage import Capture
-from components.train_chunk.trainer.base import ChunkTrainer, Place
-from components.train_chunk.trainer.resumable import seed_of
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import ExactnessError
+from baton.components.shared.core.state import PARTS
+from baton.components.train_chunk.checkpointing import state
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
+from baton.components.train_chunk.checkpointing.lineage import Capture
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Place
+from baton.components.train_chunk.trainer.resumable import seed_of
 
 logger = logging.getLogger("baton")
 

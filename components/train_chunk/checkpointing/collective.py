@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.shared.bundles import Publication
-from components.shared.errors import BatonError
-from components.shared.store.manifests import FileEntry
-from components.train_chunk.checkpointing.lineage import Capture
-from components.train_chunk.checkpointing.staging import Staging
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed.preemption import PreemptionWatch
-from components.train_chunk.distributed.watchdog import NullWatchdog
-from components.train_chunk.trainer.base import Place
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.store.bundles import BundleWriter
+from baton.components.shared.store.manifests import FileEntry
+from baton.components.train_chunk.checkpointing.lineage import Capture
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.train_chunk.trainer.base import Place
 
 Files = dict[str, FileEntry]
 """Name → size and SHA-256 of files that were sent."""
@@ -136,7 +136,7 @@ class CollectiveCheckpointManager:
     def _add_files(self, step: int, files: Files) -> None:
         """Adds what another machine has sent to the checkpoint that is being written."""
 
-    def _writer(self, step: int) -> Publication:
+    def _writer(self, step: int) -> BundleWriter:
         """Returns the attempt at the checkpoint that is being written."""
         return self._context.store.publication(step)
 

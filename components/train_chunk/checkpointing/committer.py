@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from components.shared import events
-from components.shared.bundles import Publication
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.core.patience import Attempt, attempts, insist
-from components.shared.core.state import Phase
-from components.shared.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.core.patience import Attempt, attempts, insist
+from baton.components.shared.core.state import Phase
+from baton.components.shared.store.bundles import BundleWriter
 
 logger = logging.getLogger("baton")
 
@@ -44,7 +44,7 @@ class Snapshot:
     folder: str
     digests: dict[str, str]
     meta: Callable[[], CheckpointMeta]
-    writer: Publication | None = None
+    writer: BundleWriter | None = None
     wanted: bool = False
     superseded: threading.Event = field(default_factory=threading.Event)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from components.shared import events
-from components.shared.errors import BatonError, ExactnessError, UserError
-from components.shared.fingerprint import Fingerprint
-from components.shared.recipe import Recipe
-from components.train_chunk.checkpointing.restore import Restored
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.trainer import arguments
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
+from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.trainer import arguments
 
 logger = logging.getLogger("baton")
 

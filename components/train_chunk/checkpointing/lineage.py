@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
-from components.shared.checkpoints.store import Checkpoint
-from components.shared.fingerprint import Fingerprint
-from components.shared.run_documents.training import Transfer, Work
-from components.shared.runs import now
-from components.train_chunk.checkpointing.restore import Restored
-from components.train_chunk.context import TrainContext
+from baton.components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
+from baton.components.shared.checkpoints.store import Checkpoint
+from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.runs.documents.training import Transfer, Work
+from baton.components.shared.runs.run import now
+from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.context import TrainContext
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,19 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from components.shared import events, retention
-from components.shared.bundles import Publication
-from components.shared.cache import NodeCache
-from components.shared.checkpoints.store import Checkpoint
-from components.shared.core.state import Phase
-from components.shared.errors import BatonError, ExactnessError
-from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Files, Services
-from components.train_chunk.checkpointing.committer import Committer, Snapshot
-from components.train_chunk.checkpointing.lineage import Capture, Lineage
-from components.train_chunk.checkpointing.restore import Restored, committed_at_target
-from components.train_chunk.reporting.accounting import Accounting
-from components.train_chunk.trainer.base import ChunkTrainer, Place
+from baton.components.shared.checkpoints import retention
+from baton.components.shared.checkpoints.store import Checkpoint
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, ExactnessError
+from baton.components.shared.core.state import Phase
+from baton.components.shared.store.bundles import BundleWriter
+from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Files, Services
+from baton.components.train_chunk.checkpointing.committer import Committer, Snapshot
+from baton.components.train_chunk.checkpointing.lineage import Capture, Lineage
+from baton.components.train_chunk.checkpointing.restore import Restored, committed_at_target
+from baton.components.train_chunk.reporting.accounting import Accounting
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Place
 
 logger = logging.getLogger("baton")
 
@@ -67,7 +68,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         self._told: str | None = None
         self._waits = chunks.wait_for_commit
         self._committer = Committer(self._context.store, self._on_commit, max_unsaved=chunks.max_unsaved_seconds)
-        self._writing: Publication | None = None
+        self._writing: BundleWriter | None = None
         self._stall_began = 0.0
         self._saved_at = time.monotonic()
         self._patience = self._context.run.storage.patience
@@ -134,7 +135,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         for name in os.listdir(folder):
             os.remove(os.path.join(folder, name))
 
-    def _writer(self, step: int) -> Publication:
+    def _writer(self, step: int) -> BundleWriter:
         self._writing = self._writing or super()._writer(step)
         return self._writing
 

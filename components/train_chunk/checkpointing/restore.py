@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from components.shared import events
-from components.shared.cache import NodeCache
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import DamagedError, ExactnessError
-from components.shared.pickles import code_in
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.pickles import code_in
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import DamagedError, ExactnessError
+from baton.components.shared.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
 

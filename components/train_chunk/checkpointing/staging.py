@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from components.shared import events
+from baton.components.shared.core import events
 
 logger = logging.getLogger("baton")
 

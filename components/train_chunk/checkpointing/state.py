@@ -9,11 +9,11 @@ import torch
 from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from components.shared import rng
-from components.shared.core.state import PARTS
-from components.shared.digest import tree_digest
-from components.shared.errors import ExactnessError
-from components.train_chunk.trainer.base import OF_EACH, ChunkTrainer, StateDict
+from baton.components.shared.core import rng
+from baton.components.shared.core.digest import tree_digest
+from baton.components.shared.core.errors import ExactnessError
+from baton.components.shared.core.state import PARTS
+from baton.components.train_chunk.trainer.base import OF_EACH, ChunkTrainer, StateDict
 
 LogEntry = dict[str, float]
 """What a trainer logged at a step: names, `step` among them, and numbers."""

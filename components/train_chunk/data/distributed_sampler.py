@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.utils.data import Sampler
 
-from components.shared.labels import IGNORED
+from baton.components.shared.core.labels import IGNORED
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from components.shared.recipe import Curriculum, Recipe
-from components.train_chunk.data.sliced_dataset import Sliced
-from components.train_chunk.data.slices import Blocks
+from baton.components.shared.recipe import Curriculum, Recipe
+from baton.components.train_chunk.data.sliced_dataset import Sliced
+from baton.components.train_chunk.data.slices import Blocks
 
 if TYPE_CHECKING:
     from datasets import Dataset

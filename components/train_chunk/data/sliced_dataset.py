@@ -7,8 +7,8 @@ import pyarrow as pa
 from datasets import Dataset
 from datasets.table import InMemoryTable, MemoryMappedTable, concat_tables
 
-from components.shared.errors import BatonError
-from components.train_chunk.data.slices import Blocks
+from baton.components.shared.core.errors import BatonError
+from baton.components.train_chunk.data.slices import Blocks
 
 Row = dict[str, object]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe
 
 GROUP = 8
 """Files whose rows are shuffled together."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from components.shared import bundles, events, trained
-from components.shared.bundles import Manifest
-from components.shared.cache import NodeCache
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.train_chunk.data.slices import Blocks, needed
+from baton.components.shared.core import events
+from baton.components.shared.models import trained
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk.data.slices import Blocks, needed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -73,7 +75,7 @@ class Tokens:
         """Opens the training rows that were fetched."""
         import datasets
 
-        from components.train_chunk.data import sliced_dataset
+        from baton.components.train_chunk.data import sliced_dataset
 
         if self._blocks is None:
             return datasets.load_from_disk(f"{self.folder}/train")

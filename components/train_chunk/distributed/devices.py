@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from components.shared.recipe import Recipe
-from components.train_chunk.distributed.ranks import Ranks
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.distributed.ranks import Ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the devices that CUDA enumerates, all of them where it is unset."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import psutil
 
-from components.shared import errors, events
-from components.shared.errors import BatonError
-from components.train_chunk.distributed import rendezvous
+from baton.components.shared.core import errors, events
+from baton.components.shared.core.errors import BatonError
+from baton.components.train_chunk.distributed import rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import ssl
     from types import FrameType
 
-    from components.shared.recipe import Preemption
+    from baton.components.shared.recipe import Preemption
 
 logger = logging.getLogger("baton")
 

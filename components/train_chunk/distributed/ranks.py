@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from components.shared.errors import BatonError
+from baton.components.shared.core.errors import BatonError
 
 T = TypeVar("T")
 

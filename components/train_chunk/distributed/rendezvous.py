@@ -6,10 +6,10 @@ import logging
 import os
 from typing import TypedDict
 
-from components.shared import events
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
-from components.train_chunk.distributed.ranks import Ranks
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.distributed.ranks import Ranks
 
 NODES = "PET_NNODES"
 """Environment variable with the number of machines, which Kubeflow Trainer sets in each pod of a job."""

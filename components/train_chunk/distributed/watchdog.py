@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.shared import events
-from components.train_chunk.distributed import launcher
-from components.train_chunk.distributed.ranks import Ranks
+from baton.components.shared.core import events
+from baton.components.train_chunk.distributed import launcher
+from baton.components.train_chunk.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import Trainer
 from trl import DistillationConfig, DistillationTrainer
 
-from components.train_chunk.trainer import generating
-from components.train_chunk.trainer.chunked import Setup
+from baton.components.train_chunk.trainer import generating
+from baton.components.train_chunk.trainer.chunked import Setup
 
 
 class ChunkedDistillationTrainer(generating.Completing, DistillationTrainer):

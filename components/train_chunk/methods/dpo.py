@@ -7,8 +7,8 @@ from typing import Any
 from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
-from components.train_chunk.trainer.chunked import Chunked, Setup
-from components.train_chunk.trainer.references import MovingReference, moving
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedDPOTrainer(MovingReference, Chunked, DPOTrainer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
-from components.train_chunk.trainer import generating
-from components.train_chunk.trainer.chunked import Setup
+from baton.components.train_chunk.trainer import generating
+from baton.components.train_chunk.trainer.chunked import Setup
 
 
 class ChunkedGRPOTrainer(generating.Generating, GRPOTrainer):

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import Trainer
 from trl import KTOConfig, KTOTrainer
 
-from components.train_chunk.trainer.chunked import Chunked, Setup
-from components.train_chunk.trainer.references import MovingReference, moving
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.train_chunk.trainer.references import MovingReference, moving
 
 
 class ChunkedKTOTrainer(MovingReference, Chunked, KTOTrainer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import Trainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-from components.train_chunk.trainer.chunked import Chunked, Setup
-from components.train_chunk.trainer.pairs import Tokenized
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.train_chunk.trainer.pairs import Tokenized
 
 
 class ChunkedORPOTrainer(Tokenized, Chunked, ORPOTrainer):

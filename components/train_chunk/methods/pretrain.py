@@ -1,5 +1,5 @@
 """Next-token prediction on plain text, from scratch or going on from a base: `sft` on whole rows."""
 
-from components.train_chunk.methods.sft import build
+from baton.components.train_chunk.methods.sft import build
 
 __all__ = ["build"]

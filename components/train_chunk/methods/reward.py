@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer
 
-from components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 
 
 class ChunkedRewardTrainer(Chunked, RewardTrainer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import RLOOConfig, RLOOTrainer
 
-from components.train_chunk.trainer import generating
-from components.train_chunk.trainer.chunked import Setup
+from baton.components.train_chunk.trainer import generating
+from baton.components.train_chunk.trainer.chunked import Setup
 
 
 class ChunkedRLOOTrainer(generating.Generating, RLOOTrainer):

@@ -7,8 +7,8 @@ from typing import Any
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
-from components.shared import hooks
-from components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.shared.models import hooks
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 
 
 class ChunkedSFTTrainer(Chunked, SFTTrainer):

@@ -8,9 +8,9 @@ from typing import TypedDict
 
 import psutil
 
-from components.shared.run_documents.training import Work
-from components.train_chunk.reporting.clock import Clock
-from components.train_chunk.reporting.progress import Lost, ProgressNotes
+from baton.components.shared.runs.documents.training import Work
+from baton.components.train_chunk.reporting.clock import Clock
+from baton.components.train_chunk.reporting.progress import Lost, ProgressNotes
 
 
 class Figures(TypedDict):

@@ -7,8 +7,8 @@ import time
 
 import psutil
 
-from components.shared import events
-from components.shared.core.state import Phase
+from baton.components.shared.core import events
+from baton.components.shared.core.state import Phase
 
 
 class Clock:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
-from components.shared.recipe import Recipe
-from components.shared.run_documents.data import Tokens
-from components.shared.runs import Run
-from components.train_chunk.reporting.sinks.base import Sink
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import Tokens
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.reporting.sinks.base import Sink
 
 PEAK_FLOPS = {
     "H200": 989e12,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from components.train_chunk.context import TrainContext
-from components.train_chunk.reporting import sinks
-from components.train_chunk.reporting.live import LiveReport, Meter
-from components.train_chunk.reporting.sinks.base import Source
-from components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.reporting import sinks
+from baton.components.train_chunk.reporting.live import LiveReport, Meter
+from baton.components.train_chunk.reporting.sinks.base import Source
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 
 def attach(
@@ -33,7 +33,7 @@ def attach(
     report = LiveReport(Meter(context.run, context.recipe), sinks.open_all(source))
     trainer.add_callback(report)
     if context.recipe.evaluation.write_every:
-        from components.train_chunk.reporting.samples import SampleCallback
+        from baton.components.train_chunk.reporting.samples import SampleCallback
 
         trainer.add_callback(SampleCallback(context.run, context.recipe, trainer.processing_class, report))
     return report

@@ -7,9 +7,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from components.shared.errors import BatonError
-from components.shared.run_documents.training import Progress
-from components.shared.runs import Run, now
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.training import Progress
+from baton.components.shared.runs.run import Run, now
 
 logger = logging.getLogger("baton")
 

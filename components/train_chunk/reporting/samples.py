@@ -9,12 +9,13 @@ from typing import TypedDict
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from components.shared import generation, rng
-from components.shared.prompts import held_out_prompts
-from components.shared.recipe import Recipe
-from components.shared.rewards.numeric import number
-from components.shared.runs import Run
-from components.train_chunk.reporting.live import LiveReport
+from baton.components.shared.core import rng
+from baton.components.shared.models import generation
+from baton.components.shared.models.prompts import held_out_prompts
+from baton.components.shared.models.rewards.numeric import number
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.reporting.live import LiveReport
 
 
 class Sample(TypedDict):

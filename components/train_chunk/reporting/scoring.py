@@ -11,17 +11,17 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from components.shared import events
-from components.shared.core.state import Phase
-from components.shared.errors import UserError
-from components.shared.run_documents import sweeps
-from components.shared.run_documents.sweeps import TrialNote
-from components.shared.runs import Run, now
-from components.shared.sweeps import Sweep
-from components.train_chunk.reporting.clock import Clock
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.state import Phase
+from baton.components.shared.runs.documents import sweeps
+from baton.components.shared.runs.documents.sweeps import TrialNote
+from baton.components.shared.runs.run import Run, now
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.train_chunk.reporting.clock import Clock
 
 if TYPE_CHECKING:
-    from components.train_chunk.trainer.base import ChunkTrainer
+    from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
 """How names of figures end that depend on the clock."""

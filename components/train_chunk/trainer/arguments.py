@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe, Training
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.trainer import sharding
-from components.train_chunk.trainer.base import Options
+from baton.components.shared.recipe import Recipe, Training
+from baton.components.shared.runs.plan import Plan
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.trainer import sharding
+from baton.components.train_chunk.trainer.base import Options
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:

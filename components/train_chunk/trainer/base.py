@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from components.shared.recipe import Recipe
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 
 if TYPE_CHECKING:
     # The mixins stand before one of TRL's trainers; alone they have no base, so that `super()` reaches that one.
     from transformers import Trainer as Upstream
 
-    from components.train_chunk.trainer.takeover import Takeover
+    from baton.components.train_chunk.trainer.takeover import Takeover
 else:
     Upstream = object
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from components.shared import models, pinned
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.trainable import freeze
-from components.train_chunk import methods
-from components.train_chunk.data.tokens import Tokens
-from components.train_chunk.trainer import arguments
-from components.train_chunk.trainer.base import ChunkTrainer
-from components.train_chunk.trainer.chunked import Setup
+from baton.components.shared.models import loading, pinned
+from baton.components.shared.models.trainable import freeze
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import Plan
+from baton.components.train_chunk import methods
+from baton.components.train_chunk.data.tokens import Tokens
+from baton.components.train_chunk.trainer import arguments
+from baton.components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.train_chunk.trainer.chunked import Setup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,9 +40,9 @@ def setup(
         start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
         evaluates: Whether held-out rows are needed; as the recipe says when None.
     """
-    tokenizer = models.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+    tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
-    model = models.start_model(recipe, tokenizer, base, weights=start_weights)
+    model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
     if recipe.training.trainable:
         freeze(model, recipe.training.trainable)
     evaluates = bool(recipe.evaluation.every) if evaluates is None else evaluates
@@ -53,7 +53,7 @@ def setup(
         tokenizer=tokenizer,
         train=tokens.train(),
         held_out=tokens.held_out() if evaluates else None,
-        reference=lambda: models.start_model(recipe, tokenizer, base),
+        reference=lambda: loading.start_model(recipe, tokenizer, base),
         second_model=lambda: _second_model(recipe, folders),
     )
 
@@ -67,4 +67,4 @@ def _second_model(recipe: Recipe, folders: Mapping[str, str]) -> PreTrainedModel
     """Loads the second model that the method's settings name."""
     assert recipe.training.second_model
     role, _ = recipe.training.second_model
-    return models.second_model(recipe, folders[role])
+    return loading.second_model(recipe, folders[role])

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from torch.utils.data import Sampler
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from components.shared import hooks, trainable
-from components.shared.recipe import Recipe
-from components.train_chunk.data import samplers
-from components.train_chunk.trainer import sharding
-from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
-from components.train_chunk.trainer.parameters import Grouped
-from components.train_chunk.trainer.resumable import Resumable
-from components.train_chunk.trainer.router import Routed
-from components.train_chunk.trainer.sharding import Sharded
-from components.train_chunk.trainer.zero import Zero
+from baton.components.shared.models import hooks, trainable
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.data import samplers
+from baton.components.train_chunk.trainer import sharding
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+from baton.components.train_chunk.trainer.parameters import Grouped
+from baton.components.train_chunk.trainer.resumable import Resumable
+from baton.components.train_chunk.trainer.router import Routed
+from baton.components.train_chunk.trainer.sharding import Sharded
+from baton.components.train_chunk.trainer.zero import Zero
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,12 +11,12 @@ from torch.utils.data import Sampler
 from transformers import StoppingCriteria, StoppingCriteriaList, Trainer, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
-from components.shared import rewards
-from components.shared.recipe import Completions, Generation
-from components.train_chunk.distributed.watchdog import NullWatchdog
-from components.train_chunk.trainer.base import OF_EACH, Options, StateDict
-from components.train_chunk.trainer.chunked import Chunked, Setup
-from components.train_chunk.trainer.references import MovingReference, moving
+from baton.components.shared.models import rewards
+from baton.components.shared.recipe import Completions, Generation
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.train_chunk.trainer.base import OF_EACH, Options, StateDict
+from baton.components.train_chunk.trainer.chunked import Chunked, Setup
+from baton.components.train_chunk.trainer.references import MovingReference, moving
 
 if TYPE_CHECKING:
     from datasets import Dataset

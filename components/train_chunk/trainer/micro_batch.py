@@ -17,16 +17,17 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
 
-from components.shared import events, machine, memory, pinned, rng, skeleton
-from components.shared.errors import UserError
-from components.shared.plan import Plan
-from components.shared.recipe import Recipe
-from components.shared.recipe.base import amount
-from components.shared.run_documents.training import MicroBatch
-from components.train_chunk.context import TrainContext
-from components.train_chunk.data import samplers
-from components.train_chunk.data.tokens import Tokens
-from components.train_chunk.trainer import building
+from baton.components.shared.core import events, machine, rng
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import memory, pinned, skeleton
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.base import amount
+from baton.components.shared.runs.documents.training import MicroBatch
+from baton.components.shared.runs.plan import Plan
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.data import samplers
+from baton.components.train_chunk.data.tokens import Tokens
+from baton.components.train_chunk.trainer import building
 
 logger = logging.getLogger("baton")
 

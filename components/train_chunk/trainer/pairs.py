@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.shared.labels import IGNORED
-from components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.shared.core.labels import IGNORED
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 Row = dict[str, list[int]]
 """Columns of one row."""

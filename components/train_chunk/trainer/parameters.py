@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from components.shared.errors import UserError
-from components.shared.recipe import Group
-from components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Group
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 ParamGroup = dict[str, Any]
 """A parameter group of a torch optimizer: `params` and settings."""

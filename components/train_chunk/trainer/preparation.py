@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from components.shared import code, pinned
-from components.shared.cache import NodeCache
-from components.train_chunk.context import TrainContext
-from components.train_chunk.data.tokens import Tokens
-from components.train_chunk.distributed import devices
-from components.train_chunk.trainer import arguments, building, micro_batch
-from components.train_chunk.trainer.base import ChunkTrainer, Options
+from baton.components.shared.models import pinned
+from baton.components.shared.runs import code
+from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.data.tokens import Tokens
+from baton.components.train_chunk.distributed import devices
+from baton.components.train_chunk.trainer import arguments, building, micro_batch
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options
 
 
 def prepare(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trl.trainer.callbacks import SyncRefModelCallback
 
-from components.shared.recipe.methods import SyncReference
-from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+from baton.components.shared.recipe.methods import SyncReference
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 
 SyncRefModelCallback.stateless = True  # what it moves is saved by `MovingReference`
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import set_seed
 
-from components.shared import rng
-from components.shared.digest import tree_digest
-from components.shared.errors import BatonError
-from components.train_chunk.data import distributed_sampler
-from components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.shared.core import rng
+from baton.components.shared.core.digest import tree_digest
+from baton.components.shared.core.errors import BatonError
+from baton.components.train_chunk.data import distributed_sampler
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from components.shared.errors import UserError
-from components.shared.recipe import Router
-from components.train_chunk.trainer.base import ChunkTrainer, Options
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Router
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options
 
 Call = tuple[tuple[object, ...], Options]
 """Positional and keyword arguments of a forward pass."""

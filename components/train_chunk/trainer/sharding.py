@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from components.shared import trainable
-from components.shared.recipe import Recipe, Training
-from components.train_chunk.trainer import zero
-from components.train_chunk.trainer.base import ChunkTrainer, Options
+from baton.components.shared.models import trainable
+from baton.components.shared.recipe import Recipe, Training
+from baton.components.train_chunk.trainer import zero
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,9 +15,9 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LambdaLR
 
-from components.shared import events
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.digest import tree_digest
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.core import events
+from baton.components.shared.core.digest import tree_digest
 
 if TYPE_CHECKING:
     from transformers import Trainer

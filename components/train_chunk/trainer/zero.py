@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO through Accelerate: its settings, and checkpoints of it that nobody has to unpickle.
 
 Its engine trains; optimizer, schedule and clipping are the recipe's. A checkpoint has the weights whole, as any other,
-and each process's part of the optimizer beside them; see `components.shared.zero`.
+and each process's part of the optimizer beside them; see `baton.components.shared.checkpoints.zero`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils.data import DataLoader
 
-from components.shared import zero
-from components.shared.recipe import Recipe
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+from baton.components.shared.checkpoints import zero
+from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
     from typing import Protocol

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from components.shared.errors import BatonError, UserError
-from components.train_chunk.distributed.preemption import SERVICE_ACCOUNT
-from components.train_chunk.trainjob.manifest import GROUP, NODE, PLURAL, VERSION
-from components.train_chunk.trainjob.objects import OwnerReference, Pod, TrainJob, Warning
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.train_chunk.distributed.preemption import SERVICE_ACCOUNT
+from baton.components.train_chunk.trainjob.manifest import GROUP, NODE, PLURAL, VERSION
+from baton.components.train_chunk.trainjob.objects import OwnerReference, Pod, TrainJob, Warning
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
 
-from components.shared import events
-from components.shared.core.patience import attempts, insist
-from components.shared.errors import BatonError, UserError
-from components.train_chunk.trainjob import reasons
-from components.train_chunk.trainjob.cluster import AwayError, Cluster
-from components.train_chunk.trainjob.objects import Pod, TrainJob
-from components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
-from components.train_chunk.trainjob.reasons import ErrorEvent
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.patience import attempts, insist
+from baton.components.train_chunk.trainjob import reasons
+from baton.components.train_chunk.trainjob.cluster import AwayError, Cluster
+from baton.components.train_chunk.trainjob.objects import Pod, TrainJob
+from baton.components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
+from baton.components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 

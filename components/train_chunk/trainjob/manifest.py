@@ -7,10 +7,10 @@ import json
 import os
 from dataclasses import dataclass
 
-from components.shared.links import KUBEFLOW_RUN, kubeflow_run
-from components.shared.recipe import Recipe, Resources
-from components.shared.recipe.base import seconds
-from components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
+from baton.components.shared.recipe import Recipe, Resources
+from baton.components.shared.recipe.base import seconds
+from baton.components.shared.runs.links import KUBEFLOW_RUN, kubeflow_run
+from baton.components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NODE = "node"
@@ -90,7 +90,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
         },
         "trainer": {
             "image": resources.image,
-            "command": ["python3", "-m", "components.train_chunk"],
+            "command": ["python3", "-m", "baton.components.train_chunk"],
             "args": [run_uri, str(index)],
             "env": _environment(recipe),
             "numNodes": resources.nodes,

@@ -8,9 +8,9 @@ import threading
 from collections import deque
 from typing import cast
 
-from components.shared import events
-from components.train_chunk.trainjob.cluster import Cluster
-from components.train_chunk.trainjob.reasons import ErrorEvent
+from baton.components.shared.core import events
+from baton.components.train_chunk.trainjob.cluster import Cluster
+from baton.components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 

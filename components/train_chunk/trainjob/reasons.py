@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from components.shared.errors import BatonError, UserError
-from components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 """Annotation, and in newer versions label, with a pod's number."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from components.shared import events
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
-from components.shared.recipe.base import seconds
-from components.train_chunk.checkpointing.restore import committed_at_target
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed import rendezvous
-from components.train_chunk.distributed.preemption import PreemptionWatch
-from components.train_chunk.outcome import Ending, Outcome
-from components.train_chunk.reporting.scoring import Scoring
-from components.train_chunk.trainjob.cluster import Cluster
-from components.train_chunk.trainjob.job import Job
-from components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.base import seconds
+from baton.components.train_chunk.checkpointing.restore import committed_at_target
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed import rendezvous
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.outcome import Ending, Outcome
+from baton.components.train_chunk.reporting.scoring import Scoring
+from baton.components.train_chunk.trainjob.cluster import Cluster
+from baton.components.train_chunk.trainjob.job import Job
+from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
 
 
 def is_wanted(recipe: Recipe) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.run import Run
 from tests.bench.bench import Bench, best, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours
 from tests.bench.process import Trace, watch

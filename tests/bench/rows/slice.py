@@ -8,11 +8,12 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from components.shared import bundles, recipe_file
-from components.shared.bundles import Publication
-from components.shared.plan import make_plan
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import BundleWriter
+from baton.components.shared.store.storage import Storage
 from tests.bench.bench import Bench, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours
 from tests.bench.process import watch
@@ -73,7 +74,7 @@ def _run(store: str, num_files: int, order: str) -> Run:
     )
     run = Run(Storage(store), "bench")
     run.create(recipe)
-    publication = Publication(run.storage, "data/bench/tokens", kind="tokens")
+    publication = BundleWriter(run.storage, "data/bench/tokens", kind="tokens")
     folder = f"{store}/data/bench/tokens/{publication.folder}/train"
     os.makedirs(folder)
     _write(f"{folder}/0.arrow")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.sweeps import Sweep
-from pipelines.local.sweep import LocalSweep
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.local.sweep import LocalSweep
 from tests.bench.bench import Bench
 from tests.bench.ours import ENVIRONMENT, RECIPE, Ours
 from tests.bench.sizes import SIZES

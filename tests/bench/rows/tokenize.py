@@ -9,12 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
-from components.data_split import stdlib_docs
-from components.shared import bundles, recipe_file
-from components.shared.recipe import TrainTokenizer
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.tokenize import bpe
+from baton.components.data_split import stdlib_docs
+from baton.components.shared.recipe import TrainTokenizer, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize import bpe
 from tests.bench.bench import Bench, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours
 from tests.bench.process import Event, watch

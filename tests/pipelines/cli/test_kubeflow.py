@@ -18,9 +18,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipelines.cli.app import app
-from pipelines.cli.display import console
-from pipelines.kubeflow import submit as kubeflow
+from baton.pipelines.cli.app import app
+from baton.pipelines.cli.display import console
+from baton.pipelines.kubeflow import submit as kubeflow
 
 BATON = str(Path(sys.executable).parent / "baton")
 ROOT = Path(__file__).parents[3]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from components.shared import recipe_file
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from pipelines.cli.app import app
-from pipelines.compiling import prepare
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.app import app
+from baton.pipelines.compiling import prepare
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

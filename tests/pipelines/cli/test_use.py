@@ -37,13 +37,13 @@ def adapted(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from components.shared import models
+    from baton.components.shared.models import loading
 
     folder = str(tmp_path_factory.mktemp("use") / "adapter")
     torch.manual_seed(1)
-    adapted = get_peft_model(models.load_model(model), LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM"))
+    adapted = get_peft_model(loading.load_model(model), LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM"))
     adapted.save_pretrained(folder)
-    models.load_tokenizer(model).save_pretrained(folder)
+    loading.load_tokenizer(model).save_pretrained(folder)
     return folder
 
 

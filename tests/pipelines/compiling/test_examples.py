@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file
-from pipelines.compiling import prepare
-from pipelines.compiling.package import write_package
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import write_package
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(

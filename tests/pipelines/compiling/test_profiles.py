@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import machine, recipe_file
-from components.shared.errors import UserError
-from pipelines.compiling import prepare, profiles
+from baton.components.shared.core import machine
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.compiling import prepare, profiles
 
 BATON = str(Path(sys.executable).parent / "baton")
 ADAPTER = {"model": {"base": "org/model"}, "adapter": {"r": 8}}

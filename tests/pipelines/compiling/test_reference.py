@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from pipelines.compiling import reference
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.compiling import reference
 
 ROOT = Path(__file__).resolve().parents[3]
 FIELDS = [

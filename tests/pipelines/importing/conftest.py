@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from components.shared.recipe import Recipe
-from pipelines.importing import axolotl, llamafactory, reading, writing
-from pipelines.importing.draft import Draft, Fate
+from baton.components.shared.recipe import Recipe
+from baton.pipelines.importing import axolotl, llamafactory, reading, writing
+from baton.pipelines.importing.draft import Draft, Fate
 
 HERE = Path(__file__).parent
 TRAINERS: dict[str, ModuleType] = {"llamafactory": llamafactory, "axolotl": axolotl}

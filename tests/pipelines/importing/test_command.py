@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from components.shared import recipe_file
-from pipelines.cli.app import app
-from pipelines.importing import reading
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.cli.app import app
+from baton.pipelines.importing import reading
 
 
 def baton(*arguments: str) -> Result:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from components.shared.errors import UserError
-from pipelines.importing.draft import Fate
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing.draft import Fate
 
 Make = Callable[[str], Any]
 Write = Callable[[str, str], Any]

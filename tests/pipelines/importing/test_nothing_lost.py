@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from pipelines.importing import axolotl, axolotl_keys, llamafactory, llamafactory_keys, reading, writing
-from pipelines.importing.draft import Draft
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.importing import axolotl, axolotl_keys, llamafactory, llamafactory_keys, reading, writing
+from baton.pipelines.importing.draft import Draft
 
 HERE = Path(__file__).parent
 TRAINERS: dict[str, ModuleType] = {"llamafactory": llamafactory, "axolotl": axolotl}

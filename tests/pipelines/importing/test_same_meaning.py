@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from components.data_split import conversations, formats
-from components.data_split.layouts import Layout
-from components.shared import chat_templates
-from pipelines.importing import llamafactory_shapes, sources
+from baton.components.data_split import conversations, formats
+from baton.components.data_split.layouts import Layout
+from baton.components.shared.models import chat_templates
+from baton.pipelines.importing import llamafactory_shapes, sources
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},

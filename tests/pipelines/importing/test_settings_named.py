@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.recipe import Recipe
-from pipelines.compiling import reference
+from baton.components.shared.recipe import Recipe
+from baton.pipelines.compiling import reference
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMING = [ROOT / "docs/coming-from.md", *sorted((ROOT / "pipelines/importing").glob("*.py"))]

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from pipelines.kubeflow import capacity
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.kubeflow import capacity
 
 RECIPE = Path(__file__).parents[3] / "pipelines" / "recipes" / "sweep.yaml"
 GPU = "requests.nvidia.com/gpu"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from components.retrain import outcome
-from components.shared.storage import Storage
+from baton.components.retrain import outcome
+from baton.components.shared.store.storage import Storage
 from tests.pipelines.kfp_api import RawAnswer
 from tests.pipelines.kfp_schedules import ScheduleApi
 

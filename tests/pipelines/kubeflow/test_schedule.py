@@ -10,9 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from components.shared.errors import UserError
-from pipelines.cli.app import app
-from pipelines.kubeflow.schedule import cron_line
+from baton.components.shared.core.errors import UserError
+from baton.pipelines.cli.app import app
+from baton.pipelines.kubeflow.schedule import cron_line
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 

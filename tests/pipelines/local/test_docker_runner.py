@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from pipelines.compiling import prepare
-from pipelines.compiling.package import write_package
-from pipelines.local import docker_runner
-from pipelines.local.containers import Needs, read_needs
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import write_package
+from baton.pipelines.local import docker_runner
+from baton.pipelines.local.containers import Needs, read_needs
 
 
 @pytest.fixture

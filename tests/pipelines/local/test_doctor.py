@@ -15,10 +15,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from components.shared import lease
-from components.shared.storage import Storage
-from pipelines.cli.app import app
-from pipelines.local import doctor, doctor_store
+from baton.components.shared.store import lease
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.app import app
+from baton.pipelines.local import doctor, doctor_store
 
 STORE = ["store", "store: listing", "store: commit", "store: large objects", "store: clock"]
 MACHINE = ["python", "libraries", "device", "processors", "memory", "/dev/shm", "temporary files"]

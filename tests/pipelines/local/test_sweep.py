@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import configurations, recipe_file
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.run_documents.sweeps import Score, Stopped
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from pipelines.compiling import prepare
-from pipelines.compiling.package import Pipeline
-from pipelines.local import engine, processes, results, warm
-from pipelines.local.sweep import LocalSweep
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.sweeps import Score, Stopped
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps import configurations
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.package import Pipeline
+from baton.pipelines.local import engine, processes, results, warm
+from baton.pipelines.local.sweep import LocalSweep
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.local import warm
+from baton.pipelines.local import warm
 
 PROBE = """
 import atexit, json, os, random, sys
@@ -96,7 +96,7 @@ def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: 
 import sys
 from pathlib import Path
 from kfp import components, local
-from pipelines.local import warm
+from baton.pipelines.local import warm
 if __name__ == "__main__":
     told = []
     forked = warm.Forked.__init__

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from components.shared.errors import BatonError, UserError
-from pipelines.cli.app import app
-from pipelines.proving import prove as proving
-from pipelines.proving.prove_page import check_path, render
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.pipelines.cli.app import app
+from baton.pipelines.proving import prove as proving
+from baton.pipelines.proving.prove_page import check_path, render
 
 SCRATCH = Path(__file__).parents[2] / "recipes" / "scratch.yaml"
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from components.checkpoint.promote import promote
-from components.shared import recipe_file
-from components.shared.checkpoints.meta import CheckpointMeta, Restoration
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.plan import Plan, make_plan
-from components.shared.run_documents.sweeps import TrialNote
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.checkpoint.promote import promote
+from baton.components.shared.checkpoints.meta import CheckpointMeta, Restoration
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.documents.sweeps import TrialNote
+from baton.components.shared.runs.plan import Plan, make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 RECIPE = {
     "name": "caught-up",

@@ -7,9 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from components.data_split.split import split_data
-from components.shared import bundles, recipe_file
-from components.shared.storage import Storage
+from baton.components.data_split.split import split_data
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 
 def write(path: Path, rows: list[Any]) -> str:

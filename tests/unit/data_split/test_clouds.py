@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from components.data_split import streams, tables
-from components.retrain import content
-from components.shared.sources import files
-from components.shared.storage import Storage
+from baton.components.data_split import streams, tables
+from baton.components.retrain import content
+from baton.components.shared.store.sources import files
+from baton.components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data_split import formats
-from components.data_split.layouts import Layout
+from baton.components.data_split import formats
+from baton.components.data_split.layouts import Layout
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "1+1?"}

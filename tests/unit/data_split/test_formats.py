@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data_split import formats
-from components.data_split.layouts import NEEDED, Layout
+from baton.components.data_split import formats
+from baton.components.data_split.layouts import NEEDED, Layout
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from components.data_split import layouts
-from components.data_split.layouts import Layout
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe.data import Source
+from baton.components.data_split import layouts
+from baton.components.data_split.layouts import Layout
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.data import Source
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from components.data_split.quality import Inspection
-from components.data_split.quality.verdicts import require
-from components.data_split.records import Record, as_content
-from components.shared import recipe_file
-from components.shared.errors import UserError
+from baton.components.data_split.quality import Inspection
+from baton.components.data_split.quality.verdicts import require
+from baton.components.data_split.records import Record, as_content
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
 
 Row = dict[str, Any]
 ACTIONS = ("off", "warn", "fix", "fail")

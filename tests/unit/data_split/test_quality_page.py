@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import quality_checks, recipe_file
-from components.shared.quality_page import length_bars, render
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.pages import quality_checks
+from baton.components.shared.pages.quality_page import length_bars, render
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script><img src='https://evil.test/x'>"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data_split.quality import near, sets, texts
-from components.shared.recipe import Quality
+from baton.components.data_split.quality import near, sets, texts
+from baton.components.shared.recipe import Quality
 
 WORDS = [
     "the",

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from components.data_split.split import split_data
-from components.shared import bundles, recipe_file
-from components.shared.errors import UserError
-from components.shared.storage import Storage
+from baton.components.data_split.split import split_data
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 TEXTS = [f"row {number} says that {number} and {number + 1} make {2 * number + 1}" for number in range(200)]
 ROWS = [{"text": text} for text in (*TEXTS[:150], "cafÃ© au lait, 150 of them", TEXTS[3], *TEXTS[150:])]

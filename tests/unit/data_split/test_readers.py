@@ -18,11 +18,11 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from components.data_split import readers, stdlib_docs
-from components.data_split.rows import Rejected, Row
-from components.shared import sources
-from components.shared.errors import UserError
-from components.shared.storage import Storage
+from baton.components.data_split import readers, stdlib_docs
+from baton.components.data_split.rows import Rejected, Row
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.store import sources
+from baton.components.shared.store.storage import Storage
 
 
 def read(name: str, content: bytes, tmp_path: Path, sample_by: str = "line") -> list[tuple[int, Any]]:

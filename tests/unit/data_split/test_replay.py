@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from components.data_split.split import split_data
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.data_split.split import split_data
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import sides, write
 
 OLD = [{"text": f"learnt before, row {number}"} for number in range(200)]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data_split.records import Record, Refused, Spool
-from components.data_split.rows import Rejected
-from components.data_split.sampling import smallest, uses
+from baton.components.data_split.records import Record, Refused, Spool
+from baton.components.data_split.rows import Rejected
+from baton.components.data_split.sampling import smallest, uses
 
 ROWS = [Record(f"row {number}", "rows.jsonl", number) for number in range(200)]
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from components.data_split import sides
-from components.data_split.records import Record
-from components.data_split.sides import Sides
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe.data import Data, Split
-from components.shared.storage import Storage
+from baton.components.data_split import sides
+from baton.components.data_split.records import Record
+from baton.components.data_split.sides import Sides
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.data import Data, Split
+from baton.components.shared.store.storage import Storage
 
 
 def rule(store: str, *, seed: int = 7, name: str = "tiny", data: dict[str, Any] | None = None, **split: Any) -> Sides:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.shared.errors import UserError
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
 BROKEN = [b'{"text": ', b'{"text": "\xff"}', {"body": "x"}]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from components.data_split.standing import standing
-from components.shared import bundles
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.data_split.standing import standing
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 RECIPE: dict[str, Any] = {
     "name": "tiny",

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from components.shared import bundles, models
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.plan import make_plan
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 Rows = list[dict[str, Any]]
@@ -51,7 +52,7 @@ def finished(
         (local / f"split/{side}.jsonl").write_text(text, encoding="utf-8")
         if rows:
             tiny.tokens(recipe, rows).save_to_disk(str(local / f"tokens/{side}"))
-    tokenizer = models.load_tokenizer(recipe.model.base)
+    tokenizer = loading.load_tokenizer(recipe.model.base)
     tokenizer.save_pretrained(local / "tokens/tokenizer")
     bundles.publish(storage, f"data/{name}/split", str(local / "split"), kind="split", meta={})
     bundles.publish(storage, f"data/{name}/tokens", str(local / "tokens"), kind="tokens", meta={})
@@ -59,7 +60,7 @@ def finished(
     run.put("tokens.json", {"prefix": f"data/{name}/tokens"})
     plan = make_plan(recipe, 24)
     run.put("plan.json", plan.to_json())
-    model = models.start_model(recipe, tokenizer, recipe.model.base)
+    model = loading.start_model(recipe, tokenizer, recipe.model.base)
     train(model)
     model.save_pretrained(local / "checkpoint")
     publication = CheckpointStore(run).publication(plan.num_steps)
@@ -76,17 +77,17 @@ def recipe_of(base: str, method: str = "sft", **evaluation: Any) -> Any:
 
 def saved(base: str, folder: Path, change: Any = nudge) -> str:
     """Saves a changed copy of the base."""
-    model = models.load_model(base)
+    model = loading.load_model(base)
     change(model)
     model.save_pretrained(folder)
-    models.load_tokenizer(base).save_pretrained(folder)
+    loading.load_tokenizer(base).save_pretrained(folder)
     return str(folder)
 
 
 def scoring(base: str, folder: Path) -> str:
     """Saves a reward model."""
     recipe = recipe_of(base, "reward")
-    models.start_model(recipe, models.load_tokenizer(base), base).save_pretrained(folder)
+    loading.start_model(recipe, loading.load_tokenizer(base), base).save_pretrained(folder)
     return str(folder)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from components.evaluate.bertscore import BertScore
-from components.shared.errors import UserError
+from baton.components.evaluate.bertscore import BertScore
+from baton.components.shared.core.errors import UserError
 
 WORDS = (
     "[PAD]",

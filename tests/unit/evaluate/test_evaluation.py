@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from components.evaluate.evaluation import evaluate_run
-from components.shared import generation, models
-from components.shared.errors import BatonError, UserError
+from baton.components.evaluate.evaluation import evaluate_run
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import generation, loading
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, lines_of, recipe_of, saved, scoring
 
@@ -44,7 +44,7 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loss_of(folder: str, rows: list[dict[str, Any]]) -> float:
     """Returns nats per token of completions, by a plain loop."""
-    model, tokenizer = models.load_model(folder).eval(), models.load_tokenizer(folder)
+    model, tokenizer = loading.load_model(folder).eval(), loading.load_tokenizer(folder)
     total, count = 0.0, 0
     for row in rows:
         head = tokenizer(f"{row['prompt']}\n")["input_ids"]
@@ -73,7 +73,7 @@ def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) 
     assert (found["side"], found["production"], found["production_model"]) == ("eval", None, None)
     assert found["without_reference"] == 0
     assert found["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert found["parameters"] == sum(parameter.numel() for parameter in models.load_model(tiny_base).parameters())
+    assert found["parameters"] == sum(parameter.numel() for parameter in loading.load_model(tiny_base).parameters())
 
     examples = lines_of(run)
     assert found["examples"] == {"count": 6, "path": "examples.jsonl"}
@@ -144,7 +144,7 @@ def test_a_row_without_an_answer_is_counted_and_left_out(tiny_base: str, tmp_pat
 
 def test_a_reward_model_is_judged_by_its_scores_and_writes_nothing(tiny_base: str, tmp_path: Path) -> None:
     in_use = scoring(tiny_base, tmp_path / "in-use")
-    models.load_tokenizer(tiny_base).save_pretrained(in_use)
+    loading.load_tokenizer(tiny_base).save_pretrained(in_use)
     run = finished(tmp_path, recipe_of(tiny_base, "reward", production=in_use), {"eval": tiny.PAIRS})
     found = evaluate_run(run.uri)
     assert found["production"] == found["before"] != found["after"]

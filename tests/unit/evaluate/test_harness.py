@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from components.evaluate import figures
-from components.evaluate.harness import Harness, _measured
-from components.shared import models
-from components.shared.errors import UserError
-from components.shared.recipe import Tasks
-from components.shared.storage import Storage
+from baton.components.evaluate import figures
+from baton.components.evaluate.harness import Harness, _measured
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Tasks
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 pytest.importorskip("lm_eval")
@@ -60,13 +60,13 @@ metric_list:
 @pytest.fixture(scope="module")
 def base(tiny_base: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """The tiny base and its tokenizer."""
-    return models.load_model(tiny_base).eval(), models.load_tokenizer(tiny_base)
+    return loading.load_model(tiny_base).eval(), loading.load_tokenizer(tiny_base)
 
 
 @pytest.fixture
 def own_tasks(base: tuple[Any, Any], tmp_path: Path) -> Path:
     """A folder with tasks of three kinds over ten questions, of which the model finds the first seven right."""
-    from components.shared import generation
+    from baton.components.shared.models import generation
 
     model, tokenizer = base
     folder = tmp_path / "tasks"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from components.evaluate import evaluation, figures, measures
-from components.shared import models
-from components.shared.recipe import Recipe
+from baton.components.evaluate import evaluation, figures, measures
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
 from tests.unit import tiny
 
 QUIET = {"report_to": "none", "bf16": False, "per_device_eval_batch_size": 64}
@@ -26,7 +26,7 @@ QUIET = {"report_to": "none", "bf16": False, "per_device_eval_batch_size": 64}
 @pytest.fixture(scope="module")
 def tokenizer(tiny_base: str) -> PreTrainedTokenizerBase:
     """The tiny base's tokenizer."""
-    return models.load_tokenizer(tiny_base)
+    return loading.load_tokenizer(tiny_base)
 
 
 def rows_of(method: str, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def test_held_out_loss_is_that_of_trl(
 ) -> None:
     recipe = recipe_of(tiny_base, "sft", batch_size=batch_size)
     rows = tiny.tokens(recipe, rows_of("sft", tiny.PAIRS))
-    model = models.load_model(tiny_base)
+    model = loading.load_model(tiny_base)
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(str(tmp_path), **QUIET),
@@ -74,7 +74,7 @@ def test_perplexity_is_that_of_a_loop_over_the_model_s_own_loss(
 ) -> None:
     recipe = recipe_of(tiny_base, "sft", batch_size=5)
     rows = tiny.tokens(recipe, rows_of("sft", tiny.PAIRS))
-    model = models.load_model(tiny_base).eval()
+    model = loading.load_model(tiny_base).eval()
     total, count = 0.0, 0
     for row in rows:
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
@@ -119,7 +119,7 @@ def test_likelihoods_of_pairs_are_those_of_trl(
 ) -> None:
     recipe = recipe_of(tiny_base, "dpo", batch_size=5)
     rows = tiny.tokens(recipe, tiny.PAIRS)
-    model = models.load_model(tiny_base)
+    model = loading.load_model(tiny_base)
     texts = [{**pair, "prompt": pair["prompt"] + "\n"} for pair in tiny.PAIRS]
     trainer = DPOTrainer(
         model=model,
@@ -139,7 +139,7 @@ def test_likelihoods_of_pairs_are_those_of_trl(
 
 
 def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    model = models.load_model(tiny_base).eval()
+    model = loading.load_model(tiny_base).eval()
     rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
     ours = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
     theirs = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
@@ -149,14 +149,14 @@ def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokeni
 def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     recipe = recipe_of(tiny_base, "kto")
     bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
-    model = models.load_model(tiny_base).eval()
+    model = loading.load_model(tiny_base).eval()
     assert measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe) == measures.Measured()
 
 
 def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     recipe = recipe_of(tiny_base, "reward", batch_size=5)
     rows = tiny.tokens(recipe, tiny.PAIRS)
-    model = models.start_model(recipe, tokenizer, tiny_base)
+    model = loading.start_model(recipe, tokenizer, tiny_base)
     trainer = RewardTrainer(
         model=model,
         args=RewardConfig(str(tmp_path), max_length=64, **QUIET),
@@ -189,7 +189,7 @@ def test_rewards_are_those_of_greedy_completions(
     judges = [{"use": "length", "weight": 2.0, "options": {"target": 6}}, {"use": "exact", "weight": 0.5}]
     settings = {"rewards": judges, "num_generations": 2, "max_completion_length": 6}
     recipe = tiny.recipe(tiny_base, training={"method": method, method: settings}, evaluation={"samples": 0})
-    model = models.load_model(tiny_base).eval()
+    model = loading.load_model(tiny_base).eval()
     prompts = [pair["prompt"] + "\n" for pair in tiny.PAIRS[:3]]
     said = []
     for prompt in prompts:
@@ -210,7 +210,7 @@ def test_rewards_are_those_of_greedy_completions(
 def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
     tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    teacher = models.load_model(tiny_base)
+    teacher = loading.load_model(tiny_base)
     torch.manual_seed(1)
     with torch.no_grad():
         for value in teacher.parameters():
@@ -221,7 +221,7 @@ def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
         taught = {"method": "distillation", "distillation": {"teacher": folder, "max_completion_length": 6}}
         recipe = tiny.recipe(tiny_base, training=taught)
         rows = [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:3]]
-        model = models.load_model(tiny_base).eval()
+        model = loading.load_model(tiny_base).eval()
         found = figures.values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
         sums, count = 0.0, 0
         for row in rows:
@@ -278,7 +278,7 @@ def test_an_evaluation_takes_no_more_rows_at_once_than_training_on_the_same_devi
 ) -> None:
     """Left out, `micro_batch_size` is a batch with one process, and its share of that with several."""
     recipe = tiny.recipe(tiny_base, training={"method": "sft", "parallel": {"processes": processes}})
-    model = models.start_model(recipe, tokenizer, tiny_base)
+    model = loading.start_model(recipe, tokenizer, tiny_base)
     taken: list[int] = []
     model.register_forward_pre_hook(lambda _, __, inputs: taken.append(len(inputs["input_ids"])), with_kwargs=True)
     measures.measure(model, tokenizer, tiny.tokens(recipe, rows_of("sft", tiny.PAIRS)), recipe)

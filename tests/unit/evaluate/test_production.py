@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import BertConfig, BertForMaskedLM
 
-from components.evaluate.evaluation import evaluate_run
-from components.shared import generation, models
-from components.shared.errors import UserError
-from components.tokenize import bpe
+from baton.components.evaluate.evaluation import evaluate_run
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import generation, loading
+from baton.components.tokenize import bpe
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, lines_of, recipe_of, saved, scoring
 
@@ -42,7 +42,7 @@ def test_a_model_in_use_with_other_tokens_is_compared_by_what_it_writes_alone(ti
     assert found["production"].keys() == {"chrf"}
     assert "another vocabulary" in found["production_model"]
     expected = generation.write(
-        models.load_model(in_use).eval(), tokenizer, f"{CHATTY[0]['prompt']}\n", max_new_tokens=8, max_length=64
+        loading.load_model(in_use).eval(), tokenizer, f"{CHATTY[0]['prompt']}\n", max_new_tokens=8, max_length=64
     )
     assert lines_of(run)[0]["production"] == expected
 
@@ -91,7 +91,7 @@ def test_a_model_in_use_that_cannot_be_is_named(make: Any, message: str, tiny_ba
 
 @pytest.mark.s3
 def test_a_model_in_use_from_a_store(s3_store: str, tiny_base: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from components.shared.storage import Storage
+    from baton.components.shared.store.storage import Storage
 
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     for path in Path(saved(tiny_base, tmp_path / "in-use")).iterdir():
@@ -110,7 +110,7 @@ def registry(tiny_base: str, tmp_path: Path) -> str:
     number = mlflow.create_experiment("e", artifact_location=str(tmp_path / "artifacts"))
     folder = saved(tiny_base, tmp_path / "in-use")
     with mlflow.start_run(experiment_id=number):
-        parts = {"model": models.load_model(folder), "tokenizer": models.load_tokenizer(folder)}
+        parts = {"model": loading.load_model(folder), "tokenizer": loading.load_tokenizer(folder)}
         mlflow.transformers.log_model(
             parts, name="model", registered_model_name="ours", task="text-generation", pip_requirements=["transformers"]
         )

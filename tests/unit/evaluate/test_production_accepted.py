@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from components.evaluate import production
-from components.shared import accepted, recipe_file
-from components.shared.errors import UserError
-from components.shared.run_documents.outcome import AcceptedModel
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.evaluate import production
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.documents.outcome import AcceptedModel
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 
 def _saved(folder: Path, kind: str) -> str:

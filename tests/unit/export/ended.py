@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.shared import bundles, models
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.plan import make_plan
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.models import loading
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 ROWS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in tiny.PAIRS]
@@ -42,7 +43,7 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     trainer = tiny.trainer(recipe, tiny.tokens(recipe, rows), local)
     trainer.train()
     trainer.model.save_pretrained(local / "checkpoint")
-    models.load_tokenizer(base).save_pretrained(local / "checkpoint")
+    loading.load_tokenizer(base).save_pretrained(local / "checkpoint")
     (local / "checkpoint/optimizer.pt").write_bytes(b"not for anyone else")
     publication = CheckpointStore(run).publication(plan.num_steps)
     publication.send(str(local / "checkpoint"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from components.export import card
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.export import card
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 FACTS = card.Facts(

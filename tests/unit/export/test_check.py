@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.export import answers, check
-from components.export.answers import Answer, Expected, Questions
-from components.export.check import Reading
-from components.shared.errors import BatonError
+from baton.components.export import answers, check
+from baton.components.export.answers import Answer, Expected, Questions
+from baton.components.export.check import Reading
+from baton.components.shared.core.errors import BatonError
 
 DUE = Expected([Answer([1, 0], np.array([[0.0, 10.0], [2.0, -1.0]], dtype=np.float32))], {}, 1e-3)
 

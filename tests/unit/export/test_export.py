@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from components.export import export, formats, weights
-from components.export.subject import Subject
-from components.shared import bundles, exportable
-from components.shared.errors import BatonError, UserError
-from components.shared.runs import Run
+from baton.components.export import export, formats, weights
+from baton.components.export.subject import Subject
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import exportable
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 from tests.unit import tiny
 from tests.unit.export.ended import CHAIN, DIGEST, ended
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.export import answers, check, gguf_file, gguf_settings, gguf_tensors, gguf_vocabulary
-from components.export.answers import Questions
-from components.export.check import Reading
-from components.shared import exportable, models
-from components.shared.errors import BatonError, UserError
+from baton.components.export import answers, check, gguf_file, gguf_settings, gguf_tensors, gguf_vocabulary
+from baton.components.export.answers import Questions
+from baton.components.export.check import Reading
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import exportable, loading
 
 QUESTIONS = Questions([[5, 6, 7], list(range(9, 40))], 4)
 LLAMA3 = {
@@ -55,7 +55,7 @@ def _model(architecture: str, **changed: Any) -> Any:
 
 
 def _write(model: Any, base: str, folder: Path, kind: str) -> dict[str, str]:
-    tokenizer = models.load_tokenizer(base)
+    tokenizer = loading.load_tokenizer(base)
     return gguf_file.write(model, tokenizer, base, str(folder / "m.gguf"), kind, name="m", license="mit")
 
 
@@ -233,4 +233,4 @@ def test_a_unigram_tokenizer_is_refused(tiny_base: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}}), encoding="utf-8")
     writer = gguf.GGUFWriter(None, "llama")
     with pytest.raises(UserError, match="BPE, not Unigram"):
-        gguf_vocabulary.add(writer, models.load_tokenizer(tiny_base), str(tmp_path), 8)
+        gguf_vocabulary.add(writer, loading.load_tokenizer(tiny_base), str(tmp_path), 8)

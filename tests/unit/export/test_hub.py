@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import bundles
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 from tests.unit.export.hub_server import TOKEN, HubServer
 
 FILES = {"README.md": b"# m\n", "config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
 PUSH = """
 import sys
-from components.export import hub
-from components.shared import bundles
-from components.shared.errors import BatonError
-from components.shared.recipe.export import Hub
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.export import hub
+from baton.components.shared.store import bundles
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe.export import Hub
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 run = Run(Storage(sys.argv[1]), "r")
 manifest = bundles.read_manifest(run.storage, run.path("export"))

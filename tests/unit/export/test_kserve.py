@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from components.export import kserve
-from components.shared import recipe_file
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
+from baton.components.export import kserve
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe, recipe_file
 
 DIGEST = "0123456789abcdef" * 4
 

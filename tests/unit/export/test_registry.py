@@ -9,13 +9,14 @@ from typing import Any
 import mlflow
 import pytest
 
-from components.export import registry
-from components.shared import bundles, recipe_file, tracking
-from components.shared.bundles import Manifest
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.export import registry
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.storage import Storage
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.gate.gate import judge
-from components.shared.errors import UserError
-from components.shared.recipe import Evaluation as Section
-from components.shared.run_documents.outcome import Evaluation, Verdict
+from baton.components.gate.gate import judge
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Evaluation as Section
+from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
 
 FIGURES = Evaluation(
     before={"perplexity": 20.0, "numeric_match": 0.25},

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from components.report.collect import collect
-from components.report.page import render
-from components.shared import recipe_file
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.fingerprint import LIBRARIES
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.report.collect import collect
+from baton.components.report.page import render
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.fingerprint import LIBRARIES
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 FINGERPRINT = {"device": "cpu", "python": "3.11.7", **dict.fromkeys(LIBRARIES, "1")}
 CHECKED = dict.fromkeys(("weights", "optimizer", "rng"), "match")
@@ -57,7 +57,7 @@ class History:
 
     def read_back(self, chunk: int, step: int) -> None:
         """Write the chunk's part of the proof, as the checkpoint stage does."""
-        from components.shared.proof import proof_part
+        from baton.components.shared.checkpoints.proof import proof_part
 
         checkpoint = self.store.read(step)
         assert checkpoint is not None

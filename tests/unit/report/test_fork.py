@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from components.report.page import read_proof, render
-from components.shared.lineage import Member
+from baton.components.report.page import read_proof, render
+from baton.components.shared.runs.lineage import Member
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.report import judged
-from components.report.page import render
-from components.shared.run_documents.outcome import Evaluation
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.report import judged
+from baton.components.report.page import render
+from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 NUM_EXAMPLES = 45
 REJECTED = "perplexity 24.5 is not <= baseline * 0.005 = 20.3"

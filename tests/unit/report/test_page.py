@@ -8,8 +8,8 @@ import time
 from html.parser import HTMLParser
 from typing import Any
 
-from components.report.page import render
-from components.shared.svg import series, thin
+from baton.components.report.page import render
+from baton.components.shared.pages.svg import series, thin
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

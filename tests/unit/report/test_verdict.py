@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.report.page import loss_clause, read_proof, tiles, verdict
+from baton.components.report.page import loss_clause, read_proof, tiles, verdict
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from components.retrain.content import data_digest, recipe_digest
-from components.retrain.look import Found, look
-from components.retrain.settle import release, settle
-from components.shared import accepted, bundles, recipe_file
-from components.shared.errors import BatonError, DamagedError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.turns import Turns
+from baton.components.retrain.content import data_digest, recipe_digest
+from baton.components.retrain.look import Found, look
+from baton.components.retrain.settle import release, settle
+from baton.components.shared.core.errors import BatonError, DamagedError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import accepted
+from baton.components.shared.runs.run import Run
+from baton.components.shared.runs.turns import Turns
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 HELD = {"words": "loss 2 is <= production = 2.1", "held": True}
 BROKEN = {"words": "loss 3 is not <= production = 2.1", "held": False}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import models, pinned
-from components.shared.errors import ExactnessError, UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import ExactnessError, UserError
+from baton.components.shared.models import loading, pinned
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 
@@ -40,15 +40,15 @@ def test_each_model_has_its_digest_and_its_folder(tiny_base: str, teacher: Path,
     recipe = taught(tiny_base, teacher)
     run = begun(recipe, tmp_path)
     assert run.require("model.json") == {
-        "base_sha256": models.model_identity(tiny_base),
-        "teacher_sha256": models.model_identity(str(teacher)),
+        "base_sha256": loading.model_identity(tiny_base),
+        "teacher_sha256": loading.model_identity(str(teacher)),
     }
     assert pinned.compared(run, recipe) == {"base": tiny_base, "teacher": str(teacher)}
 
 
 def test_a_run_without_a_second_model_says_what_it_said_before_there_was_any(tiny_base: str) -> None:
     alone = tiny.recipe(tiny_base)
-    assert pinned.document(pinned.fetch(alone)) == {"base_sha256": models.model_identity(tiny_base)}
+    assert pinned.document(pinned.fetch(alone)) == {"base_sha256": loading.model_identity(tiny_base)}
     assert pinned.document({}) == {"base_sha256": None}
 
 
@@ -70,8 +70,8 @@ def test_another_teacher_at_the_same_address_is_refused(tiny_base: str, teacher:
 def check(base: str, teacher: Path) -> None:
     """Compares tokens as the tokenize stage does."""
     recipe = taught(base, teacher)
-    tokenizer = models.load_tokenizer(base)
-    pinned.require_same_tokens(recipe, tokenizer, models.vocabulary_size(recipe, tokenizer, base), str(teacher))
+    tokenizer = loading.load_tokenizer(base)
+    pinned.require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), str(teacher))
 
 
 def test_the_same_tokens_are_accepted_also_without_a_tokenizer(tiny_base: str, teacher: Path) -> None:

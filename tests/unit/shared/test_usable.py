@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.shared.errors import DamagedError, MarkedError, UserError
+from baton.components.shared.core.errors import DamagedError, MarkedError, UserError
 
 
 def _path(checkpoints: Any) -> str:
@@ -58,7 +58,7 @@ def test_the_proof_of_files_that_were_replaced_proves_nothing(checkpoints: Any) 
 
 
 def test_a_manifest_of_another_version_of_the_meta_is_named(checkpoints: Any) -> None:
-    from components.shared.checkpoints.meta import CheckpointMeta
+    from baton.components.shared.checkpoints.meta import CheckpointMeta
 
     with pytest.raises(UserError, match=r"s3://x is of version 2, and this Baton reads version 1\."):
         CheckpointMeta.read({"digest": "d", "version": 2}, "s3://x")
@@ -67,7 +67,7 @@ def test_a_manifest_of_another_version_of_the_meta_is_named(checkpoints: Any) ->
 
 
 def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:
-    from components.shared.checkpoints.meta import CheckpointMeta
+    from baton.components.shared.checkpoints.meta import CheckpointMeta
 
     document = {"digest": "d", "later": [1], "fingerprint": {"torch": "2", "new": True}, "work": {"goodput": 0.5}}
     meta = CheckpointMeta.read(document, "here")

@@ -8,13 +8,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.plan import Plan
-from components.shared.run_documents.sweeps import RungVerdict, SweepHead, TrialEntry
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead, TrialEntry
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.sweep import Sweep
 
 STEPS = 40
 """Steps of a chunk."""

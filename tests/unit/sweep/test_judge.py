@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import BatonError
-from components.shared.run_documents.sweeps import Score, SweepHead, TrialEntry, TrialNote
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from components.sweep.judge import decide, judge
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.documents.sweeps import Score, SweepHead, TrialEntry, TrialNote
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep.judge import decide, judge
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import sweep_figures, sweep_page, sweep_view
-from components.shared.run_documents.sweeps import SweepHead
-from components.shared.sweeps import Sweep
+from baton.components.shared.runs.documents.sweeps import SweepHead
+from baton.components.shared.sweeps import view as sweep_view
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep import figures, page
 from tests.unit.sweep.swept import SEVEN, Swept
 
 ONE = {"training.learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}}
@@ -43,7 +44,7 @@ def test_what_was_spent_and_saved_is_counted(three_rungs: Sweep) -> None:
     assert spent["seconds"] == 11 * 20.0
     assert spent["seconds_all"] == pytest.approx(8 * 160 / 2)
     assert spent["gpu_hours"] == pytest.approx(220 / 3600)
-    tiles = {label: (value, remark) for label, value, remark in sweep_page.tiles(view)}
+    tiles = {label: (value, remark) for label, value, remark in page.tiles(view)}
     # of 640 s, 220 are spent and two trials have 80 steps, 40 s each, before them
     assert tiles["Saved"][0] == "53%"
     assert tiles["Saved"][1].startswith("5 min 40 s")
@@ -52,7 +53,7 @@ def test_what_was_spent_and_saved_is_counted(three_rungs: Sweep) -> None:
 
 
 def test_the_page_says_why_each_was_stopped(three_rungs: Sweep) -> None:
-    html = sweep_page.write(three_rungs)
+    html = page.write(three_rungs)
     assert three_rungs.storage.read(three_rungs.path("page.html")).decode() == html
     assert "rung 2 of 3" in html
     assert html.count("rung 1: ") == 3
@@ -62,15 +63,15 @@ def test_the_page_says_why_each_was_stopped(three_rungs: Sweep) -> None:
 
 
 def test_the_page_loads_nothing_and_runs_nothing(three_rungs: Sweep) -> None:
-    html = sweep_page.write(three_rungs)
+    html = page.write(three_rungs)
     assert "<script" not in html
     assert not re.search(r'(src|href)="(?!#|\.\./)', html)
     assert "Content-Security-Policy" in html
-    assert sweep_page.write(three_rungs) == html, "the same sweep gives the same bytes"
+    assert page.write(three_rungs) == html, "the same sweep gives the same bytes"
 
 
 def test_before_the_first_rung_there_is_a_page_too(tmp_path: Path) -> None:
-    html = sweep_page.write(Swept(tmp_path, 8, SEVEN, [(1, 4), (2, 1)]).go(0))
+    html = page.write(Swept(tmp_path, 8, SEVEN, [(1, 4), (2, 1)]).go(0))
     assert "8 configurations; none has been scored yet." in html
     assert "No rung has been decided: 2 are planned." in html
     assert "<figure" not in html
@@ -79,15 +80,15 @@ def test_before_the_first_rung_there_is_a_page_too(tmp_path: Path) -> None:
 
 def test_names_from_a_recipe_are_text(tmp_path: Path) -> None:
     made = Swept(tmp_path, 2, {"hooks.loss": ["<img src=x onerror=alert(1)>", "b"]}, [(1, 1)])
-    html = sweep_page.write(made.go(1))
+    html = page.write(made.go(1))
     assert "<img" not in html
 
 
 def test_at_its_end_the_winner_is_named_and_the_others_are_beaten(tmp_path: Path) -> None:
     view = sweep_view.gather(Swept(tmp_path, 4, ONE, [(1, 2), (2, 1)]).go(2))
     assert [trial.state for trial in view.trials] == ["won", "ended", "stopped", "stopped"]
-    assert sweep_page.state(view) == ("good", "over")
-    assert sweep_page.where(view.trials[1]) == "trained to its end; 2 of 2"
+    assert page.state(view) == ("good", "over")
+    assert page.where(view.trials[1]) == "trained to its end; 2 of 2"
 
 
 def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better
     made.storage.remove(made.sweep.path("sweep.json"))
     made.sweep.create(SweepHead.model_validate({**document.to_json(), "trials": made.trials}))
     view = sweep_view.gather(made.go(1))
-    axes = {scale.name: scale for scale in sweep_figures.scales(view)}
+    axes = {scale.name: scale for scale in figures.scales(view)}
     assert list(axes) == ["learning_rate", "lr_scheduler", "eval_loss"], "all seeds are one: no axis"
     places = dict(zip([trial.id for trial in view.trials], axes["learning_rate"].places, strict=True))
     assert places == pytest.approx({"t000": 0.0, "t001": 0.5, "t002": 1.0, "t003": 0.5})
@@ -120,8 +121,8 @@ def test_a_forked_trial_brings_the_family_tree(tmp_path: Path) -> None:
     made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
     sweep: Any = made.go(1)
     best = sweep.rung(1).kept[0]
-    assert "<h2>Family</h2>" not in sweep_page.write(sweep)
+    assert "<h2>Family</h2>" not in page.write(sweep)
     made.fork(best, "t000-f1", 40, {"training.learning_rate": [1e-3, 5e-4]})
-    html = sweep_page.write(sweep)
+    html = page.write(sweep)
     assert "<h2>Family</h2>" in html
     assert "fork at step 40; learning_rate 0.0005" in html

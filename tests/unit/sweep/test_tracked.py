@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file, tracking
-from components.shared.run_documents.sweeps import RungVerdict, TrialNote
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.shared.sweeps import Sweep
-from components.sweep import tracked
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.sweeps import RungVerdict, TrialNote
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep import tracked
 
 pytestmark = pytest.mark.slow
 

@@ -21,12 +21,13 @@ from trl import (
     SFTTrainer,
 )
 
-from components.shared import bundles, models, recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Data, Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.tokenize import encoding, tokenization
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Data, Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize import encoding, tokenization
 
 Row = dict[str, Any]
 
@@ -112,7 +113,7 @@ def tokenized(given: Recipe, rows: list[Row], folder: Path) -> tuple[datasets.Da
     manifest = bundles.read_manifest(run.storage, prefix)
     assert manifest is not None
     found = run.storage.key(manifest.path(prefix))
-    return datasets.load_from_disk(f"{found}/train"), models.load_tokenizer(f"{found}/tokenizer"), counts
+    return datasets.load_from_disk(f"{found}/train"), loading.load_tokenizer(f"{found}/tokenizer"), counts
 
 
 KINDS: dict[str, tuple[Any, Any, Any]] = {
@@ -253,7 +254,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "assistant_only", "message"), TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_that_does_not_do(template: str | None, assistant_only: bool, message: str, tiny_base: str) -> None:
-    tokenizer = models.load_tokenizer(tiny_base)
+    tokenizer = loading.load_tokenizer(tiny_base)
     tokenizer.chat_template = template
     data = Data(source=["r.jsonl"], assistant_only_loss=assistant_only)
     with pytest.raises(UserError) as caught:
@@ -264,7 +265,7 @@ def test_a_template_that_does_not_do(template: str | None, assistant_only: bool,
 
 @pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation %}", "{%- generation -%}", "{%generation%}"])
 def test_a_template_may_mark_the_assistant_in_any_spelling(mark: str, tiny_base: str) -> None:
-    tokenizer = models.load_tokenizer(tiny_base)
+    tokenizer = loading.load_tokenizer(tiny_base)
     assert tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace("{% generation %}", mark)
     data = Data(source=["r.jsonl"], assistant_only_loss=True)

@@ -10,12 +10,13 @@ from typing import Any
 import datasets
 import pytest
 
-from components.shared import bundles, chat_templates, models, recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.tokenize import lengths, segments, tokenization
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import chat_templates, loading
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize import lengths, segments, tokenization
 
 UNMERGED = "".join(map(chr, range(33, 127)))
 LIMIT = 16
@@ -144,7 +145,7 @@ def test_packing_in_several_files(packing: bool | str, tmp_path: Path, monkeypat
     rows = [{"text": UNMERGED[n : n + 3 + n % 9]} for n in range(80)]
     run = run_of(tmp_path, rows, data={"packing": packing})
     found = tokenization.tokenize_run(run.uri)
-    tokenizer = models.load_tokenizer(f"{folder_of(run)}/tokenizer")
+    tokenizer = loading.load_tokenizer(f"{folder_of(run)}/tokenizer")
     train = datasets.load_from_disk(f"{folder_of(run)}/train").to_list()
     cut = segments.cut(str(tmp_path / "split" / "train.jsonl"), "train")
     assert len(cut) > 10
@@ -174,7 +175,7 @@ def test_the_recipes_template_is_used_and_saved(tmp_path: Path) -> None:
     model = {"chat_template": "alpaca"}
     run = run_of(tmp_path, talks(3), model=model, data={"max_length": 64, "assistant_only_loss": True})
     tokenization.tokenize_run(run.uri)
-    tokenizer = models.load_tokenizer(f"{folder_of(run)}/tokenizer")
+    tokenizer = loading.load_tokenizer(f"{folder_of(run)}/tokenizer")
     assert tokenizer.chat_template == chat_templates.ALPACA
     row = datasets.load_from_disk(f"{folder_of(run)}/train")[1]
     assert tokenizer.decode(row["input_ids"]) == "### Instruction:\na1\n\n### Response:\nb<|end|>\n\n"

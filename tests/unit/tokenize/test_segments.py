@@ -14,17 +14,18 @@ from typing import Any
 import datasets
 import pytest
 
-from components.shared import bundles, recipe_file
-from components.shared.errors import BatonError, DamagedError
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.tokenize import segments, tokenization, workers
-from components.tokenize.parts import Parts
-from components.tokenize.segments import Made, Segment
+from baton.components.shared.core.errors import BatonError, DamagedError
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize import segments, tokenization, workers
+from baton.components.tokenize.parts import Parts
+from baton.components.tokenize.segments import Made, Segment
 
 ROWS = [{"prompt": f"area {n} of", "completion": f"a rectangle {n * n} " * (n % 9 + 1)} for n in range(300)]
-SMALL = "from components.tokenize import segments, workers; segments.LEAST = 600; workers.WORTHWHILE = 100; "
-RUN = "import sys; from components.tokenize.tokenization import tokenize_run; tokenize_run(sys.argv[1])"
+SMALL = "from baton.components.tokenize import segments, workers; segments.LEAST = 600; workers.WORTHWHILE = 100; "
+RUN = "import sys; from baton.components.tokenize.tokenization import tokenize_run; tokenize_run(sys.argv[1])"
 
 
 def prepared(folder: Path, **data: Any) -> Run:

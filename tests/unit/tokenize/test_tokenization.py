@@ -12,13 +12,14 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from components.shared import bundles, models, recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe, TrainTokenizer
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.tokenize import bpe, encoding, tokenization
-from components.tokenize.encoding import IGNORED, encode
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+from baton.components.tokenize import bpe, encoding, tokenization
+from baton.components.tokenize.encoding import IGNORED, encode
 
 PAIRS = [
     {"prompt": f"def area_{n}(width, height):", "completion": f"Return the area number {n} of a rectangle."}
@@ -55,7 +56,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
     folder = tmp_path_factory.mktemp("tokenizer")
     trained = bpe.train(write(folder / "train.jsonl", PAIRS), TrainTokenizer(vocab_size=400), LIMIT)
     trained.save_pretrained(folder / "saved")
-    return models.load_tokenizer(str(folder / "saved"))
+    return loading.load_tokenizer(str(folder / "saved"))
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ def test_text_that_looks_like_something_else_stays_text(rows: list[dict[str, str
     tokenization.tokenize_run(run.uri)
 
     folder = run.storage.key(_manifest(run).path(run.require("tokens.json")["prefix"]))
-    tokenizer = models.load_tokenizer(f"{folder}/tokenizer")
+    tokenizer = loading.load_tokenizer(f"{folder}/tokenizer")
     decoded = [tokenizer.decode(row["input_ids"]) for row in datasets.load_from_disk(f"{folder}/train")]
     assert decoded == ["\n".join(row.values()) + "<|end|>" for row in rows]
 
@@ -275,7 +276,7 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
 def test_a_fresh_process_trains_the_same_vocabulary(tmp_path: Path):
     train_file = write(tmp_path / "train.jsonl", [*PAIRS, *AWKWARD, *TALKS])
     code = (
-        "import sys; from components.shared.recipe import TrainTokenizer; from components.tokenize import bpe; "
+        "import sys; from baton.components.shared.recipe import TrainTokenizer; from baton.components.tokenize import bpe; "
         f"bpe.train({train_file!r}, TrainTokenizer(vocab_size=420), 64).save_pretrained(sys.argv[1])"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)]) for name in ("a", "b")]

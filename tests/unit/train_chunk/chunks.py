@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.plan import Plan
-from components.shared.runs import Run
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.reporting.clock import Clock
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.reporting.clock import Clock
 
 
 def first_chunk(run: Run) -> TrainContext:

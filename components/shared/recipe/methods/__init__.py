@@ -10,20 +10,20 @@ from typing import Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from components.shared.recipe.base import Section
-from components.shared.recipe.methods import cpo, distillation, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
-from components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
-from components.shared.recipe.methods.cpo import CPO
-from components.shared.recipe.methods.distillation import Distillation
-from components.shared.recipe.methods.dpo import DPO
-from components.shared.recipe.methods.grpo import GRPO
-from components.shared.recipe.methods.kto import KTO
-from components.shared.recipe.methods.orpo import ORPO
-from components.shared.recipe.methods.references import Referenced, SyncReference
-from components.shared.recipe.methods.reward import Reward
-from components.shared.recipe.methods.rloo import RLOO
-from components.shared.recipe.methods.spec import MethodSpec, SecondModel
-from components.shared.recipe.model import NamedModel
+from baton.components.shared.recipe.base import Section
+from baton.components.shared.recipe.methods import cpo, distillation, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
+from baton.components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
+from baton.components.shared.recipe.methods.cpo import CPO
+from baton.components.shared.recipe.methods.distillation import Distillation
+from baton.components.shared.recipe.methods.dpo import DPO
+from baton.components.shared.recipe.methods.grpo import GRPO
+from baton.components.shared.recipe.methods.kto import KTO
+from baton.components.shared.recipe.methods.orpo import ORPO
+from baton.components.shared.recipe.methods.references import Referenced, SyncReference
+from baton.components.shared.recipe.methods.reward import Reward
+from baton.components.shared.recipe.methods.rloo import RLOO
+from baton.components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from baton.components.shared.recipe.model import NamedModel
 
 MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo, distillation)
 SPECS: dict[str, MethodSpec] = {module.SPEC.name: module.SPEC for module in MODULES}

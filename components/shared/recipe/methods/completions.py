@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from components.shared.recipe.base import Positive, Section
-from components.shared.recipe.hooks import OBJECT, short
-from components.shared.recipe.methods.references import Referenced, Share
+from baton.components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.hooks import OBJECT, short
+from baton.components.shared.recipe.methods.references import Referenced, Share
 
 REWARDS = ("numeric", "exact", "format", "length", "information_gain")
 """Ready reward functions; see `components/shared/rewards/`."""

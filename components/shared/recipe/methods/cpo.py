@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.shared.recipe.base import Section
-from components.shared.recipe.methods.references import Coefficient
-from components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, MethodSpec
+from baton.components.shared.recipe.base import Section
+from baton.components.shared.recipe.methods.references import Coefficient
+from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, MethodSpec
 
 
 class CPO(Section):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from components.shared.recipe.hooks import short
-from components.shared.recipe.methods.completions import OWN_ORDER, ROUND, Completions
-from components.shared.recipe.methods.references import Share
-from components.shared.recipe.methods.spec import MethodSpec, SecondModel
-from components.shared.recipe.model import NamedModel
+from baton.components.shared.recipe.hooks import short
+from baton.components.shared.recipe.methods.completions import OWN_ORDER, ROUND, Completions
+from baton.components.shared.recipe.methods.references import Share
+from baton.components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from baton.components.shared.recipe.model import NamedModel
 
 
 class Distillation(Completions):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from components.shared.recipe.methods.completions import listed
-from components.shared.recipe.methods.references import Referenced, Share
-from components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, START_COPY, MethodSpec
+from baton.components.shared.recipe.methods.completions import listed
+from baton.components.shared.recipe.methods.references import Referenced, Share
+from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, START_COPY, MethodSpec
 
 
 class DPO(Referenced):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.shared.recipe.methods.completions import NEEDS_REWARDS, OWN_ORDER, ROUND, Generation
-from components.shared.recipe.methods.references import Coefficient
-from components.shared.recipe.methods.spec import START_COPY, MethodSpec
+from baton.components.shared.recipe.methods.completions import NEEDS_REWARDS, OWN_ORDER, ROUND, Generation
+from baton.components.shared.recipe.methods.references import Coefficient
+from baton.components.shared.recipe.methods.spec import START_COPY, MethodSpec
 
 
 class GRPO(Generation):

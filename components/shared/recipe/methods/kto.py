@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.shared.recipe.methods.references import Referenced
-from components.shared.recipe.methods.spec import PREFERENCES, START_COPY, MethodSpec
+from baton.components.shared.recipe.methods.references import Referenced
+from baton.components.shared.recipe.methods.spec import PREFERENCES, START_COPY, MethodSpec
 
 
 class KTO(Referenced):

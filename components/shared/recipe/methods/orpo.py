@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.shared.recipe.base import Section
-from components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, MethodSpec
+from baton.components.shared.recipe.base import Section
+from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, MethodSpec
 
 
 class ORPO(Section):

@@ -1,6 +1,6 @@
 """Next-token prediction on plain text."""
 
-from components.shared.recipe.methods.spec import MethodSpec
+from baton.components.shared.recipe.methods.spec import MethodSpec
 
 SPEC = MethodSpec(
     name="pretrain",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.base import Positive, Section
 
 Coefficient = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

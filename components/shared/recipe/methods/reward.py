@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.shared.recipe.base import Section
-from components.shared.recipe.methods.references import Coefficient
-from components.shared.recipe.methods.spec import PREFERENCES, MethodSpec
+from baton.components.shared.recipe.base import Section
+from baton.components.shared.recipe.methods.references import Coefficient
+from baton.components.shared.recipe.methods.spec import PREFERENCES, MethodSpec
 
 
 class Reward(Section):

@@ -1,6 +1,6 @@
 """Supervised fine-tuning."""
 
-from components.shared.recipe.methods.spec import MethodSpec
+from baton.components.shared.recipe.methods.spec import MethodSpec
 
 SPEC = MethodSpec(
     name="sft",

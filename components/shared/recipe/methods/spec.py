@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from components.shared.recipe.base import Section
+from baton.components.shared.recipe.base import Section
 
 Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
 """What tokenized rows are: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.train_chunk.reporting.sinks import jsonl, mlflow, prometheus, tensorboard, wandb
-from components.train_chunk.reporting.sinks.base import Sink, Source
+from baton.components.train_chunk.reporting.sinks import jsonl, mlflow, prometheus, tensorboard, wandb
+from baton.components.train_chunk.reporting.sinks.base import Sink, Source
 
 SINKS = (prometheus, mlflow, wandb, tensorboard, jsonl)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

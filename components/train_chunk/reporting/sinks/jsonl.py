@@ -8,9 +8,9 @@ import os
 import uuid
 from collections.abc import Mapping
 
-from components.shared.errors import BatonError
-from components.shared.runs import Run
-from components.train_chunk.reporting.sinks.base import Source
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.reporting.sinks.base import Source
 
 
 class Lines:

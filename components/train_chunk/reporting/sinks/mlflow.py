@@ -1,9 +1,9 @@
-"""MLflow, by the process beside the chunk that talks to its server; see `components.shared.tracking`."""
+"""MLflow, by the process beside the chunk that talks to its server; see `baton.components.shared.runs.tracking`."""
 
 from __future__ import annotations
 
-from components.shared.tracking import Tracker
-from components.train_chunk.reporting.sinks.base import Source
+from baton.components.shared.runs.tracking import Tracker
+from baton.components.train_chunk.reporting.sinks.base import Source
 
 
 def open_sink(source: Source) -> Tracker:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from components.train_chunk.reporting.sinks.base import Source
+from baton.components.train_chunk.reporting.sinks.base import Source
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

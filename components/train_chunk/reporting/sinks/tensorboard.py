@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from components.shared.errors import UserError
-from components.shared.runs import Run
-from components.train_chunk.reporting.sinks.base import Source, keep
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.reporting.sinks.base import Source, keep
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

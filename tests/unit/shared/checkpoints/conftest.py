@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.bundles import Publication
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.bundles import BundleWriter
+from baton.components.shared.store.storage import Storage
 
 
 class Checkpoints:
@@ -23,7 +23,7 @@ class Checkpoints:
         self.storage = storage
         self.folder = folder
 
-    def send(self, step: int, losses: dict[int, float | None] | None = None) -> Publication:
+    def send(self, step: int, losses: dict[int, float | None] | None = None) -> BundleWriter:
         """Upload a checkpoint, and stop short of its manifest."""
         local = self.folder / f"{self.store.run.name}-{step}-{time.monotonic_ns()}"
         local.mkdir()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles, retention
-from components.shared.bundles import Publication
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.recipe import Keep
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints import retention
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.recipe import Keep
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import BundleWriter
+from baton.components.shared.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
 
@@ -161,14 +162,14 @@ def test_a_damaged_one_that_was_replaced_goes_and_its_successor_stays(checkpoint
     assert [name for name in checkpoints.objects() if f"/{first.manifest.folder}/" in name] == []
 
 
-def make_old(storage: Storage, publication: Publication, age: timedelta) -> None:
+def make_old(storage: Storage, publication: BundleWriter, age: timedelta) -> None:
     """Set the files of an upload back in time."""
     for name in publication.files:
         at = time.time() - age.total_seconds()
         os.utime(storage.key(f"{publication.prefix}/{publication.folder}/{name}"), (at, at))
 
 
-def files_of(checkpoints: Any, publication: Publication) -> list[str]:
+def files_of(checkpoints: Any, publication: BundleWriter) -> list[str]:
     """List what is there of an upload."""
     return [name for name in checkpoints.objects() if f"/{publication.folder}/" in name]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from components.shared import retention
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.recipe import Keep
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.checkpoints import retention
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.recipe import Keep
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
 

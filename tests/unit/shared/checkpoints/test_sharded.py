@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from components.shared import pickles, sharded
-from components.shared.checkpoints.meta import CheckpointMeta
-from components.shared.checkpoints.store import CheckpointStore
-from components.shared.errors import DamagedError
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from pipelines.cli.app import app
+from baton.components.shared.checkpoints import pickles, sharded
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.app import app
 from tests.unit.shared.checkpoints.shards import TOKENS
 
 SHARDS = Path(__file__).with_name("shards.py")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from components.shared import recipe_file, zero
-from components.shared.digest import tree_digest
-from components.shared.errors import DamagedError, UserError
-from components.shared.pickles import may_be_pickle
-from components.shared.recipe import Recipe
+from baton.components.shared.checkpoints import zero
+from baton.components.shared.checkpoints.pickles import may_be_pickle
+from baton.components.shared.core.digest import tree_digest
+from baton.components.shared.core.errors import DamagedError, UserError
+from baton.components.shared.recipe import Recipe, recipe_file
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.shared import machine
+from baton.components.shared.core import machine
 
 
 def cgroup(folder: Path, **files: str) -> Path:

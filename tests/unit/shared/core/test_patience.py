@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from components.shared.core.patience import Attempt, attempts, insist
+from baton.components.shared.core.patience import Attempt, attempts, insist
 
 
 class AwayError(Exception):

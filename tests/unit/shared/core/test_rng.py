@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from components.shared import rng
+from baton.components.shared.core import rng
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

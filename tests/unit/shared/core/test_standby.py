@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from components.shared import standby
-from components.shared.errors import BatonError
+from baton.components.shared.core import standby
+from baton.components.shared.core.errors import BatonError
 
 HOLDER = """
 import sys, time
-from components.shared.standby import Held
+from baton.components.shared.core.standby import Held
 held = Held()
 print(held.path, flush=True)
 time.sleep(60)

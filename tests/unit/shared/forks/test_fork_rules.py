@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import fork_rules, recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.forks import fork_rules
+from baton.components.shared.recipe import Recipe, recipe_file
 
 BASE: dict[str, Any] = {
     "name": "r",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import models
-from components.shared.chat_templates import TEMPLATES, chat_template
-from components.shared.errors import UserError
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.models.chat_templates import TEMPLATES, chat_template
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -44,7 +44,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_are_written_and_what_the_assistant_says_is_marked(name: str, tiny_base: str) -> None:
-    tokenizer = models.load_tokenizer(tiny_base)
+    tokenizer = loading.load_tokenizer(tiny_base)
     tokenizer.chat_template = chat_template(name)
     written, said = EXPECTED[name]
     assert tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True) == written

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from components.shared import generation, models
-from components.shared.drawing import GumbelNoise
+from baton.components.shared.models import generation, loading
+from baton.components.shared.models.drawing import GumbelNoise
 from tests.unit import tiny
 
 LIMITS = {"max_new_tokens": 12, "max_length": 64}
@@ -24,13 +24,13 @@ PROMPTS = [pair["prompt"] for pair in tiny.PAIRS] + ["", "a " * 100]
 @pytest.fixture(scope="module")
 def tokenizer(tiny_base: str) -> PreTrainedTokenizerBase:
     """The tiny base's tokenizer."""
-    return models.load_tokenizer(tiny_base)
+    return loading.load_tokenizer(tiny_base)
 
 
 @pytest.fixture(scope="module")
 def llama(tiny_base: str) -> Any:
     """The tiny base."""
-    return models.load_model(tiny_base).eval()
+    return loading.load_model(tiny_base).eval()
 
 
 def alone(model: Any, tokenizer: Any, prompt: str) -> str:
@@ -138,7 +138,7 @@ def test_a_text_ends_with_the_turn(end: str, tiny_base: str, tokenizer: PreTrain
 def test_a_beginning_that_the_template_has_written_is_not_written_again(tiny_base: str) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = models.load_tokenizer(tiny_base)
+    tokenizer = loading.load_tokenizer(tiny_base)
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     tokenizer.bos_token = "<|im_start|>"
     tokenizer._tokenizer.post_processor = TemplateProcessing(

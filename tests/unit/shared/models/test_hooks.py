@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.shared import hooks
-from components.shared.errors import UserError
-from components.shared.hooks import SeededCollator
-from components.shared.recipe import Hooks
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import hooks
+from baton.components.shared.models.hooks import SeededCollator
+from baton.components.shared.recipe import Hooks
 
 USERS = """
 class Counter:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.shared import memory, models, optimizer_state, recipe_file, skeleton, trainable
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading, memory, optimizer_state, skeleton, trainable
+from baton.components.shared.recipe import Recipe, recipe_file
 
 SIZES = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -51,10 +51,10 @@ def real(given: Recipe) -> Any:
 
     if given.model.from_scratch:
         config = skeleton.configuration(given)
-        model = models.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
+        model = loading.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
     else:
         assert given.model.base
-        model = models.load_model(given.model.base, given)
+        model = loading.load_model(given.model.base, given)
     if given.training.trainable:
         trainable.freeze(model, given.training.trainable)
     return get_peft_model(model, trainable.lora(given)) if given.adapter else model
@@ -199,7 +199,7 @@ def test_activations_are_about_what_autograd_keeps(changes: dict[str, Any]) -> N
     given = recipe(**{**changes, "model": {"from_scratch": WIDE, **changes.get("model", {})}})
     config = skeleton.configuration(given)
     config._attn_implementation = given.model.attention or "sdpa"
-    model = models.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
+    model = loading.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
     assert items(given)["activations"] == pytest.approx(kept_for_backward(model.train(), given), rel=0.12)
 
 

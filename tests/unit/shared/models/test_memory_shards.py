@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.shared import memory, skeleton
+from baton.components.shared.models import memory, skeleton
 from tests.unit.shared.models.test_memory import LORA, base, items, recipe
 
 EMBEDDING = 400 * 32

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import models
-from components.shared.errors import UserError
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading
+from baton.components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 
@@ -21,10 +21,10 @@ def test_a_model_is_taken_once_and_again_where_it_has_changed(
     base = f"{s3_store}/base"
     storage = Storage(base)
     with pytest.raises(UserError, match=r"has no config\.json"):
-        models.local_model(base)
+        loading.local_model(base)
     for name, data in (("config.json", b"{}"), ("model.safetensors", b"old weights"), ("deeper/more.json", b"{}")):
         storage.write(name, data)
-    folder = Path(models.local_model(base))
+    folder = Path(loading.local_model(base))
     assert (folder / "model.safetensors").read_bytes() == b"old weights"
     assert not (folder / "deeper").exists()
 
@@ -32,11 +32,11 @@ def test_a_model_is_taken_once_and_again_where_it_has_changed(
         return {name: os.stat(folder / name).st_mtime_ns for name in ("config.json", "model.safetensors")}
 
     before = taken()
-    assert models.local_model(base) == str(folder)
+    assert loading.local_model(base) == str(folder)
     assert taken() == before
     (folder / "config.json").write_bytes(b"")  # as a download leaves it that was interrupted
-    models.local_model(base)
+    loading.local_model(base)
     assert (folder / "config.json").read_bytes() == b"{}"
     storage.write("model.safetensors", b"the newer weights")
-    models.local_model(base)
+    loading.local_model(base)
     assert (folder / "model.safetensors").read_bytes() == b"the newer weights"

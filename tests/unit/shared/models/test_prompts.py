@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles, models
-from components.shared.prompts import held_out_prompts, judged_side
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.models import loading
+from baton.components.shared.models.prompts import held_out_prompts, judged_side
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
 
 CHAT = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
@@ -53,13 +54,13 @@ def recipe_of(base: str, method: str) -> Any:
 def test_rows_as_prompt_and_reference(
     method: str, row: dict[str, Any], expected: tuple[str, str], tiny_base: str, tmp_path: Path
 ) -> None:
-    recipe, tokenizer = recipe_of(tiny_base, method), models.load_tokenizer(tiny_base)
+    recipe, tokenizer = recipe_of(tiny_base, method), loading.load_tokenizer(tiny_base)
     assert held_out_prompts(run_with(tmp_path, eval=[row]), recipe, tokenizer, 3) == [expected]
 
 
 def test_the_first_rows_of_the_side_that_is_asked_for(tiny_base: str, tmp_path: Path) -> None:
     sides = {side: [{"text": f"{side[0]}{n}{side}"} for n in range(4)] for side in ("eval", "test")}
-    run, recipe, tokenizer = run_with(tmp_path, **sides), recipe_of(tiny_base, "sft"), models.load_tokenizer(tiny_base)
+    run, recipe, tokenizer = run_with(tmp_path, **sides), recipe_of(tiny_base, "sft"), loading.load_tokenizer(tiny_base)
     assert held_out_prompts(run, recipe, tokenizer, 2) == [("e0", "eval"), ("e1", "eval")]
     assert held_out_prompts(run, recipe, tokenizer, 1, "test") == [("t0", "test")]
     assert held_out_prompts(run, recipe, tokenizer, 0) == []
@@ -80,4 +81,4 @@ def test_the_result_is_judged_on_test_rows_where_there_are_any(sides: Any, expec
 
 def test_a_side_without_rows_gives_no_prompts(tiny_base: str, tmp_path: Path) -> None:
     run = run_with(tmp_path, eval=[], test=[])
-    assert held_out_prompts(run, recipe_of(tiny_base, "sft"), models.load_tokenizer(tiny_base), 3, "test") == []
+    assert held_out_prompts(run, recipe_of(tiny_base, "sft"), loading.load_tokenizer(tiny_base), 3, "test") == []

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from components.shared import models, rewards
-from components.shared.errors import UserError
-from components.shared.generation import Judged
-from components.shared.recipe import RewardFunction
-from components.shared.rewards import numeric
-from components.shared.rewards.information_gain import InformationGain
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import loading, rewards
+from baton.components.shared.models.generation import Judged
+from baton.components.shared.models.rewards import numeric
+from baton.components.shared.models.rewards.information_gain import InformationGain
+from baton.components.shared.recipe import RewardFunction
 
 GSM8K = (
     "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
@@ -127,7 +127,7 @@ def test_ones_own_function_is_called_with_its_options() -> None:
     first, second = rewards.build(
         [
             RewardFunction(use="tests.resume.own:shortness"),
-            RewardFunction(use="components.shared.rewards.exact:make", options={"right": 5}),
+            RewardFunction(use="baton.components.shared.models.rewards.exact:make", options={"right": 5}),
         ]
     )
     assert first(completion_ids=[[3, 3, 4]], completions=["ab"]) == [0.22]
@@ -138,7 +138,7 @@ def test_ones_own_function_is_called_with_its_options() -> None:
 @pytest.fixture(scope="module")
 def judged(tiny_base: str) -> Judged:
     """A tiny model and its tokenizer."""
-    return Judged(models.load_model(tiny_base).eval(), models.load_tokenizer(tiny_base))
+    return Judged(loading.load_model(tiny_base).eval(), loading.load_tokenizer(tiny_base))
 
 
 def token_by_token(model: PreTrainedModel, context: list[int], tail: list[int]) -> float:

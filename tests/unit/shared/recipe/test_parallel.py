@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import identity
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import identity
 
 BASE: dict[str, Any] = {
     "name": "parallel",

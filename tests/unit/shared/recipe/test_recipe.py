@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
 
 
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> Recipe:

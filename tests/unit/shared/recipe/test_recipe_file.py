@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from pipelines.compiling import prepare
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.compiling import prepare
 
 EXAMPLE = """
 name: gsm8k-lora

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import SPECS, Recipe, Training
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import SPECS, Recipe, Training, recipe_file
 
 BASE: dict[str, Any] = {
     "name": "tiny",

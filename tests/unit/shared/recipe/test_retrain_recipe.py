@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import recipe_file
 
 
 def test_times_are_read(scratch_recipe: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import code
-from components.shared.errors import BatonError, UserError
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.runs import code
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import lineage, tree_figure
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.pages import tree_figure
+from baton.components.shared.runs import lineage
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 PLAN = {"rows": 60, "steps_per_epoch": 60, "num_steps": 60, "targets": [60]}
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import links, recipe_file, tracking
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs import links, tracking
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 RECIPE = {
     "name": "tracked",

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.plan import Plan, make_plan
-from components.shared.recipe import Recipe
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.plan import Plan, make_plan
 
 TEMPLATE: dict[str, Any] = {
     "name": "tiny",

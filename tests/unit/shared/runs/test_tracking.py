@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file, tracking
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 
 RECIPE = {
     "name": "tracked",

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from components.shared.storage import Storage
-from components.shared.turns import PROCESS, Turns
+from baton.components.shared.runs.turns import PROCESS, Turns
+from baton.components.shared.store.storage import Storage
 
 TAKER = """
 import os, sys, time
-from components.shared.storage import Storage
-from components.shared.turns import PROCESS, Turns, this_process
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.runs.turns import PROCESS, Turns, this_process
 
 store, owner, wait, log, known, held = sys.argv[1:]
 if known == "known":
@@ -148,7 +148,7 @@ def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
 
 
 def test_a_living_process_keeps_its_turn(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.shared.turns import this_process
+    from baton.components.shared.runs.turns import this_process
 
     monkeypatch.setenv(PROCESS, this_process())
     assert Turns(Storage(store), "model", "holder").take(wait=False, expires_s=3600)

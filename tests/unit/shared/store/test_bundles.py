@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.shared import bundles
-from components.shared.bundles import Manifest
-from components.shared.errors import DamagedError
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.storage import Storage
 
 FILES = {"weights.bin": b"\x00\x01" * 500, "a/b/deep.json": b"{}", "empty": b"", "a/ünï code.txt": b"x"}
 
@@ -53,7 +53,7 @@ def test_round_trip(store: str, folder: str, tmp_path: Path):
 
 def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
     storage = Storage(store)
-    publication = bundles.Publication(storage, "p/q", kind="test")
+    publication = bundles.BundleWriter(storage, "p/q", kind="test")
 
     publication.send(folder)
     assert bundles.read_manifest(storage, "p/q") is None
@@ -66,7 +66,7 @@ def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
 def test_a_writer_that_dies_before_the_manifest_leaves_the_place_free(store: str, folder: str, tmp_path: Path):
     storage = Storage(store)
 
-    bundles.Publication(storage, "p/q", kind="test").send(folder)
+    bundles.BundleWriter(storage, "p/q", kind="test").send(folder)
     assert bundles.read_manifest(storage, "p/q") is None
     manifest, ours = publish(storage, folder)
 
@@ -81,7 +81,7 @@ def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: st
         raise SystemExit(137)
 
     with pytest.raises(SystemExit):
-        bundles.Publication(storage, "p/q", kind="test", check=die).send(folder)
+        bundles.BundleWriter(storage, "p/q", kind="test", check=die).send(folder)
 
     assert bundles.read_manifest(storage, "p/q") is None
     assert publish(storage, folder)[1]
@@ -90,7 +90,7 @@ def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: st
 def test_a_folder_sent_in_parts_is_one_bundle(store: str, folder: str, tmp_path: Path):
     """As a machine does that has room for a single file."""
     storage = Storage(store)
-    publication = bundles.Publication(storage, "p/q", kind="test")
+    publication = bundles.BundleWriter(storage, "p/q", kind="test")
     parts = [tmp_path / "first", tmp_path / "second"]
     for part, name in zip(parts, ("weights.bin", "empty"), strict=True):
         part.mkdir()
@@ -110,7 +110,7 @@ def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path
     storage, other = Storage(store), tmp_path / "other"
     other.mkdir()
     (other / "weights.bin").write_bytes(b"other")
-    late = bundles.Publication(storage, "p/q", kind="test")
+    late = bundles.BundleWriter(storage, "p/q", kind="test")
 
     late.send(str(other))
     first, won = publish(storage, folder)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles
-from components.shared.cache import NodeCache
-from components.shared.errors import DamagedError
-from components.shared.recipe import Store
-from components.shared.storage import Storage
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.recipe import Store
+from baton.components.shared.store import bundles
+from baton.components.shared.store.cache import NodeCache
+from baton.components.shared.store.storage import Storage
 
 CONTENT = b"0123456789" * 100
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from components.shared.errors import StoreError, UnavailableError
-from components.shared.storage import Storage
-from components.shared.store import cloud
-from components.shared.store.errors import Words, explain, without_signature
+from baton.components.shared.core.errors import StoreError, UnavailableError
+from baton.components.shared.store import cloud
+from baton.components.shared.store.errors import Words, explain, without_signature
+from baton.components.shared.store.storage import Storage
 
 
 @pytest.fixture(autouse=True)

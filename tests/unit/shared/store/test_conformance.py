@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import bundles
-from components.shared.errors import DamagedError, StoreError
-from components.shared.sources import files
-from components.shared.storage import Storage
-from components.shared.store import cloud
-from components.shared.store.object_store import ObjectStore
-from components.shared.store.registry import open_store
+from baton.components.shared.core.errors import DamagedError, StoreError
+from baton.components.shared.store import bundles, cloud
+from baton.components.shared.store.object_store import ObjectStore
+from baton.components.shared.store.registry import open_store
+from baton.components.shared.store.sources import files
+from baton.components.shared.store.storage import Storage
 
 KINDS = ["folder", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs", "az"))]
 

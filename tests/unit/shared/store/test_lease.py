@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from components.shared import lease
-from components.shared.storage import Storage
-from components.shared.store.s3 import S3
+from baton.components.shared.store import lease
+from baton.components.shared.store.s3 import S3
+from baton.components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 

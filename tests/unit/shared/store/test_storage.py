@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from components.shared.errors import StoreError
-from components.shared.storage import Storage
-from components.shared.store.object_store import BLOCK
+from baton.components.shared.core.errors import StoreError
+from baton.components.shared.store.object_store import BLOCK
+from baton.components.shared.store.storage import Storage
 
 
 def test_write_and_read(store: str):

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import bundles, storage
-from components.shared.errors import BatonError, StoreError, UnavailableError
-from components.shared.storage import Storage
-from components.shared.store import cloud
+from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.store import bundles, cloud, storage
+from baton.components.shared.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 MEGABYTE = 1_000_000

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.shared import configurations, recipe_file
-from components.shared.configurations import Known
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe, Search
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, Search, recipe_file
+from baton.components.shared.sweeps import configurations
+from baton.components.shared.sweeps.configurations import Known
 
 RATE = "training.learning_rate"
 

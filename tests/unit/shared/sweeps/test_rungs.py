@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.rungs import brackets, check_trials, rungs
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.sweeps.rungs import brackets, check_trials, rungs
 
 
 def _recipe(chunks: int = 16, spare: int = 0, **sweep: Any) -> Recipe:

@@ -15,7 +15,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from components.train_chunk.checkpointing import state
+from baton.components.train_chunk.checkpointing import state
 
 
 class Counting(TrainerCallback):

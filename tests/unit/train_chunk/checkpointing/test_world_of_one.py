@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.recipe import Preemption
-from components.shared.run_documents.training import Work
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Services
-from components.train_chunk.checkpointing.lineage import Capture, Lineage
-from components.train_chunk.checkpointing.staging import Staging
-from components.train_chunk.context import TrainContext
-from components.train_chunk.distributed.preemption import PreemptionWatch
-from components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.shared.recipe import Preemption, recipe_file
+from baton.components.shared.runs.documents.training import Work
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Services
+from baton.components.train_chunk.checkpointing.lineage import Capture, Lineage
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 from tests.unit.train_chunk.chunks import first_chunk
 
 RECIPE = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}

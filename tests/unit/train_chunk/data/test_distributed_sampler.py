@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.train_chunk.data.distributed_sampler import DistributedBatches, blank, distribute, follow_epochs
+from baton.components.train_chunk.data.distributed_sampler import DistributedBatches, blank, distribute, follow_epochs
 
 
 def pieces(num_rows: int, micro: int, world_size: int, batch_size: int = 8) -> list[list[int]]:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from components.shared.recipe import Curriculum
-from components.train_chunk.data import samplers as ordering
-from components.train_chunk.data.samplers import EasyFirst, GroupedByLength
-from components.train_chunk.trainer.generating import SeekingRepeatSampler
+from baton.components.shared.recipe import Curriculum
+from baton.components.train_chunk.data import samplers as ordering
+from baton.components.train_chunk.data.samplers import EasyFirst, GroupedByLength
+from baton.components.train_chunk.trainer.generating import SeekingRepeatSampler
 from tests.unit import tiny
 
 RAMPS = {

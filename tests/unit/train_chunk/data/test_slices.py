@@ -8,12 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from components.shared import recipe_file
-from components.shared.errors import BatonError
-from components.shared.recipe import Recipe
-from components.train_chunk.data import samplers as ordering
-from components.train_chunk.data import sliced_dataset as sliced
-from components.train_chunk.data.slices import GROUP, Blocks, needed
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.train_chunk.data import samplers as ordering
+from baton.components.train_chunk.data import sliced_dataset as sliced
+from baton.components.train_chunk.data.slices import GROUP, Blocks, needed
 
 ROWS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 STEPS_PER_EPOCH = 20

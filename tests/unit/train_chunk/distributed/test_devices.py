@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from components.shared import recipe_file
-from components.shared.recipe import Recipe
-from components.train_chunk.distributed import devices
-from components.train_chunk.distributed.ranks import Ranks
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.train_chunk.distributed import devices
+from baton.components.train_chunk.distributed.ranks import Ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -70,9 +69,9 @@ torch.cuda.set_device = lambda *_: None
 torch.accelerator.set_device_index = lambda *_: None
 
 if sys.argv[1] == "pinned":
-    from components.shared import recipe_file
-    from components.train_chunk.distributed import devices
-    from components.train_chunk.distributed.ranks import Ranks
+    from baton.components.shared.recipe import recipe_file
+    from baton.components.train_chunk.distributed import devices
+    from baton.components.train_chunk.distributed.ranks import Ranks
     document = {"name": "d", "model": {"base": "b"}, "data": {"source": "r.jsonl"}, "resources": {"gpus": 1}}
     devices.pin(recipe_file.validate(document, origin="d"), Ranks())
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from components.shared.core.state import PARTS
-from components.shared.errors import ExactnessError
-from components.train_chunk.checkpointing import state
-from components.train_chunk.distributed import launcher
-from components.train_chunk.distributed.ranks import Ranks
-from components.train_chunk.distributed.watchdog import Sign, Watchdog
-from components.train_chunk.trainer.base import OF_EACH
+from baton.components.shared.core.errors import ExactnessError
+from baton.components.shared.core.state import PARTS
+from baton.components.train_chunk.checkpointing import state
+from baton.components.train_chunk.distributed import launcher
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.distributed.watchdog import Sign, Watchdog
+from baton.components.train_chunk.trainer.base import OF_EACH
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.train_chunk.reporting.live import LiveReport, Meter
-from components.train_chunk.reporting.sinks import wandb
-from components.train_chunk.reporting.sinks.base import Source
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.reporting.live import LiveReport, Meter
+from baton.components.train_chunk.reporting.sinks import wandb
+from baton.components.train_chunk.reporting.sinks.base import Source
 from tests.unit import tiny
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from components.shared import machine, recipe_file
-from components.shared.errors import UserError
-from components.shared.recipe import Recipe
-from components.shared.runs import Run
-from components.shared.storage import Storage
-from components.train_chunk.data.tokens import Tokens
-from components.train_chunk.trainer import micro_batch
+from baton.components.shared.core import machine
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.data.tokens import Tokens
+from baton.components.train_chunk.trainer import micro_batch
 from tests.unit.train_chunk.chunks import first_chunk
 
 

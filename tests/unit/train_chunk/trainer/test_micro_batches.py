@@ -16,7 +16,7 @@ import datasets
 import pytest
 import torch
 
-from components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe
 from tests.unit import tiny
 
 RTOL = 1e-6

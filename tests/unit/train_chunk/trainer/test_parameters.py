@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.shared.errors import UserError
-from components.shared.recipe import Trainable
-from components.shared.trainable import freeze
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models.trainable import freeze
+from baton.components.shared.recipe import Trainable
 from tests.unit import tiny
 
 

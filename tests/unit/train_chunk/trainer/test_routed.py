@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from components.shared import models
+from baton.components.shared.models import loading
 from tests.unit import tiny
 
 
@@ -17,7 +17,7 @@ from tests.unit import tiny
 def mixture(tiny_base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny mixture of experts, with the tiny base's tokenizer."""
     folder = str(tmp_path_factory.mktemp("mixture") / "base")
-    tokenizer = models.load_tokenizer(tiny_base)
+    tokenizer = loading.load_tokenizer(tiny_base)
     torch.manual_seed(0)
     config = MixtralConfig(
         vocab_size=len(tokenizer),
@@ -86,7 +86,7 @@ def test_it_is_the_z_loss_of_what_the_routers_give_for_each_token(mixture: str, 
     recipe = tiny.recipe(mixture, training=training)
     trainer = tiny.trainer(recipe, tiny.tokens(recipe, rows_of("sft")), tmp_path)
     batch = next(iter(trainer.get_train_dataloader()))
-    model = models.load_model(mixture).eval()
+    model = loading.load_model(mixture).eval()
     layers = []
     for layer in range(2):
         squares = []

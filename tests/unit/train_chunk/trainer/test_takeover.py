@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from components.train_chunk.trainer.takeover import Takeover
+from baton.components.train_chunk.trainer.takeover import Takeover
 
 
 def trainer(rate: float, schedule: str, decay: float = 0.0) -> Any:

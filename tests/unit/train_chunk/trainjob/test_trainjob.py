@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from components.shared import recipe_file
-from components.shared.errors import BatonError, UserError
-from components.train_chunk.trainjob import job as job_module
-from components.train_chunk.trainjob.cluster import Cluster
-from components.train_chunk.trainjob.job import Job
-from components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.recipe import recipe_file
+from baton.components.train_chunk.trainjob import job as job_module
+from baton.components.train_chunk.trainjob.cluster import Cluster
+from baton.components.train_chunk.trainjob.job import Job
+from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
 SCRATCH = str(Path(__file__).parents[3] / "recipes" / "scratch.yaml")

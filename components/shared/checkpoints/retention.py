@@ -1,0 +1,219 @@
+"""Which checkpoints stay, and taking the others away so that nobody is harmed in any order of events.
+
+What goes is marked first (`removed-<attempt>`), then loses its manifest, then its files, then the
+mark. So a reader that comes in between finds no checkpoint rather than a torn one, a removal that
+died is finished by the next, and a writer that was thought gone and commits after all has a
+manifest that points to a marked attempt: nobody reads it.
+
+Only what is older than the newest whole checkpoint is ever taken. Two collectors at once, or one
+that slept over its list, can only name objects that were already old when the list was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
+
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.recipe import Keep
+from baton.components.shared.runs.documents.training import Removed
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import REMOVED
+
+ABANDONED_AFTER = timedelta(hours=1)
+"""Age of the newest file of an upload without a manifest at which its writer counts as gone."""
+TRIES = 5
+"""Times a look or a removal begins again after another process has taken away what it was about to use."""
+T = TypeVar("T")
+
+_OBJECT = re.compile(
+    r"step-(\d{8,})/(?:(manifest(?:-\d+)?\.json)|(?:damaged|removed)-([^/]+)|([^/]+)/(?:.+)|(\.baton-[^/]+))"
+)
+
+
+@dataclass
+class Removal:
+    """What one removal takes, in its order.
+
+    Attributes:
+        step: Its step.
+        reason: Why it goes.
+        attempts: Folders of those who wrote.
+        manifests: Paths of manifests.
+        files: Path → bytes.
+        forget: Whether the marks of the removal go at its end.
+    """
+
+    step: int
+    reason: str
+    attempts: list[str] = field(default_factory=list)
+    manifests: list[str] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    forget: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """What it frees."""
+        return sum(self.files.values())
+
+
+@dataclass
+class _Step:
+    """What lies under a step: manifests, marks, and each attempt's files with their sizes and times."""
+
+    manifests: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    attempts: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
+
+
+def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
+    """Returns what retention would take, oldest first.
+
+    Args:
+        store: The run's checkpoints.
+        keep: What stays.
+        targets: Steps at which the run's chunks end; theirs stay until the checkpoint stage has read them back,
+            and the last one's always.
+        in_use: Step that the chunk which asks went on from: its checkpoint stage may not have seen it yet.
+    """
+    return _beside_others(lambda: _listed(store, keep, targets, in_use))
+
+
+def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
+    steps = _inventory(store)
+    whole = {step: checkpoint for step, found in steps.items() if (checkpoint := _whole(store, step, found))}
+    if not whole:
+        return []
+    newest = max(whole)
+    staying = _staying(store, whole, keep, targets) | {in_use}
+    found = []
+    for step in sorted(steps):
+        if step > newest:
+            continue
+        if step not in staying:
+            found += _committed(step, steps[step], whole.get(step))
+        found += _strays(step, steps[step], whole.get(step))
+    return found
+
+
+def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
+    """Takes away what `removals` lists, and returns it."""
+    taken = removals(store, keep, targets=targets, in_use=in_use)
+    for removal in taken:
+        events.emit("phase", phase="prune", step=removal.step)
+        _beside_others(partial(_take, store, removal))
+    return taken
+
+
+def _beside_others(work: Callable[[], T]) -> T:
+    """Does again what another process's removal came in the way of: a file or folder went while it was looked at."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return work()
+    return work()
+
+
+def _take(store: CheckpointStore, removal: Removal) -> None:
+    storage, prefix = store.storage, store.prefix(removal.step)
+    marks = [f"{prefix}/{REMOVED}{attempt}" for attempt in removal.attempts]
+    for mark in marks:
+        storage.write(mark, b"")
+    for path in sorted(removal.manifests, reverse=True):
+        storage.remove(path)
+    bundles.each(storage.remove, removal.files)
+    for mark in marks if removal.forget else ():
+        storage.remove(mark)
+    for attempt in removal.attempts:
+        storage.tidy(f"{prefix}/{attempt}")
+    storage.tidy(prefix)
+
+
+def _inventory(store: CheckpointStore) -> dict[int, _Step]:
+    base = store.run.path("checkpoints")
+    steps: dict[int, _Step] = {}
+    for name, entry in store.storage.find(base).items():
+        match = _OBJECT.fullmatch(name)
+        if match is None:
+            continue
+        step = steps.setdefault(int(match[1]), _Step())
+        if match[2]:
+            step.manifests.append(f"{base}/{name}")
+        elif match[3]:
+            step.marks.append(f"{base}/{name}")
+        else:
+            step.attempts.setdefault(match[4] or match[5], {})[f"{base}/{name}"] = entry
+    return steps
+
+
+def _whole(store: CheckpointStore, step: int, found: _Step) -> Checkpoint | None:
+    """Returns a step's checkpoint if all its files are there in full size and nobody has found them damaged."""
+    if not found.manifests:
+        return None
+    try:
+        checkpoint = store.read(step)
+    except (DamagedError, FileNotFoundError):
+        return None
+    if checkpoint is None:
+        return None
+    manifest = checkpoint.manifest
+    present = found.attempts.get(manifest.folder, {})
+    paths = {manifest.path(store.prefix(step), name): entry["size"] for name, entry in manifest.files.items()}
+    return checkpoint if all(path in present and present[path][0] == size for path, size in paths.items()) else None
+
+
+def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
+    staying = set(sorted(whole)[-keep.last :])
+    proven = store.proven_chunks()
+    waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
+    staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
+    if keep.every:
+        staying |= {step for step in whole if step % keep.every == 0}
+    if keep.best:
+        losses = store.evaluation_losses(whole[max(whole)])
+        measured = [step for step in whole if step in losses]
+        staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
+    return staying
+
+
+def _committed(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
+    """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
+    if not found.manifests:
+        return []
+    removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=found.manifests)
+    if whole:
+        removal.attempts = [whole.manifest.folder]
+        removal.files = _sizes(found.attempts[whole.manifest.folder])
+    return [removal]
+
+
+def _strays(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
+    """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
+
+    The mark of such a removal stays: its writer may only have slept, and commit after all.
+    """
+    marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in found.marks}
+    strays = []
+    for attempt, files in sorted(found.attempts.items()):
+        if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files)):
+            strays.append(Removal(step, "never committed, or not whole", [attempt], files=_sizes(files), forget=False))
+    return strays
+
+
+def _sizes(files: dict[str, tuple[int, datetime]]) -> dict[str, int]:
+    return {path: size for path, (size, _) in files.items()}
+
+
+def _is_abandoned(files: dict[str, tuple[int, datetime]]) -> bool:
+    return datetime.now(UTC) - max(time for _, time in files.values()) > ABANDONED_AFTER
+
+
+def summary(taken: list[Removal]) -> list[Removed]:
+    """Returns what was removed, for people and machines."""
+    return [Removed(step=entry.step, reason=entry.reason, bytes=entry.bytes) for entry in taken]

@@ -1,0 +1,124 @@
+"""DeepSpeed's ZeRO: the package that it needs, and the file that each process writes of its state.
+
+    optimizer_0.zero    the first process's part of masters and optimizer: safetensors, the rest in its header
+    optimizer_1.zero    the second one's
+
+DeepSpeed itself writes pickles of its own classes, which are code to whoever reads them, the weights a second time, and
+a script. Here a file holds tensors, numbers, names and containers of these, and nothing else can be read from it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from baton.components.shared.core.errors import DamagedError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from baton.components.shared.recipe import Recipe
+
+PACKAGE = "deepspeed"
+VERSION = "0.19.8"
+"""The one that was tried; older ones keep another state."""
+_HEADER = "state"
+"""One entry alone: safetensors writes several in no fixed order."""
+
+
+def require_package(recipe: Recipe) -> None:
+    """Makes sure that DeepSpeed is installed here, where a recipe asks for it.
+
+    Raises:
+        UserError: it is not.
+    """
+    if recipe.world_size > 1 and recipe.parallel.is_zero and importlib.util.find_spec(PACKAGE) is None:
+        raise UserError(
+            f"training.parallel.strategy {recipe.parallel.strategy} needs the package {PACKAGE}, which is not "
+            "installed.",
+            remedy=f"Run `pip install {PACKAGE}=={VERSION}`, add it to the image, or set strategy: fsdp.",
+        )
+
+
+def file_name(rank: int) -> str:
+    """Returns the name of a process's file."""
+    return f"optimizer_{rank}.zero"
+
+
+def write(path: str, state: dict[str, Any]) -> None:
+    """Writes the state of one process; the same state gives the same bytes.
+
+    Args:
+        path: The file.
+        state: Nested dictionaries, lists and tuples of tensors and plain values.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(_encoded(state, tensors))
+    save_file(tensors, path, metadata={_HEADER: header})
+
+
+def read(path: str) -> dict[str, Any]:
+    """Reads what `write` has written.
+
+    Raises:
+        DamagedError: it is something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_HEADER])
+            state = _decoded(header, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{os.path.basename(path)} cannot be read as a process's state: {error}.") from None
+    if not isinstance(state, dict):
+        raise DamagedError(f"{os.path.basename(path)} holds no process's state.")
+    return state
+
+
+def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Returns a value as JSON has it; tensors are put aside, and stand there by their names."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        name = f"{len(tensors):06d}"
+        tensors[name] = _alone(value)
+        return {"tensor": name}
+    if isinstance(value, dict):
+        if not all(type(key) in (int, str) for key in value):
+            raise TypeError(f"keys in ZeRO's state are names or numbers, not {sorted(map(repr, value))}")
+        return {"dict": [[key, _encoded(each, tensors)] for key, each in value.items()]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_encoded(each, tensors) for each in value]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"a {type(value).__name__} in ZeRO's state is not kept in a checkpoint; its plain values are")
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Returns a tensor on the CPU that is not a part of a larger one, which would be written along with it."""
+    found = tensor.detach().cpu().contiguous()
+    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
+
+
+def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("a list stands where a value is expected")
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _decoded(each, tensors) for key, each in content}
+    if kind in ("list", "tuple"):
+        found = [_decoded(each, tensors) for each in content]
+        return found if kind == "list" else tuple(found)
+    raise ValueError(f"{kind!r} is no kind of value")

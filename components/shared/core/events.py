@@ -1,0 +1,83 @@
+"""What a stage tells while it works: human lines in a pod's log, JSON lines to the local engine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from baton.components.shared.core.errors import BatonError, MarkedError
+
+MARK = "::baton "
+"""Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
+
+logger = logging.getLogger("baton")
+_one_at_a_time = threading.Lock()
+_muted = threading.Event()
+
+
+def mute() -> None:
+    """Emits nothing more from this process: another one speaks for it."""
+    _muted.set()
+
+
+def emit(kind: str, **fields: Any) -> None:
+    """Tells whoever watches: a JSON line with its time for the local engine, a readable one for a pod's log."""
+    if _muted.is_set():
+        return
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        with _one_at_a_time:
+            sys.stdout.write(MARK + json.dumps({"event": kind, "at": time.time(), **fields}) + "\n")
+            sys.stdout.flush()
+    else:
+        logger.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in fields.items()))
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """Returns the event in a line of output, or None where the line is ordinary output."""
+    line = line.strip()  # the local engine indents what a stage prints
+    if not line.startswith(MARK):
+        return None
+    try:
+        event: dict[str, Any] = json.loads(line[len(MARK) :])
+    except json.JSONDecodeError:  # a process that was killed as it wrote
+        return None
+    return event
+
+
+def setup_logging() -> None:
+    """Sends log lines to standard error with a time, and keeps the libraries' own chatter out."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logger.setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Runs a stage so that a known error ends the process with one message and no traceback."""
+    setup_logging()
+    os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
+    emit("stage", stage=name, state="started")
+    try:
+        yield
+        gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
+    except BatonError as error:
+        marked = isinstance(error, MarkedError)
+        emit("error", stage=name, message=str(error), exit_code=error.exit_code, marked=marked)
+        logger.error("%s", error)
+        raise SystemExit(error.exit_code) from None
+    emit("stage", stage=name, state="done")

@@ -1,0 +1,85 @@
+"""What bits depend on besides the recipe and the data: hardware, libraries, threads, flags."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Self
+
+from baton.components.shared.core.document import Document
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+class Fingerprint(Document):
+    """What bits depend on besides the recipe and the data."""
+
+    device: str = ""
+    cpu: str = ""
+    cuda: str | None = None
+    world_size: int = 1
+    """Processes that train together."""
+    strategy: str = "ddp"
+    """How they share the work; written only where there are several."""
+    threads: int = 0
+    deterministic: bool = False
+    tf32: bool = False
+    python: str = ""
+    torch: str = ""
+    transformers: str = ""
+    trl: str = ""
+    peft: str = ""
+    accelerate: str = ""
+    numpy: str = ""
+    deepspeed: str | None = None
+
+    @classmethod
+    def here(cls, world_size: int = 1, strategy: str = "ddp") -> Self:
+        """Returns this process's fingerprint; call it after threads and determinism are set.
+
+        Args:
+            world_size: Processes that train together.
+            strategy: How they share the work, where there are several.
+        """
+        import torch
+
+        cuda = torch.cuda.is_available()
+        together = {"strategy": strategy} if world_size > 1 else {}
+        zero = {"deepspeed": version("deepspeed")} if world_size > 1 and strategy.startswith("zero") else {}
+        return cls(
+            device=torch.cuda.get_device_name(0) if cuda else "cpu",
+            cpu=platform.machine() if cuda else _cpu_name(),
+            cuda=torch.version.cuda if cuda else None,
+            world_size=world_size,
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            tf32=bool(cuda and torch.backends.cuda.matmul.allow_tf32),
+            **together,
+            **zero,
+            **library_versions(),
+        )
+
+    def differences(self, theirs: Fingerprint) -> list[str]:
+        """Returns a line for each entry in which another fingerprint differs."""
+        ours, other = self.to_json(), theirs.to_json()
+        keys = sorted(ours.keys() | other.keys())
+        return [f"{key}: {other.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != other.get(key)]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of Python and of the libraries that compute."""
+        return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
+
+
+def _cpu_name() -> str:
+    """Returns the processor's model: vector width, and so the order of sums, depends on it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Models on this machine: loading, generation, rewards, memory."""

@@ -1,0 +1,83 @@
+"""What can be handed out in which form, as far as it is known before anything is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store.storage import Storage
+
+GGUF_NAMES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gpt2": "gpt2",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+"""Transformers' model type → the architecture that llama.cpp runs it as."""
+
+PACKAGES = {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript", "onnxruntime"), "mlflow": ("mlflow",)}
+"""Packages that a format needs."""
+
+
+def supported(architecture: str) -> bool:
+    """Tells whether the format `gguf` can hold a model type of Transformers."""
+    return architecture in GGUF_NAMES
+
+
+def check(recipe: Recipe, architecture: str | None = None) -> None:
+    """Refuses what the export stage could only refuse after the training.
+
+    Args:
+        recipe: The recipe.
+        architecture: Transformers' model type, where it is known.
+
+    Raises:
+        UserError: a format cannot hold the model, the manifest for KServe would name no address, or a model is to be
+            registered where there is no registry.
+    """
+    formats = recipe.export.formats
+    if recipe.export.registered_model and recipe.tracking.mlflow is None:
+        raise UserError(
+            f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
+            remedy="Set tracking.mlflow to the address of the registry's server.",
+        )
+    if "gguf" in formats:
+        if recipe.training.spec.scores:
+            raise UserError(
+                "export.formats: gguf holds models that write; a reward model scores.", remedy="Leave gguf out."
+            )
+        if architecture and not supported(architecture):
+            raise UserError(
+                f"export.formats: gguf does not hold the architecture {architecture!r}, only {', '.join(GGUF_NAMES)}.",
+                remedy="Leave gguf out.",
+            )
+    if "kserve" in formats and not recipe.export.kserve.model_uri:
+        if "safetensors" not in formats:
+            raise UserError(
+                "export.formats: kserve serves a whole model, and only the adapter is exported.",
+                remedy="Add safetensors, or set export.kserve.model_uri.",
+            )
+        if Storage(recipe.store.uri).is_local:
+            raise UserError(
+                f"export.formats: kserve cannot fetch a model from the folder {recipe.store.uri}.",
+                remedy="Use a store with an address, such as s3://bucket, or set export.kserve.model_uri.",
+            )
+
+
+def require_packages(export_format: str) -> None:
+    """Makes sure that the packages of a format are installed here.
+
+    Raises:
+        UserError: one is missing.
+    """
+    missing = [name for name in PACKAGES.get(export_format, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"export.formats: {export_format} needs {', '.join(missing)}, which is not installed.",
+            remedy="Run `pip install baton[export]`.",
+        )

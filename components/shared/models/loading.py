@@ -1,0 +1,264 @@
+"""Models and tokenizers: where they come from, and what exactly was taken."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import FromScratch, Recipe
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
+"""Files of a hub repository that are taken: no pickled weights among them."""
+TAKEN = ".taken"
+"""What a folder has of a store: size and time of each file there."""
+
+
+def cache_dir() -> str:
+    """Returns the folder for downloads: `BATON_CACHE`, or `~/.cache/baton`."""
+    return os.environ.get("BATON_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "baton")
+
+
+def local_model(base: str, revision: str | None = None) -> str:
+    """Returns a local folder with a model's files, fetched if need be.
+
+    Args:
+        base: Hub id, folder or URI.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        UserError: there is no such model, or it cannot be reached.
+    """
+    if os.path.isdir(base):
+        return os.path.abspath(base)
+    if "://" in base:
+        return _from_store(base)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(base, revision=revision, allow_patterns=list(WANTED)))
+    except Exception as error:
+        raise UserError(
+            f"model {base!r} cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            remedy="Check the id and revision, HF_TOKEN for a private model, and the network.",
+        ) from None
+
+
+def model_identity(folder: str) -> str:
+    """Returns the SHA-256 over names and contents of a model folder's files, weights included."""
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")):
+            digest.update(f"{name} {bundles.file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer from a local folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def start_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None, *, weights: bool = True
+) -> PreTrainedModel:
+    """Builds what training starts from; the same call gives the same weights in any process.
+
+    Args:
+        recipe: The resolved recipe.
+        tokenizer: Sizes the embeddings of a model from scratch.
+        base_folder: Local files of `model.base`.
+        weights: Whether they are needed; left undefined for a checkpoint that is about to be loaded over them.
+    """
+    import torch
+    from transformers import set_seed
+    from transformers.initialization import no_init_weights
+
+    set_seed(recipe.seed)
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+        config.num_labels = 1 if recipe.training.spec.scores else config.num_labels
+        attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+        with contextlib.nullcontext() if weights else no_init_weights():
+            dtype = getattr(torch, recipe.model.dtype)
+            built: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
+            return built
+    return load_model(base_folder or "", recipe)
+
+
+def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of what training starts from."""
+    from transformers import AutoConfig
+
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+    else:
+        config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
+    return int(config.get_text_config().vocab_size)
+
+
+def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
+    """Loads the second model that a recipe's method names; it writes, and is not trained.
+
+    Args:
+        recipe: The recipe.
+        folder: Its local files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert recipe.training.second_model
+    _, named = recipe.training.second_model
+    _require_writer(folder)
+    attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        dtype=getattr(torch, named.dtype or recipe.model.dtype),
+        trust_remote_code=named.trust_remote_code,
+        **attention,
+    )
+    return model.requires_grad_(False).eval()
+
+
+def auto_class(recipe: Recipe) -> Any:
+    """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if recipe.training.spec.scores else AutoModelForCausalLM
+
+
+def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
+    """Loads a model from safetensors files; pickled weights are refused.
+
+    Args:
+        folder: Local files.
+        recipe: Says kind, type, quantization and attention; a causal language model as it was saved without one.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if recipe is None:
+        _require_writer(folder)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+        return model
+    kind, settings = auto_class(recipe), load_settings(recipe)
+    if recipe.training.spec.scores:
+        settings["num_labels"] = 1
+    model = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    return model
+
+
+def _require_writer(folder: str) -> None:
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        kinds = json.load(file).get("architectures") or []
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise UserError(f"{folder} is a reward model: it scores texts and writes none.", remedy="Name another model.")
+
+
+def load_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns what `from_pretrained` is told beside the folder."""
+    import torch
+
+    spec = recipe.model
+    found: dict[str, Any] = {
+        "dtype": getattr(torch, spec.dtype),
+        "trust_remote_code": spec.trust_remote_code,
+    }
+    if spec.attention:
+        found["attn_implementation"] = spec.attention
+    if spec.quantization:
+        from transformers import BitsAndBytesConfig
+
+        few = spec.quantization
+        found["quantization_config"] = (
+            BitsAndBytesConfig(load_in_8bit=True)
+            if few.bits == 8
+            else BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type=few.type,
+                bnb_4bit_use_double_quant=few.double,
+                bnb_4bit_compute_dtype=getattr(torch, few.compute_dtype),
+            )
+        )
+    return found
+
+
+def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
+    """Returns the Transformers configuration for a model from scratch.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if spec.architecture not in CONFIG_MAPPING_NAMES:
+        close = difflib.get_close_matches(spec.architecture, CONFIG_MAPPING_NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
+    known = AutoConfig.for_model(spec.architecture)
+    for key in spec.config:
+        if not hasattr(known, key):
+            close = difflib.get_close_matches(key, known.to_dict(), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
+    settings = {
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads or spec.num_attention_heads,
+        "intermediate_size": spec.intermediate_size or 4 * spec.hidden_size,
+        "max_position_embeddings": max(max_length, getattr(known, "max_position_embeddings", max_length)),
+        **spec.config,
+    }
+    if tokenizer is not None:
+        settings["vocab_size"] = max(spec.vocab_size or 0, len(tokenizer))
+        settings |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    return AutoConfig.for_model(spec.architecture, **settings)
+
+
+def _from_store(uri: str) -> str:
+    """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
+    storage = Storage(uri)
+    found = {} if storage.is_local else storage.find("")
+    if not {"config.json", "adapter_config.json"} & set(found or storage.list("")):
+        raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
+    if storage.is_local:
+        return str(storage.root)
+    target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
+    there = {
+        name: [size, written.isoformat()]
+        for name, (size, written) in found.items()
+        if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")) and "/" not in name
+    }
+    if _taken(target) != there:
+        for name in there:
+            storage.download(name, os.path.join(target, name))
+        with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:
+            json.dump(there, file)
+        os.replace(file.name, os.path.join(target, TAKEN))
+    return target
+
+
+def _taken(folder: str) -> dict[str, list[Any]]:
+    """Returns size and time of the files that were taken from a store, as far as they are whole here."""
+    try:
+        with open(os.path.join(folder, TAKEN), encoding="utf-8") as file:
+            taken: dict[str, list[Any]] = json.load(file)
+        return {name: mark for name, mark in taken.items() if os.path.getsize(os.path.join(folder, name)) == mark[0]}
+    except (OSError, ValueError):
+        return {}

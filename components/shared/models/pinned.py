@@ -1,0 +1,133 @@
+"""The models that a recipe names, held to the content that the run began with.
+
+Each has a role: `base`, which training starts from, and that of a method's second model, such as `teacher`. The
+tokenize stage writes the digest of each one's files to `model.json`; what trains fetches them and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from baton.components.shared.core.errors import ExactnessError, UserError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import PinnedModels
+from baton.components.shared.runs.run import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BASE = "base"
+_compared: dict[tuple[str, str | None, str | None], str] = {}
+"""Folders whose content this process has compared, by address, revision and digest."""
+
+
+class Origin(NamedTuple):
+    """Where a model comes from, and the setting that says so."""
+
+    setting: str
+    base: str
+    revision: str | None
+
+    @property
+    def pin(self) -> str:
+        """The setting that pins it."""
+        return "model.revision" if self.setting == "model.base" else f"{self.setting}.revision"
+
+
+def origins(recipe: Recipe) -> dict[str, Origin]:
+    """Returns the models that a recipe names, by role; no base for a model from scratch."""
+    found = {}
+    if recipe.model.base:
+        found[BASE] = Origin("model.base", recipe.model.base, recipe.model.revision)
+    if second := recipe.training.second_model:
+        role, named = second
+        found[role] = Origin(f"training.{recipe.training.method}.{role}", named.base, named.revision)
+    return found
+
+
+def fetch(recipe: Recipe) -> dict[str, str]:
+    """Fetches the models that a recipe names, side by side, and returns their local folders by role.
+
+    Raises:
+        UserError: one cannot be had.
+    """
+    named = origins(recipe)
+    with ThreadPoolExecutor(max(1, len(named))) as pool:
+        folders = pool.map(lambda origin: loading.local_model(origin.base, origin.revision), named.values())
+        return dict(zip(named, folders, strict=True))
+
+
+def document(folders: dict[str, str]) -> PinnedModels:
+    """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch."""
+    digests = {f"{role}_sha256": loading.model_identity(folder) for role, folder in folders.items()}
+    return PinnedModels.model_validate({f"{BASE}_sha256": None, **digests})
+
+
+def compared(run: Run, recipe: Recipe) -> dict[str, str]:
+    """Fetches the models that a recipe names and returns their local folders by role, if they are those of the run.
+
+    Raises:
+        ExactnessError: the files of one are not those that the run began with.
+    """
+    pins = run.need(PinnedModels)
+    named = origins(recipe)
+    with ThreadPoolExecutor(max(1, len(named))) as pool:
+        folders = pool.map(lambda role: _compare(named[role], pins.digest(role)), named)
+        return dict(zip(named, folders, strict=True))
+
+
+def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
+    """Checks that a second model reads and writes the tokens of the trained one.
+
+    Args:
+        recipe: The recipe, whose method names the second model.
+        tokenizer: The run's tokenizer.
+        student: Rows of the trained model's embedding.
+        folder: Local files of the second model.
+
+    Raises:
+        UserError: its vocabulary has another size, or a token another number.
+    """
+    assert recipe.training.second_model
+    role, named = recipe.training.second_model
+    origin = origins(recipe)[role]
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    remedy = f"Take a {role} of the same family, with the same tokenizer."
+    if size != student:
+        hint = f" Or set model.from_scratch.vocab_size to {size}." if recipe.model.from_scratch else ""
+        raise UserError(
+            f"{origin.setting} {origin.base!r} has a vocabulary of {size} tokens, and the model that is trained one of "
+            f"{student}; the two are compared token by token.",
+            remedy=remedy + hint,
+        )
+    if not any(name.startswith(("tokenizer", "vocab")) for name in os.listdir(folder)):
+        return  # weights alone: their number of tokens is all there is to compare
+    theirs = loading.load_tokenizer(folder, trust_remote_code=named.trust_remote_code).get_vocab()
+    differing = sorted(token for token, number in tokenizer.get_vocab().items() if theirs.get(token) != number)
+    if differing:
+        shown = ", ".join(repr(token) for token in differing[:3])
+        raise UserError(
+            f"{origin.setting} {origin.base!r} has another tokenizer: {len(differing)} tokens have another number or "
+            f"none there, such as {shown}.",
+            remedy=remedy,
+        )
+
+
+def _compare(origin: Origin, digest: str | None) -> str:
+    """Returns a model's local folder; what this process has compared before is not read again."""
+    key = (origin.base, origin.revision, digest)
+    if key not in _compared:
+        folder = loading.local_model(origin.base, origin.revision)
+        if loading.model_identity(folder) != digest:
+            raise ExactnessError(
+                f"{origin.setting} {origin.base!r} is not the model that this run began with.",
+                remedy=f"Put it back, pin {origin.pin}, or start another run.",
+            )
+        _compared[key] = folder
+    return _compared[key]

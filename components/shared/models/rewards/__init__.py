@@ -1,0 +1,65 @@
+"""Reward functions: each judges a list of completions with one number apiece.
+
+A ready one is a file here with `make(**options)`; the user's own are found by `module:object`. All are called as TRL
+calls them: `prompts` and `completions` as lists of texts or of messages, the row's other columns as lists of texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import hooks
+from baton.components.shared.recipe import RewardFunction
+from baton.components.shared.recipe.methods import REWARDS
+
+Judge = Callable[..., list[float | None]]
+
+
+def build(functions: list[RewardFunction]) -> list[Judge]:
+    """Returns the functions of a recipe, each with the name that its values are logged under.
+
+    Raises:
+        UserError: one cannot be found, or does not take its options.
+    """
+    return [_build(function) for function in functions]
+
+
+def bind(functions: list[Any], trainer: Any) -> None:
+    """Gives those functions that ask for it the trainer they judge for."""
+    for function in functions:
+        if hasattr(function, "bind"):
+            function.bind(trainer)
+
+
+def name(function: Any) -> str:
+    """Returns what a function's values are called."""
+    return str(function.__name__)
+
+
+def text(completion: Any) -> str:
+    """Returns what a completion says, given as text or as messages."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(message["content"] for message in completion)
+
+
+def _build(function: RewardFunction) -> Judge:
+    if function.use not in REWARDS:
+        found = hooks.find(function.use)
+        judge: Any = functools.partial(found, **function.options) if function.options else found
+        return _named(judge, function.use.rpartition(":")[2])
+    make = importlib.import_module(f"{__name__}.{function.use}").make
+    try:
+        return _named(make(**function.options), function.use)
+    except TypeError as error:
+        raise UserError(f"reward {function.use!r} does not take these options: {error}.") from None
+
+
+def _named(judge: Any, name: str) -> Judge:
+    if not hasattr(judge, "__name__"):
+        judge.__name__ = name
+    return judge  # type: ignore[no-any-return]

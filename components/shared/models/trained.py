@@ -1,0 +1,121 @@
+"""The model that a run has come to: its newest checkpoint, loaded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from baton.components.shared.checkpoints import sharded
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.models import loading
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import Tokens
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.cache import NodeCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def final_checkpoint(run: Run) -> Checkpoint:
+    """Returns the checkpoint that the run ended on: of its last step, or where early stopping ended it.
+
+    Raises:
+        BatonError: the run has not come that far.
+    """
+    store, last = CheckpointStore(run), run.plan().num_steps
+    if checkpoint := store.read(last):
+        return checkpoint
+    newest = store.newest()
+    if newest and newest.meta.finished:
+        return newest
+    raise BatonError(
+        f"run {run.name!r} is at step {newest.step if newest else 0} of {last}: its chunks, spare ones included, did "
+        "not reach the end.",
+        remedy=f"Resume it with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
+        f"{run.name}; chunks.spare adds chunks for machines that are preempted.",
+    )
+
+
+def chosen_checkpoint(run: Run) -> Checkpoint:
+    """Returns the checkpoint that the run's result is taken from: the last, or the best where `export.checkpoint` asks.
+
+    Raises:
+        BatonError: the run has not come to its end.
+    """
+    last = final_checkpoint(run)
+    if run.recipe().export.checkpoint == "last":
+        return last
+    store = CheckpointStore(run)
+    losses = store.evaluation_losses(last)
+    measured = [checkpoint for checkpoint in store.committed() if checkpoint.step in losses]
+    return min(measured, key=lambda checkpoint: (losses[checkpoint.step], checkpoint.step), default=last)
+
+
+def final_folder(run: Run, scratch: str) -> str:
+    """Returns a local folder with the files of the checkpoint that the result is taken from, every byte checked.
+
+    Of one in shards it has the model put together, and not what only training needs.
+
+    Raises:
+        DamagedError: the checkpoint is not what was committed.
+    """
+    return sharded.as_whole(CheckpointStore(run).fetch(chosen_checkpoint(run), f"{scratch}/checkpoint"), scratch)
+
+
+def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts: Collection[str] | None = None) -> str:
+    """Returns a local folder with the run's tokenized rows and tokenizer, every byte checked.
+
+    Args:
+        run: The run.
+        scratch: Folder for downloads.
+        cache: Files this node has already.
+        parts: Folders that are wanted, of `tokenizer`, `train`, `eval` and `test`; all when None.
+
+    Raises:
+        BatonError: they are gone.
+    """
+    prefix, manifest = tokens_manifest(run)
+    names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
+    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", cache, names)
+
+
+def tokens_manifest(run: Run) -> tuple[str, Manifest]:
+    """Returns where the run's tokens are, and what is committed there.
+
+    Raises:
+        BatonError: they are gone.
+    """
+    prefix = run.need(Tokens).prefix
+    manifest = bundles.read_manifest(run.storage, prefix)
+    if manifest is None:
+        raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")
+    return prefix, manifest
+
+
+def base_folder(recipe: Recipe) -> str | None:
+    """Returns a local folder with the base model's files, None for a model from scratch."""
+    return loading.local_model(recipe.model.base, recipe.model.revision) if recipe.model.base else None
+
+
+def trained_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str, *, whole: bool = False
+) -> PreTrainedModel:
+    """Loads what training came to; an adapter is put on its base.
+
+    Args:
+        recipe: The resolved recipe.
+        tokenizer: Sizes the embeddings of a model from scratch.
+        folder: Files of a checkpoint.
+        whole: Take the base in full precision even where it was held in few bits: to merge the adapter into it.
+    """
+    if whole and recipe.model.quantization:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
+    if recipe.adapter is None:
+        return loading.load_model(folder, recipe)
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(loading.start_model(recipe, tokenizer, base_folder(recipe)), folder)

@@ -1,0 +1,1 @@
+"""What HTML pages share: templates, figures, the page of the data's quality."""

@@ -1,0 +1,197 @@
+"""Reading a recipe: YAML, overrides by dotted path, and messages that name the key and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.rules import check_effects
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `1e-4` is a number, where YAML 1.1 asks for `1.0e-4`."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and checks it.
+
+    Args:
+        path: YAML file.
+        overrides: `dotted.path=value` strings, the value in YAML, applied in order.
+
+    Raises:
+        UserError: the file is missing or not YAML, a key is unknown or a value does not fit.
+    """
+    return validate(read(path, overrides), origin=path)
+
+
+def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe file as plain values, not checked yet; see `load`.
+
+    Raises:
+        UserError: the file is missing or not YAML, or an override is malformed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
+    try:
+        document = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"recipe {path!r} holds a {type(document).__name__}, expected keys and values.")
+    if isinstance(document.get("store"), str):
+        document["store"] = {"uri": document["store"]}
+    for override in overrides:
+        _override(document, override)
+    return document
+
+
+def validate(document: dict[str, Any], *, origin: str) -> Recipe:
+    """Checks a recipe given as plain values.
+
+    Raises:
+        UserError: one message with a line per problem, each naming the dotted path.
+    """
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        lines = [_explain(dict(problem)) for problem in error.errors()]
+        raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
+
+
+def require_effects(recipe: Recipe, *, origin: str) -> None:
+    """Checks that every setting of a recipe that somebody hands in does something where it stands.
+
+    Raises:
+        UserError: one does nothing.
+    """
+    try:
+        check_effects(recipe)
+    except ValueError as error:
+        raise UserError(f"recipe {origin!r} has a setting without effect:\n  {error}") from None
+
+
+def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:
+    """Returns a recipe with `dotted.path=value` changes, checked like any recipe.
+
+    Raises:
+        UserError: a change is malformed, or does not fit.
+    """
+    document = recipe.model_dump(mode="json")
+    for override in overrides:
+        _override(document, override)
+    return validate(document, origin=recipe.name)
+
+
+def dumps(recipe: Recipe) -> str:
+    """Returns the resolved recipe as JSON for a pipeline argument.
+
+    The letters of `python3` are escaped: the local engine replaces that word in every argument
+    by the interpreter's path, also inside `/usr/lib/python3.11/…`.
+    """
+    return json.dumps(recipe.model_dump(mode="json"), sort_keys=True).replace("python3", "python\\u0033")
+
+
+def loads(text: str) -> Recipe:
+    """Reads what `dumps` wrote."""
+    return validate(json.loads(text), origin="recipe argument")
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Returns the resolved recipe as YAML, for people."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
+    """Returns one line for each dotted path whose value differs between two plain documents."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [line for key in keys for line in changed_paths(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if a == b else [f"{path}: {a!r} → {b!r}"]
+
+
+def place(document: dict[str, Any], path: str, value: Any) -> None:
+    """Puts a value at a dotted path of plain values, and makes the sections on the way that are not there.
+
+    Raises:
+        KeyError: a key on the way has a value that is no section; it is named.
+    """
+    *sections, last = path.split(".")
+    node = document
+    for key in sections:
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise KeyError(key)
+        node = child
+    node[last] = value
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
+    try:
+        place(document, path.strip(), value)
+    except KeyError as error:
+        raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    location = problem["loc"]
+    if location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1])):
+        location = location[:-1]  # the member of a union that was tried
+    path = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        keys = _keys_at(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.6)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(keys)}"
+        return f"{path}: unknown key; {hint}"
+    if problem["type"] == "missing":
+        return f"{path}: missing, and it has no default"
+    message = problem["msg"].removeprefix("Value error, ")
+    got = problem.get("input")
+    shown = f" (got {got!r})" if isinstance(got, str | int | float) and problem["type"] != "value_error" else ""
+    return f"{path}: {message}{shown}" if path else message
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    """Returns the field names of the section at a location of the schema."""
+    model: type[BaseModel] | None = Recipe
+    for part in location:
+        field = model.model_fields.get(str(part)) if model else None
+        if field is not None:
+            model = _section_of(field.annotation)
+    return list(model.model_fields) if model else []
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            if section := _section_of(argument):
+                return section
+    return None

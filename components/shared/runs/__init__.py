@@ -1,0 +1,1 @@
+"""A run in the store: its documents, plan, lineage and tracking."""

@@ -1,0 +1,97 @@
+"""The user's Python files: they travel with the run, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.runs.documents.data import OwnCode
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+
+
+def ship(run: Run, source: str | None) -> None:
+    """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run.
+
+    Raises:
+        UserError: there are none, or the run began with others.
+    """
+    if source is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+        prefix = f"data/{_collected(source, folder)}/code"
+        if bundles.usable_manifest(run.storage, prefix) is None:
+            names = sorted(os.listdir(folder))
+            bundles.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
+    run.write_once(OwnCode(prefix=prefix))
+
+
+def digest(source: str) -> str:
+    """Returns the SHA-256 over names and contents of the files of `hooks.source`.
+
+    Raises:
+        UserError: there are none.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+        return _collected(source, folder)
+
+
+def fetch(run: Run, scratch: str) -> str | None:
+    """Returns a local folder with the run's Python files, every byte checked, None where it has none.
+
+    Raises:
+        BatonError: they are gone.
+    """
+    noted = run.read(OwnCode)
+    if noted is None:
+        return None
+    manifest = bundles.read_manifest(run.storage, noted.prefix)
+    if manifest is None:
+        raise BatonError(f"{run.storage.uri(noted.prefix)} is gone.", remedy="Run the data-split stage again.")
+    return bundles.fetch(run.storage, noted.prefix, manifest, os.path.join(scratch, "code"))
+
+
+def install(folder: str | None) -> None:
+    """Makes the modules in a folder importable, if there is one."""
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _collected(source: str, folder: str) -> str:
+    """Copies the files into a folder and returns their digest."""
+    _collect(source, folder)
+    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(os.listdir(folder))]
+    if not parts:
+        raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _collect(source: str, folder: str) -> None:
+    if "://" in source:
+        storage = Storage(source if not source.endswith(".py") else source.rpartition("/")[0])
+        wanted = [source.rpartition("/")[2]] if source.endswith(".py") else storage.list("")
+        for name in wanted:
+            if not name.endswith(".py"):
+                continue
+            try:
+                storage.download(name, os.path.join(folder, name))
+            except FileNotFoundError:
+                raise UserError(f"hooks.source {source!r} does not exist.", remedy="Check the address.") from None
+    elif os.path.isfile(source) and source.endswith(".py"):
+        shutil.copy(source, folder)
+    elif os.path.isdir(source):
+        for name in os.listdir(source):
+            if os.path.isfile(os.path.join(source, name, "__init__.py")):
+                raise UserError(
+                    f"hooks.source {source!r} holds the package {name!r}; only modules side by side travel with a run.",
+                    remedy="Install the package in the image, or move its modules up.",
+                )
+            if name.endswith(".py"):
+                shutil.copy(os.path.join(source, name), folder)
+    else:
+        raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")

@@ -1,0 +1,113 @@
+"""What data split and tokenize leave with a run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, JsonValue
+
+from baton.components.shared.core.document import Document, Json, NamedDocument
+
+
+class RunHead(NamedDocument):
+    """How a run began."""
+
+    NAME: ClassVar[str] = "recipe.json"
+
+    recipe: Json
+    created: str
+    name: str = ""
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe's name."""
+        return str(self.recipe["name"])
+
+    @property
+    def base(self) -> str | None:
+        """The model that training began with, None for one from scratch."""
+        model = self.recipe.get("model")
+        base = model.get("base") if isinstance(model, dict) else None
+        return base if isinstance(base, str) else None
+
+
+class SplitData(NamedDocument):
+    """Which data the run has: part of what its checkpoints know each other by."""
+
+    NAME: ClassVar[str] = "data.json"
+
+    digest: str
+    rows: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """Where the rows lie in the store."""
+        return f"data/{self.digest}/split"
+
+
+class SplitCounts(NamedDocument):
+    """How many rows there are on each side, and what was refused."""
+
+    NAME: ClassVar[str] = "split.json"
+
+    rows: int = 0
+    train: int | None = None
+    eval: int | None = None
+    test: int | None = None
+    rejected: int = 0
+
+
+class Tokens(NamedDocument):
+    """The tokenized rows."""
+
+    NAME: ClassVar[str] = "tokens.json"
+
+    prefix: str
+    """Where they lie in the store."""
+    digest: str = ""
+    train: int = 0
+    tokens: int = 0
+    """Training tokens."""
+    truncated: int = 0
+    dropped: int = 0
+    lengths: JsonValue = None
+
+
+class PinnedModels(NamedDocument):
+    """The models that training began with: part of what the run's checkpoints know each other by.
+
+    A method's second model has a key like the base's, `teacher_sha256`.
+    """
+
+    NAME: ClassVar[str] = "model.json"
+
+    base_sha256: str | None
+    """Digest of the files of the model that is trained; None for one from scratch."""
+
+    def digest(self, role: str) -> str | None:
+        """Returns the digest of a model's files by its role, None where it was not there."""
+        value = self.to_json().get(f"{role}_sha256")
+        return str(value) if value is not None else None
+
+
+class OwnCode(NamedDocument):
+    """The user's Python files: part of what the run's checkpoints know each other by."""
+
+    NAME: ClassVar[str] = "code.json"
+
+    prefix: str
+
+
+class Loss(Document):
+    """Something that a finished stage had left and that is gone."""
+
+    at: str
+    lost: str
+
+
+class Losses(NamedDocument):
+    """What has gone, over the life of a run."""
+
+    NAME: ClassVar[str] = "losses.json"
+
+    losses: list[Loss] = Field(default_factory=list)

@@ -1,0 +1,165 @@
+"""What evaluation, gate, export and report leave with a run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from baton.components.shared.core.document import Document, Json, NamedDocument
+
+Figures = dict[str, int | float | None]
+"""Name of a figure → its value."""
+
+
+class GateLine(Document):
+    """One line of the gate, judged."""
+
+    figure: str = ""
+    line: str = ""
+    value: int | float | None = None
+    limit: int | float | None = None
+    """None against a production model that is not there yet."""
+    held: bool
+    words: str
+
+
+class Verdict(Document):
+    """What the gate says of a model."""
+
+    passed: bool
+    lines: list[GateLine] = Field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        """The lines that did not hold, in words."""
+        return [line.words for line in self.lines if not line.held]
+
+    @property
+    def words(self) -> str:
+        """The verdict, for people."""
+        return "accepted" if self.passed else f"rejected: {'; '.join(self.failed)}"
+
+
+class ExamplesFile(Document):
+    """Where all examples are."""
+
+    count: int = 0
+    path: str = ""
+
+
+class Evaluation(NamedDocument):
+    """The figures of the model before and after training, and of the one in use."""
+
+    NAME: ClassVar[str] = "evaluation.json"
+
+    before: Figures = Field(default_factory=dict)
+    after: Figures = Field(default_factory=dict)
+    production: Figures | None = None
+    production_model: str | None = None
+    side: str | None = None
+    intervals: dict[str, dict[str, list[int | float | None]]] | None = None
+    signatures: dict[str, str] = Field(default_factory=dict)
+    without_reference: int = 0
+    samples: list[Json] = Field(default_factory=list)
+    examples: ExamplesFile | None = None
+    summary: str = ""
+    parameters: int = 0
+    gate: Verdict | None = None
+
+    def figures(self, when: str) -> Figures | None:
+        """Returns the figures of a model, `before`, `after` or `production`; None where there is no such model."""
+        return {"before": self.before, "after": self.after, "production": self.production}[when]
+
+
+class ExportEntry(Document):
+    """One format of the export."""
+
+    format: str
+    uri: str
+    bytes: int = 0
+    checked: Json | None = None
+    """How it was loaded back."""
+
+
+class Registered(NamedDocument):
+    """What MLflow has of the export."""
+
+    NAME: ClassVar[str] = "registry.json"
+
+    export: str = ""
+    """Whose files they are."""
+    mlflow: str = ""
+    model_id: str | None = None
+    name: str | None = None
+    version: str | None = None
+    alias: str | None = None
+
+
+class Pushed(NamedDocument):
+    """What the Hub has of the export."""
+
+    NAME: ClassVar[str] = "hub.json"
+
+    repo: str
+    revision: str
+    export: str
+    """Whose files they are."""
+    commit: str = ""
+
+
+class ExportedModel(NamedDocument):
+    """Where the model is."""
+
+    NAME: ClassVar[str] = "export.json"
+
+    model_uri: str
+    bytes: int = 0
+    files: int = 0
+    exports: list[ExportEntry] = Field(default_factory=list)
+    registry: Registered | None = None
+    hub: Pushed | None = None
+
+
+class ReportPage(NamedDocument):
+    """Where the report is."""
+
+    NAME: ClassVar[str] = "report.json"
+
+    report_uri: str
+    seconds: float = 0.0
+
+
+class AcceptedModel(Document):
+    """A model that was accepted."""
+
+    run: str
+    run_uri: str = ""
+    model_uri: str
+    digest: str = ""
+    """Of its state."""
+    data: str = ""
+    """Digest of the data it has learnt from."""
+    recipe: str = ""
+    """Digest of what the recipe made of that."""
+    learnt: list[str] = Field(default_factory=list)
+    """Digests of all splits that it and those before it have learnt from."""
+    summary: str = ""
+    registry: Json | None = None
+    at: str = ""
+
+
+class RetrainNote(NamedDocument):
+    """What a run knows of the retraining that it belongs to."""
+
+    NAME: ClassVar[str] = "retrain.json"
+
+    model: str
+    number: int = 0
+    """The model that it is judged against, 0 for none."""
+    verdict: str = ""
+    """Digest by which a rejection is remembered."""
+    owner: str = ""
+    data: str = ""
+    recipe: str = ""
+    learnt: list[str] = Field(default_factory=list)

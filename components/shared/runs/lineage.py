@@ -1,0 +1,218 @@
+"""The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
+
+A run's parent is the one that it forked, else the one whose model it goes on from (a later phase, or a retraining that
+begins with the model in use), else the one whose model it took the place of.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.data import RunHead
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
+from baton.components.shared.runs.documents.sweeps import TrialNote
+from baton.components.shared.runs.documents.training import ForkNote
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
+
+logger = logging.getLogger("baton")
+
+MOST = 200
+"""Runs of a store up to which a report reads all of them to find a run's children."""
+
+_STEP = re.compile(r"step-(\d{8,})")
+_NUMBER = re.compile(r"\d{6}\.json")
+
+
+@dataclass
+class Member:
+    """A run and what it comes from.
+
+    Attributes:
+        name: The run's name; a parent that is in another store or gone has its name alone.
+        created: When it began, ISO 8601; empty for one that is gone.
+        recipe: Name of its recipe.
+        parent: Name of the run it comes from.
+        kind: How: `fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent.
+        at: Step of the parent at which it was forked.
+        changed: What a fork changed: dotted path → value before and after.
+        sweep: The sweep that it is a trial of, and its id there.
+        values: A trial's own values.
+        step: Its newest checkpoint's step, 0 before there is one.
+        num_steps: Steps of its plan, None before it has one.
+        state: `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`.
+        children: Names of the runs that come from it, oldest first.
+    """
+
+    name: str
+    created: str = ""
+    recipe: str = ""
+    parent: str | None = None
+    kind: str = ""
+    at: int | None = None
+    changed: dict[str, list[Any]] = field(default_factory=dict)
+    sweep: tuple[str, str] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    num_steps: int | None = None
+    state: str = "gone"
+    children: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        """What it is to its parent, in a few words."""
+        origin = {
+            "fork": f"fork at step {self.at}",
+            "cold fork": f"cold fork of step {self.at}",
+            "goes on": "goes on from its model",
+            "retrained": "took its place",
+        }.get(self.kind, "")
+        trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
+        own = ", ".join(f"{path.rpartition('.')[2]} {after}" for path, (_, after) in self.changed.items())
+        return "; ".join(part for part in (origin, own, trial) if part)
+
+
+Family = dict[str, Member]
+"""Runs by name."""
+
+
+def family(storage: Storage) -> Family:
+    """Returns all runs of a store with their parents and children."""
+    names = storage.list("runs")
+    members = {member.name: member for member in bundles.each(lambda name: _known(storage, name), names) if member}
+    _add_successors(storage, members)
+    for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
+        if member.parent:
+            members.setdefault(member.parent, Member(member.parent)).children.append(member.name)
+    return members
+
+
+def around(run: Run) -> Family:
+    """Returns a run with all who share an ancestor with it; in a store of many runs with its ancestors alone."""
+    if len(run.storage.list("runs")) <= MOST:
+        members = family(run.storage)
+        return relatives(members, run.name) if run.name in members else {}
+    found: Family = {}
+    name: str | None = run.name
+    below: str | None = None
+    while name and name not in found:
+        found[name] = member = _known(run.storage, name) or Member(name)
+        member.children = [below] if below else []
+        name, below = member.parent, name
+    return found
+
+
+def relatives(members: Family, name: str) -> Family:
+    """Returns a run with all who share an ancestor with it."""
+    top = name
+    seen = {name}
+    while (parent := members[top].parent) and parent not in seen:
+        top = parent
+        seen.add(top)
+    found: Family = {}
+    waiting = [top]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found[one] = members[one]
+            waiting += members[one].children
+    return found
+
+
+def roots(members: Family) -> list[Member]:
+    """Returns the runs that come from no other, oldest first; of runs that come from each other, the oldest."""
+    tops = [member for member in members.values() if member.parent is None or member.parent not in members]
+    return sorted(tops, key=lambda one: (one.created, one.name))
+
+
+def walk(members: Family, tops: Sequence[Member] | None = None) -> Iterator[tuple[int, Member, bool]]:
+    """Yields every run below its parent: how deep it lies, the run, and whether it is its parent's last."""
+    starts = roots(members) if tops is None else tops
+    waiting = [(0, member, index == len(starts) - 1) for index, member in enumerate(starts)][::-1]
+    seen: set[str] = set()
+    while waiting:
+        depth, member, last = waiting.pop()
+        if member.name in seen:
+            continue
+        seen.add(member.name)
+        yield depth, member, last
+        below = [members[name] for name in member.children if name in members]
+        waiting += [(depth + 1, child, index == len(below) - 1) for index, child in enumerate(below)][::-1]
+
+
+def _known(storage: Storage, name: str) -> Member | None:
+    """Returns what is known of a run, None where its documents are not as Baton writes them."""
+    try:
+        return _member(storage, name)
+    except (KeyError, TypeError, ValueError, BatonError) as error:
+        logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
+        return None
+
+
+def _member(storage: Storage, name: str) -> Member | None:
+    run = Run(storage, name)
+    present = set(storage.list(run.path()))
+    head = run.read(RunHead) if RunHead.NAME in present else None
+    if head is None:
+        return None
+    plan = run.read(Plan) if Plan.NAME in present else None
+    fork = run.read(ForkNote) if ForkNote.NAME in present else None
+    trial = run.read(TrialNote) if TrialNote.NAME in present else None
+    steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
+    member = Member(
+        name,
+        created=head.created,
+        recipe=head.recipe_name,
+        step=max(map(int, steps), default=0),
+        num_steps=plan.num_steps if plan else None,
+        sweep=(trial.sweep, trial.id) if trial else None,
+        values=trial.values if trial else {},
+    )
+    member.state = _state(member, present)
+    if fork:
+        member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
+        member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
+    elif base := _run_of(head.base, storage):
+        member.parent, member.kind = (base, "goes on") if base != name else (None, "")
+    return member
+
+
+def _names(storage: Storage, run: Run, present: set[str]) -> list[str]:
+    return storage.list(run.path("checkpoints")) if "checkpoints" in present else []
+
+
+def _state(member: Member, present: set[str]) -> str:
+    if ExportedModel.NAME in present:
+        return "done"
+    if Evaluation.NAME in present:
+        return "rejected" if ReportPage.NAME in present else "trained"
+    if member.num_steps and member.step >= member.num_steps:
+        return "trained"
+    return "unfinished" if member.step else "new"
+
+
+def _run_of(uri: str | None, storage: Storage) -> str | None:
+    """Returns the run of this store below whose folder an address lies."""
+    runs = f"{storage.uri('runs')}/"
+    return uri.removeprefix(runs).partition("/")[0] if uri and uri.startswith(runs) else None
+
+
+def _add_successors(storage: Storage, members: Family) -> None:
+    """Gives each run whose model took another's place that one for a parent, where it has none."""
+    for recipe in storage.list("models"):
+        folder = f"models/{recipe}/accepted"
+        names = [name for name in storage.list(folder) if _NUMBER.fullmatch(name)]
+        accepted = [json.loads(storage.read(f"{folder}/{name}"))["run"] for name in names]
+        for before, after in pairwise(accepted):
+            member = members.get(after)
+            if member and member.parent is None and before != after:
+                member.parent, member.kind = before, "retrained"

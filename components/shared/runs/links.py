@@ -1,0 +1,65 @@
+"""Where a run can be seen: in the store, in MLflow, in Kubeflow."""
+
+from __future__ import annotations
+
+import os
+
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import RunHead
+from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.run import Run
+
+KUBEFLOW_RUN = "KFP_RUN_ID"
+"""Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
+
+KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
+"""Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
+
+
+def kubeflow_run() -> str | None:
+    """Returns the id of the Kubeflow run that this process belongs to, or None."""
+    return os.environ.get(KUBEFLOW_RUN) or None
+
+
+def kubeflow_url() -> str | None:
+    """Returns where the Kubeflow run of this process is shown, or None where that is not known."""
+    page, run_id = os.environ.get(KUBEFLOW_PAGE), kubeflow_run()
+    return f"{page.rstrip('/')}/#/runs/details/{run_id}" if page and run_id else None
+
+
+def mlflow_url(run: Run, recipe: Recipe) -> str | None:
+    """Returns where the tracking run of a training run is shown, or None where it has no page."""
+    tracking = run.read(Tracking)
+    page = recipe.tracking.mlflow_page or recipe.tracking.mlflow or ""
+    if tracking is None or tracking.experiment_id is None or not page.startswith(("http://", "https://")):
+        return None
+    return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
+
+
+def tags() -> dict[str, str]:
+    """Returns what leads from a tracking run to the Kubeflow run of this process."""
+    found = {"kubeflow.run_id": kubeflow_run(), "kubeflow.url": kubeflow_url()}
+    if url := found["kubeflow.url"]:
+        found["mlflow.note.content"] = f"[Kubeflow run]({url})"
+    return {name: value for name, value in found.items() if value}
+
+
+def as_markdown(run: Run, given: str) -> str:
+    """Returns a page that leads from a Kubeflow run to where else the training run is to be found.
+
+    Args:
+        run: The training run.
+        given: The name by which it is resumed: the run's, without that of its phase.
+    """
+    recipe = run.recipe()
+    url = mlflow_url(run, recipe)
+    lines = [
+        f"# Run {run.name}",
+        f"- store: `{run.uri}`",
+        f"- MLflow: [{url}]({url})" if url else "- MLflow: no page is known for this run",
+        f"- report: `{run.uri}/report.html`, and at the stage *report*",
+        f"- started with this recipe first at {run.need(RunHead).created}",
+        "",
+        f"Started again with `run_name` {given}, the same recipe resumes this run from its newest checkpoint.",
+    ]
+    return "\n".join(lines) + "\n"

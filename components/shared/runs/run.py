@@ -1,0 +1,182 @@
+"""A run in the store: its recipe, plan, records and checkpoints, by name.
+
+runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
+runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
+runs/<run>/checkpoints/step-…/        see `checkpoints.store`
+runs/<run>/export/, exports/<format>/ bundles
+data/<digest>/{split,tokens,…}        bundles shared between runs
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from baton.components.shared.core.document import Document, NamedDocument
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
+from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, StageRecord
+from baton.components.shared.runs.folder import Documents
+from baton.components.shared.runs.plan import Plan
+
+R = TypeVar("R", bound=Document)
+
+
+class Run(Documents):
+    """One run, addressed by the store and its name."""
+
+    KIND = "run"
+
+    def create(self, recipe: Recipe) -> None:
+        """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
+
+        Raises:
+            UserError: the run exists with a recipe that trains something else.
+        """
+        document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
+        if not self.put_new(RunHead.NAME, document):
+            self.require_same(recipe)
+            self.put(RunHead.NAME, {**document, "created": self.need(RunHead).created})
+
+    def require_same(self, recipe: Recipe) -> None:
+        """Compares a recipe with the one this run was started with, if it was.
+
+        Raises:
+            UserError: they would train something else.
+        """
+        head = self.read(RunHead)
+        if head is None:
+            return
+        before = recipe_file.validate(head.recipe, origin=self.uri)
+        if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
+            raise UserError(
+                f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
+                remedy="Choose another run name, or set these back.",
+            )
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe the run was started with.
+
+        Raises:
+            UserError: there is no such run.
+        """
+        return recipe_file.validate(self.need(RunHead).recipe, origin=self.uri)
+
+    def settled_recipe(self) -> Recipe:
+        """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
+        recipe = self.recipe()
+        training: dict[str, float] = {}
+        if recipe.training.lr_find and (rate := self.read(LearningRate)):
+            training["learning_rate"] = rate.learning_rate
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatch)):
+            training["micro_batch_size"] = micro_batch.micro_batch_size
+        if not training:
+            return recipe
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
+
+    def plan(self) -> Plan:
+        """Returns the run's plan."""
+        return self.need(Plan)
+
+    def write_once(self, document: NamedDocument) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            UserError: it was written before, and differs.
+        """
+        self.set_once(document.file_name(), document.to_json())
+
+    def set_once(self, name: str, document: Mapping[str, Any]) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            UserError: it was written before, and differs.
+        """
+        if self.put_new(name, document):
+            return
+        if changed := recipe_file.changed_paths(self.require(name), document):
+            raise UserError(
+                f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
+                remedy="Choose another run name.",
+            )
+
+    def record(self, stage: str, document: Mapping[str, Any]) -> None:
+        """Keeps what one attempt at a stage did, under a name of its own."""
+        name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
+        self.put(name, {"stage": stage, "at": now(), **document})
+
+    def records(self) -> list[StageRecord]:
+        """Returns all attempts at all stages, by stage and time."""
+        return self._records(StageRecord, "")
+
+    def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
+        """Returns all attempts at all chunks, or at one, by chunk and time."""
+        return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
+
+    def _records(self, kind: type[R], prefix: str) -> list[R]:
+        names = self.storage.list(self.path("records"))
+        wanted = [self.path(f"records/{name}") for name in names if name.startswith(prefix)]
+        return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
+
+    Where things lie, what pods ask for, what happens after training and how often a checkpoint is
+    written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
+    """
+    document = recipe.model_dump(mode="json")
+    for section in ("name", "store", "resources", "tracking", "export", "sweep"):
+        del document[section]
+    del document["training"]["parallel"]  # the world size is part of the fingerprint
+    document["evaluation"] = {"every": recipe.evaluation.every}
+    document["chunks"] = {"count": recipe.chunks.count}
+    for name in ("source", "workers"):
+        del document["data"][name]
+    # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
+    document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
+    del document["hooks"]["source"]
+    learnt = recipe.retrain.learnt
+    document["retrain"] = {"learnt": learnt, "replay": recipe.retrain.replay} if learnt else {}
+    return document
+
+
+def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
+    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan.
+
+    Args:
+        run: The run, its data split and tokenized.
+        recipe: Its recipe, settled.
+        plan: Its plan.
+    """
+    parts = [
+        identity(recipe),
+        plan.to_json(),
+        # As they lie there, whatever their keys: what an older or newer Baton wrote is hashed as it was.
+        *(run.require(document.NAME) for document in (SplitData, PinnedModels)),
+        run.get(OwnCode.NAME),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def check_name(name: str) -> str:
+    """Returns a run's name if it can be one.
+
+    Raises:
+        UserError: it is not lower-case letters, digits and dashes.
+    """
+    if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
+        raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
+    return name
+
+
+def now() -> str:
+    """Returns the time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

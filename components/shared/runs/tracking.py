@@ -1,0 +1,233 @@
+"""MLflow: one tracking run for a training run, whichever processes report to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs import links
+from baton.components.shared.runs.documents.sweeps import TrialNote
+from baton.components.shared.runs.documents.training import ForkNote, Tracking
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+
+logger = logging.getLogger("baton")
+
+TIMEOUT = "5"
+"""Seconds a call to a tracking server may take, and it is tried twice: training matters more."""
+
+
+def start(run: Run, recipe: Recipe) -> None:
+    """Creates the tracking run of a new training run; a server out of reach is a warning."""
+    if recipe.tracking.mlflow is None:
+        return
+    if run.read(Tracking):
+        tag(run, links.tags())
+        return
+    try:
+        client = connect(recipe.tracking.mlflow)
+        name = recipe.tracking.experiment or recipe.name
+        number = experiment(client, name, run.storage, recipe)
+        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
+        tags |= _of_fork(run, recipe, number) | _of_sweep(run)
+        tracked = client.create_run(number, run_name=run.name, tags=tags)
+        _log_settings(client, tracked.info.run_id, recipe)
+    except Exception as error:
+        logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
+        return
+    run.write(
+        Tracking(mlflow=recipe.tracking.mlflow, run_id=tracked.info.run_id, experiment_id=str(number)),
+    )
+
+
+def _of_fork(run: Run, recipe: Recipe, number: str) -> dict[str, str]:
+    """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
+    fork = run.read(ForkNote)
+    if fork is None:
+        return {}
+    tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
+    theirs = Run.open(fork.parent).read(Tracking)
+    if theirs and (theirs.mlflow, theirs.experiment_id) == (recipe.tracking.mlflow, number):
+        tags["mlflow.parentRunId"] = theirs.run_id
+    return tags
+
+
+def _of_sweep(run: Run) -> dict[str, str]:
+    """Returns what makes a trial's tracking run a child of its sweep's."""
+    trial = run.read(TrialNote)
+    return {"mlflow.parentRunId": trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
+
+
+def _log_settings(client: Any, run_id: str, recipe: Recipe) -> None:
+    from mlflow.entities import Param
+
+    settings = _flat(recipe.model_dump(mode="json", exclude={"store", "resources"}))
+    params = [Param(path, str(value)[:500]) for path, value in settings]
+    for first in range(0, len(params), 100):  # as many as a server takes at once
+        client.log_batch(run_id, params=params[first : first + 100])
+
+
+def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
+    """Logs metrics to the tracking run, if there is one; a server out of reach is a warning."""
+    with Tracker(run, system_metrics=False) as tracker:
+        tracker.log(metrics, step)
+
+
+def tag(run: Run, tags: dict[str, str]) -> None:
+    """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
+    tracking = run.read(Tracking)
+    if tracking is None or not tags:
+        return
+    try:
+        client = connect(tracking.mlflow)
+        for name, value in tags.items():
+            client.set_tag(tracking.run_id, name, value)
+    except Exception as error:
+        logger.warning("tracking at %s has no tags of this run: %s", tracking.mlflow, error)
+
+
+def finish(run: Run, report_path: str | None) -> None:
+    """Marks the tracking run finished and keeps the report with it."""
+    tracking = run.read(Tracking)
+    if tracking is None:
+        return
+    try:
+        client = connect(tracking.mlflow)
+        if report_path:
+            client.log_artifact(tracking.run_id, report_path)
+        client.set_terminated(tracking.run_id)
+    except Exception as error:
+        logger.warning("tracking at %s was not finished: %s", tracking.mlflow, error)
+
+
+class Tracker:
+    """Sends metrics from a process of its own, so that neither import nor server holds training up.
+
+    Args:
+        run: The training run.
+        system_metrics: Also log CPU, memory, disk, network and GPU use of this machine.
+    """
+
+    def __init__(self, run: Run, *, system_metrics: bool) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        if run.read(Tracking):
+            command = [sys.executable, "-m", "baton.components.shared.runs.tracking", run.uri, str(int(system_metrics))]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Hands metrics of a step over; returns at once."""
+        if self._process and self._process.stdin:
+            try:
+                self._process.stdin.write(json.dumps([metrics, step, int(time.time() * 1000)]) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                self._process = None  # it has said why
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Waits until what was handed over is sent, at most `timeout` seconds."""
+        if self._process is None or self._process.stdin is None:
+            return
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            logger.warning("tracking did not finish in %.0f s and is left behind", timeout)
+            self._process.kill()
+
+
+def serve(run_uri: str, system_metrics: bool) -> None:
+    """Reads `[metrics, step, milliseconds]` lines from standard input until it ends, and logs them."""
+    os.nice(10)
+    run = Run.open(run_uri)
+    tracking = run.need(Tracking)
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    try:
+        client = connect(tracking.mlflow)
+        monitor = _monitor(tracking.run_id) if system_metrics else None
+        while (batch := _drain(lines)) != [None]:
+            entities = [entity for line in batch if line for entity in _entities(*json.loads(line))]
+            for first in range(0, len(entities), 1000):
+                client.log_batch(tracking.run_id, metrics=entities[first : first + 1000])
+            if None in batch:
+                break
+        if monitor:
+            monitor.finish()
+    except Exception as error:
+        logger.warning("tracking at %s stopped: %s", tracking.mlflow, error)
+
+
+def _read(lines: queue.Queue[str | None]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put(None)
+
+
+def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
+    """Returns what is there, waiting for the first; None stands for the end."""
+    batch = [lines.get()]
+    while not lines.empty():
+        batch.append(lines.get())
+    return batch
+
+
+def _monitor(run_id: str) -> Any:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True)
+    monitor.start()
+    return monitor
+
+
+def _entities(metrics: dict[str, float], step: int, milliseconds: int) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [Metric(name, float(value), milliseconds, step) for name, value in metrics.items()]
+
+
+def connect(uri: str) -> Any:
+    """Returns a client of a tracking server or database that gives up soon."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", TIMEOUT)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    return mlflow.MlflowClient(uri)
+
+
+def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
+    """Returns the number of an experiment, made where there is none; beside a local database its artifacts go into the
+    store."""
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    local = str(recipe.tracking.mlflow).startswith("sqlite:") and storage.is_local
+    return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
+
+
+def _flat(document: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in document.items():
+        name = f"{path}.{key}".lstrip(".")
+        pairs.extend(_flat(value, name) if isinstance(value, dict) and value else [(name, value)])
+    return pairs
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    serve(sys.argv[1], sys.argv[2] == "1")

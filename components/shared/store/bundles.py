@@ -1,0 +1,259 @@
+"""Bundles: folders of files committed to the store as one, by a manifest written last.
+
+    <prefix>/<attempt>/{files…}      what one writer uploaded
+    <prefix>/manifest….json          what makes them a bundle: see `store.manifests`
+
+Every writer uploads below a name of its own, so that one who finishes late cannot touch the files of the one whose
+manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
+files that nobody reads, and that retention takes when they are old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TypeVar
+
+from baton.components.shared.core.errors import MarkedError, UnavailableError
+from baton.components.shared.store.cache import NodeCache
+from baton.components.shared.store.manifests import (
+    DAMAGED,
+    REMOVED,
+    FileEntry,
+    Manifest,
+    manifest_name,
+    mark_damaged,
+    newest_usable,
+    read_manifest,
+    usable_manifest,
+)
+from baton.components.shared.store.object_store import Entry
+from baton.components.shared.store.storage import Storage
+
+__all__ = [
+    "DAMAGED",
+    "REMOVED",
+    "BundleWriter",
+    "FileEntry",
+    "Manifest",
+    "each",
+    "fetch",
+    "file_sha256",
+    "is_whole",
+    "mark_damaged",
+    "publish",
+    "read_manifest",
+    "require_whole",
+    "torn_files",
+    "usable_manifest",
+    "verify",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+PARALLEL = 8
+"""Files in flight at once."""
+ROUNDS = 5
+"""Times a commit looks again after another writer's manifest came in its way and was gone."""
+
+
+class BundleWriter:
+    """One writer's attempt at a bundle: files first, then the manifest.
+
+    Args:
+        storage: Where to.
+        prefix: Path of the bundle in the store.
+        kind: What the files are.
+        check: Called every few megabytes; what it raises ends the attempt.
+
+    Attributes:
+        folder: Name of the attempt, which no other process has.
+        files: Size and SHA-256 of what is uploaded, by relative name.
+    """
+
+    def __init__(self, storage: Storage, prefix: str, *, kind: str, check: Callable[[], None] = lambda: None) -> None:
+        self.storage = storage
+        self.prefix = prefix
+        self.kind = kind
+        self.folder = uuid.uuid4().hex[:12]
+        self.files: dict[str, FileEntry] = {}
+        self._check = check
+
+    def send(self, local_dir: str) -> None:
+        """Uploads the files of a folder, at any depth; those sent before are not sent again."""
+
+        def upload(name: str) -> None:
+            local = os.path.join(local_dir, name)
+            digest = self.storage.upload(local, f"{self.prefix}/{self.folder}/{name}", self._check)
+            self.files[name] = {"size": os.path.getsize(local), "sha256": digest}
+
+        names = {
+            os.path.relpath(os.path.join(parent, name), local_dir).replace(os.sep, "/")
+            for parent, _, names in os.walk(local_dir)
+            for name in names
+        }
+        each(upload, sorted(names - self.files.keys()))
+
+    def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
+        """Writes the manifest, unless another writer was first.
+
+        Returns:
+            The manifest that is committed now, and whether it is this attempt's.
+
+        Raises:
+            UnavailableError: other writers come and go, and none of their manifests stays.
+        """
+        manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
+        data = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
+        for _ in range(ROUNDS):
+            # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
+            # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
+            committed, generation = newest_usable(self.storage, self.prefix)
+            if committed is None and self.storage.create(f"{self.prefix}/{manifest_name(generation + 1)}", data):
+                return manifest, True
+            if committed is not None:  # this attempt's where the answer to its put was lost
+                return committed, committed.folder == self.folder
+        raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
+
+
+def publish(
+    storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
+) -> tuple[Manifest, bool]:
+    """Uploads a folder and commits it.
+
+    Args:
+        storage: Where to.
+        prefix: Path of the bundle in the store.
+        local_dir: Folder whose files, at any depth, are the bundle.
+        kind: What the files are.
+        meta: Goes into the manifest; plain JSON values.
+
+    Returns:
+        The manifest that is committed now, and whether it is this call's: False when another writer was first.
+    """
+    writer = BundleWriter(storage, prefix, kind=kind)
+    writer.send(local_dir)
+    return writer.commit(meta)
+
+
+def fetch(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    local_dir: str,
+    cache: NodeCache | None = None,
+    names: Iterable[str] | None = None,
+) -> str:
+    """Downloads a bundle to this machine, checking every byte.
+
+    Args:
+        storage: Where from.
+        prefix: Path of the bundle in the store.
+        manifest: What is committed there.
+        local_dir: Folder for the files, unless the store is one itself: then they are read in place.
+        cache: Files this node has already, by their hashes.
+        names: The files that are wanted; all of them when None.
+
+    Returns:
+        The folder with the files.
+
+    Raises:
+        DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
+    """
+    target = storage.key(manifest.path(prefix)) if storage.is_local else local_dir
+    present = storage.find(manifest.path(prefix))
+
+    def receive(name: str) -> str | None:
+        if storage.is_local:
+            return _problem(storage, prefix, manifest, name, present, None)
+        local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
+        if cache and cache.take(digest, local_path):
+            return None
+        problem = _problem(storage, prefix, manifest, name, present, local_path)
+        if cache and problem is None:
+            cache.keep(digest, local_path)
+        return problem
+
+    wanted = manifest.files if names is None else names
+    require_whole(storage, prefix, manifest, [line for line in each(receive, sorted(wanted)) if line])
+    return target
+
+
+def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Reads every file of a bundle back and returns a line for each that is not what was committed."""
+    present = storage.find(manifest.path(prefix))
+    lines = each(lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files))
+    return [line for line in lines if line]
+
+
+def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
+    """Tells whether all files of a bundle are there in full size, which costs one listing."""
+    return not torn_files(storage, prefix, manifest)
+
+
+def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Returns a line for each file of a bundle that is missing or not of its size, which costs one listing."""
+    present = storage.find(manifest.path(prefix))
+    lines = []
+    for name, entry in manifest.files.items():
+        if name not in present:
+            lines.append(f"{name}: missing")
+        elif present[name].size != entry["size"]:
+            lines.append(f"{name}: {present[name].size} bytes, committed were {entry['size']}")
+    return lines
+
+
+def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
+    """Marks a bundle in which problems were found.
+
+    Raises:
+        MarkedError: there are any.
+    """
+    if problems:
+        # Retention takes files under a reader's hands: what it takes is not damaged, and a mark would outlive it.
+        if usable_manifest(storage, prefix) != manifest:
+            raise MarkedError(f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again.")
+        mark_damaged(storage, prefix, manifest)
+        raise MarkedError(
+            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
+        )
+
+
+def file_sha256(local_path: str) -> str:
+    """Returns the SHA-256 of a local file."""
+    with open(local_path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Calls a function with each item, several at a time, and returns the results in the items' order."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return list(pool.map(work, items))
+
+
+def _problem(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    name: str,
+    present: Mapping[str, Entry],
+    local_path: str | None,
+) -> str | None:
+    """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""
+    expected, path = manifest.files[name], manifest.path(prefix, name)
+    size = present[name].size if name in present else None
+    if size not in (None, expected["size"]):
+        return f"{name}: {size} bytes, committed were {expected['size']}"
+    try:
+        if local_path:
+            digest = storage.download(path, local_path, expected["size"])
+        else:
+            digest = storage.sha256(path)[1]
+    except FileNotFoundError:
+        return f"{name}: missing"
+    return None if digest == expected["sha256"] else f"{name}: SHA-256 is {digest}, committed was {expected['sha256']}"

@@ -1,0 +1,100 @@
+"""Files that a node has already, by their SHA-256: read through, and never trusted without it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import uuid
+
+from baton.components.shared.recipe import Store
+from baton.components.shared.recipe.base import amount
+
+logger = logging.getLogger("baton")
+
+
+class NodeCache:
+    """A folder that outlives pods on a node, in memory or on a fast disk.
+
+    Args:
+        folder: Where the files lie, named by their hashes.
+        max_bytes: Size at which those used longest ago are removed.
+    """
+
+    def __init__(self, folder: str, max_bytes: float) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+
+    @classmethod
+    def of(cls, store: Store) -> NodeCache | None:
+        """Returns the cache that a recipe names, None where it names none."""
+        if store.cache_dir is None:
+            return None
+        return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))
+
+    def take(self, digest: str, local_path: str) -> bool:
+        """Puts a file where it is wanted, if it is here and its bytes have this SHA-256.
+
+        Args:
+            digest: Hex digest; a file that does not have it is removed.
+            local_path: Where the file is wanted; its folder is made.
+        """
+        kept = os.path.join(self.folder, digest)
+        os.makedirs(os.path.dirname(local_path), exist_ok=True)
+        try:
+            _link_or_copy(kept, local_path)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # others may only read it
+            os.utime(kept)
+        with open(local_path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                return True
+        logger.warning("cached file %s is damaged; it is fetched from the store", kept)
+        os.unlink(local_path)  # it is a link: a download to it would be written into the cache
+        with contextlib.suppress(OSError):
+            os.unlink(kept)
+        return False
+
+    def keep(self, digest: str, local_path: str) -> None:
+        """Keeps a file that has this SHA-256; a cache that is full or cannot be written is passed over."""
+        kept = os.path.join(self.folder, digest)
+        temporary = f"{kept}.{uuid.uuid4().hex[:8]}"
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            wanted = os.path.getsize(local_path)
+            if os.path.exists(kept) or wanted > self.max_bytes:
+                return
+            self._make_room(wanted)
+            _link_or_copy(local_path, temporary)
+            os.replace(temporary, kept)
+        except OSError as error:
+            logger.warning("cache %s does not take %s: %s", self.folder, local_path, error)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+    def _make_room(self, wanted: int) -> None:
+        entries = []
+        for entry in os.scandir(self.folder):
+            with contextlib.suppress(FileNotFoundError):  # another process makes room as well
+                state = entry.stat()
+                entries.append((state.st_mtime, state.st_size, entry.path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total + wanted <= self.max_bytes:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system
+        shutil.copyfile(source, target)

@@ -1,0 +1,250 @@
+"""The object store as all of Baton uses it: patient with faults that pass, clear about those that stay."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TypeVar
+
+from fsspec import AbstractFileSystem
+
+from baton.components.shared.core.errors import BatonError, UnavailableError
+from baton.components.shared.core.patience import Attempt, attempts, insist
+from baton.components.shared.store import lease
+from baton.components.shared.store.errors import UnsupportedError, without_signature
+from baton.components.shared.store.object_store import OWN, Entry, ObjectStore
+from baton.components.shared.store.registry import open_store
+
+logger = logging.getLogger("baton")
+
+PATIENCE = "BATON_STORE_PATIENCE"
+"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+FIRST_PAUSE = 0.4
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries at an operation."""
+T = TypeVar("T")
+
+
+class Storage:
+    """Objects below one URI, named by paths relative to it.
+
+    Args:
+        uri: A folder or an address whose scheme `store.registry` or fsspec knows. The endpoint and credentials come
+            from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+        patience: Seconds for which an operation is tried again while the store does not answer;
+            10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
+
+    Attributes:
+        sent: Bytes of files uploaded by this process.
+        received: Bytes of files downloaded by it.
+        client: What moves the bytes; its errors are its library's, see `translated`.
+
+    Raises:
+        StoreError: the URI has an unknown protocol, or names no bucket.
+    """
+
+    def __init__(self, uri: str, *, patience: float | None = None) -> None:
+        self.patience = float(os.environ.get(PATIENCE, 10)) if patience is None else patience
+        self.client: ObjectStore = open_store(uri)
+        self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
+        self.sent = self.received = 0
+
+    @cached_property
+    def fs(self) -> AbstractFileSystem:
+        """The fsspec file system, for those who read files that are not Baton's."""
+        return self.client.file_system()
+
+    def uri(self, path: str = "") -> str:
+        """Returns the address of an object for people and for other processes."""
+        return f"{self.base_uri}/{path}".rstrip("/")
+
+    def key(self, path: str = "") -> str:
+        """Returns the file system's own name of an object."""
+        return f"{self.root}/{path}".rstrip("/")
+
+    def read(self, path: str) -> bytes:
+        """Returns a whole object.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StoreError: the store refused or could not be reached.
+        """
+        return self._patiently(lambda: self.client.read(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a whole object, replacing what was there; readers see the old or the new one."""
+        self._patiently(lambda: self.client.write(path, data))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes an object only if there is none: put-if-absent.
+
+        Returns:
+            Whether this call created it. Among any number of writers at most one is told yes; none is
+            where the answer to the put that won was lost on its way.
+        """
+        if self.has_conditional_put:
+            return self._patiently(lambda: self.client.create(path, data))
+        return self._patiently(lambda: lease.create(self.client, path, data))
+
+    @cached_property
+    def has_conditional_put(self) -> bool:
+        """Whether the store refuses a put where there is an object: known, or tried once with an object made for it."""
+        if self.client.create_is_certain:
+            return True
+        path = f"{OWN}probe-{uuid.uuid4().hex}"
+
+        def probe() -> bool:
+            try:
+                return self.client.create(path, b"1") and not self.client.create(path, b"2")
+            finally:
+                self.client.remove(path)
+
+        try:
+            return self._patiently(probe)
+        except UnsupportedError:
+            return False
+
+    def exists(self, path: str) -> bool:
+        """Tells whether there is an object of this name."""
+        return self.size(path) is not None
+
+    def size(self, path: str) -> int | None:
+        """Returns an object's size in bytes, None where there is none."""
+        return self._patiently(lambda: self.client.size(path))
+
+    def list(self, path: str) -> list[str]:
+        """Returns the names directly below a path, sorted; none where there is nothing."""
+        names = self._patiently(lambda: self.client.list(path))
+        return sorted({name for name in names if name and not name.startswith(OWN)})
+
+    def find(self, path: str) -> dict[str, Entry]:
+        """Returns all objects below a path, by their paths relative to it, sorted."""
+        return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
+
+    def remove(self, path: str) -> None:
+        """Removes an object, if it is there."""
+        self._patiently(lambda: self.client.remove(path))
+
+    def tidy(self, path: str) -> None:
+        """Removes a folder, if it is empty and the store has such things."""
+        self.client.tidy(path)
+
+    def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
+        """Copies a local file into the store.
+
+        Args:
+            local_path: The file.
+            path: Where to.
+            check: Called every few megabytes; a `BatonError` it raises ends the upload.
+
+        Returns:
+            SHA-256 of the bytes as they passed.
+        """
+
+        def send() -> str:
+            check()
+            digest = hashlib.sha256()
+
+            def seen(block: bytes) -> None:
+                check()
+                digest.update(block)
+
+            try:
+                self.client.upload(local_path, path, seen)
+            except Exception:
+                check()  # the client may have put another error in the place of the one raised
+                raise
+            self.sent += os.path.getsize(local_path)
+            return digest.hexdigest()
+
+        return self._patiently(send)
+
+    def download(self, path: str, local_path: str, size: int | None = None) -> str:
+        """Copies an object to a local file.
+
+        Args:
+            path: The object.
+            local_path: The file; its folder is made.
+            size: The object's bytes, where they are known.
+
+        Returns:
+            SHA-256 of the bytes as they passed.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        os.makedirs(os.path.dirname(local_path), exist_ok=True)
+
+        def receive() -> str:
+            known = self.client.size(path) if size is None else size
+            if known is None:
+                raise FileNotFoundError(self.uri(path))
+            try:
+                digest = self.client.download(path, local_path, known)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise BatonError(
+                    f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
+                    remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
+                ) from None
+            self.received += known
+            return digest
+
+        return self._patiently(receive)
+
+    def sha256(self, path: str) -> tuple[int, str]:
+        """Returns size in bytes and SHA-256 of an object, read through."""
+
+        def read_through() -> tuple[int, str]:
+            digest, size = hashlib.sha256(), 0
+            for block in self.client.blocks(path):
+                digest.update(block)
+                size += len(block)
+            return size, digest.hexdigest()
+
+        return self._patiently(read_through)
+
+    def check(self) -> None:
+        """Writes and removes a small object, without a second try.
+
+        Raises:
+            StoreError: the store cannot be written to, with the reason and the remedy.
+        """
+        path = f"{OWN}check-{uuid.uuid4().hex}"
+        with self.translated():
+            self.client.write(path, b"baton")
+            self.client.remove(path)
+
+    def _patiently(self, operation: Callable[[], T]) -> T:
+        """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
+
+        def attempt() -> T:
+            with self.translated():
+                return operation()
+
+        tries = attempts(self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25)
+        return insist(attempt, UnavailableError, tries, _warn)
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError."""
+        try:
+            yield
+        except BatonError:
+            raise
+        except Exception as error:
+            explained = self.client.explain(error)
+            is_clear = isinstance(explained, FileNotFoundError)
+            # A signed address in the cause would be printed with a traceback.
+            raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
+
+
+def _warn(error: UnavailableError, attempt: Attempt) -> None:
+    logger.warning("%s Next try in %.1f s.", error.message, attempt.pause)

@@ -1,0 +1,1 @@
+"""Many configurations of one recipe, judged in rungs."""

@@ -1,0 +1,280 @@
+"""What a sweep's page shows, gathered from the store and put in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.components.shared.checkpoints.store import CheckpointStore, LogEntry
+from baton.components.shared.core.document import Json
+from baton.components.shared.runs import lineage
+from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, TrialEntry, Winner
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+from baton.components.shared.sweeps.sweep import Sweep
+
+MAX_CURVES = 200
+"""Trials whose losses are read for the curves; of the others the page has the scores alone."""
+WIDE = 30
+"""Times that the largest value of a list is the smallest one, from which on its axis is logarithmic."""
+BEGUN = {"checkpoints", "progress.json", "records", "scores"}
+"""What a run has of which a chunk has begun."""
+STATES = {
+    "won": "ahead of all that came to their end",
+    "goes on": "goes on",
+    "ended": "trained to its end",
+    "stopped": "stopped",
+    "failed": "failed",
+    "training": "trains",
+    "waiting": "has not begun",
+}
+"""State of a trial → in words."""
+
+
+@dataclass
+class Trial:
+    """One configuration and how it did.
+
+    Attributes:
+        id: Its id in the sweep.
+        run: Name of its run.
+        values: Dotted path → value.
+        scores: Step and score behind each chunk, ascending.
+        losses: What its run logged: step and training loss.
+        chunk: The last chunk behind which it was scored.
+        step: The last step it is known to have trained.
+        num_steps: Steps of its whole plan, None where nothing is known of it.
+        seconds: What its chunks have taken.
+        state: One of `STATES`.
+        rung: The last rung that it came to, 0 before the first.
+        why: Why it was stopped.
+        rank: Its place, from 1; None without a score.
+        parent: Run and step that it was forked from.
+        report: Whether its run has a report.
+    """
+
+    id: str
+    run: str
+    values: Json
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[LogEntry] = field(default_factory=list)
+    chunk: int = 0
+    step: int = 0
+    num_steps: int | None = None
+    seconds: float = 0.0
+    state: str = "waiting"
+    rung: int = 0
+    why: str = ""
+    rank: int | None = None
+    parent: Json | None = None
+    report: bool = False
+
+    @property
+    def score(self) -> float | None:
+        """The newest score, None before there is one."""
+        return self.scores[-1][1] if self.scores else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not stopped before its end."""
+        return self.state not in ("stopped", "failed")
+
+
+@dataclass
+class View:
+    """A sweep as its page shows it.
+
+    Attributes:
+        name: Its name.
+        uri: Its address.
+        created: When it began.
+        metric: What trials are compared by.
+        mode: `min` or `max`.
+        parameters: Dotted path → whether its axis is logarithmic.
+        trials: All, the best first.
+        rungs: What was decided, in order.
+        num_rungs: How many rungs there will be.
+        gpus: Accelerators a trial takes.
+        families: Runs that are forked from each other, by name; empty where none are.
+    """
+
+    name: str
+    uri: str
+    created: str
+    metric: str
+    mode: str
+    parameters: dict[str, bool]
+    trials: list[Trial]
+    rungs: list[RungVerdict]
+    num_rungs: int
+    gpus: int
+    families: lineage.Family
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rung was decided."""
+        return bool(self.rungs) and len(self.rungs) >= self.num_rungs
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial at the head of the table, None before there is a score."""
+        return self.trials[0] if self.trials and self.trials[0].rank else None
+
+
+def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
+    """Reads a sweep, its rungs, and what is known of each of its runs.
+
+    Args:
+        sweep: The sweep.
+        with_losses: Also read what was logged at each step, which takes much longer.
+    """
+    document, rungs = sweep.document(), sweep.rungs()
+    recipe: Mapping[str, Any] = document.recipe
+    winner = sweep.read(Winner)
+    read = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
+    rows = {trial.id: trial for trial in document.trials}
+    trials = bundles.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
+    _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
+    # Who came further is ahead, and among those the better score; a score that is no number is the last.
+    sign = 1 if document.mode == "min" else -1
+    trials.sort(key=lambda trial: _place(trial, sign))
+    for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
+        trial.rank = rank
+    return View(
+        name=document.name,
+        uri=sweep.uri,
+        created=document.created,
+        metric=document.metric,
+        mode=document.mode,
+        parameters=_parameters(recipe, trials),
+        trials=trials,
+        rungs=rungs,
+        num_rungs=len(document.rungs),
+        gpus=int(recipe.get("resources", {}).get("gpus", 0)) * int(recipe.get("resources", {}).get("nodes", 1)),
+        families=_families(sweep, trials),
+    )
+
+
+def cost(view: View) -> dict[str, float | None]:
+    """Returns what was trained, and what all trials would have taken to their ends.
+
+    Returns:
+        `steps` and `seconds` so far; `steps_all` and `seconds_all` of training all to the end, each trial at its own
+        pace; `gpu_hours` and `gpu_hours_all`, None without accelerators. None where nothing is known.
+    """
+    steps = sum(trial.step for trial in view.trials)
+    seconds = sum(trial.seconds for trial in view.trials)
+    plans = [trial.num_steps for trial in view.trials if trial.num_steps]
+    length = max(plans, default=None)
+    pace = seconds / steps if steps else None
+    steps_all = sum(trial.num_steps or length or 0 for trial in view.trials) if length else None
+    seconds_all = None
+    if pace is not None and length:
+        seconds_all = sum(
+            (trial.num_steps or length) * (trial.seconds / trial.step if trial.step and trial.seconds else pace)
+            for trial in view.trials
+        )
+    hours = view.gpus / 3600
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "steps_all": steps_all,
+        "seconds_all": seconds_all,
+        "gpu_hours": seconds * hours if view.gpus else None,
+        "gpu_hours_all": seconds_all * hours if view.gpus and seconds_all else None,
+    }
+
+
+def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
+    run = Run(sweep.storage, row.run)
+    trial = Trial(row.id, row.run, row.values, parent=row.parent)
+    present = set(sweep.storage.list(run.path()))
+    plan = run.read(Plan) if Plan.NAME in present else None
+    trial.num_steps = plan.num_steps if plan else None
+    trial.report = "report.html" in present
+    scores = sweep.scores(run) if "scores" in present else []
+    scores.sort(key=lambda score: score.step)
+    trial.scores = [(score.step, score.value) for score in scores if score.value is not None]
+    trial.seconds = sum(score.seconds or 0.0 for score in scores)
+    trial.step = max((score.step for score in scores), default=0)
+    trial.chunk = max((score.chunk for score in scores), default=0)
+    if failure := run.read(Failure) if Failure.NAME in present else None:
+        trial.state, trial.why = "failed", f"chunk {failure.chunk} failed: {failure.message}"
+    elif BEGUN & present:
+        trial.state = "training"
+    if with_losses and "checkpoints" in present:
+        trial.losses = _losses(CheckpointStore(run))
+        trial.step = max(trial.step, *(int(entry["step"]) for entry in trial.losses), 0)
+    return trial
+
+
+def _losses(store: CheckpointStore) -> list[LogEntry]:
+    """Returns the losses that a run logged up to its newest checkpoint."""
+    for checkpoint in store.committed():
+        try:
+            return [entry for entry in store.history(checkpoint) if entry.get("loss") is not None]
+        except FileNotFoundError:  # retention was faster
+            continue
+    return []
+
+
+def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, num_rungs: int) -> None:
+    """Gives each trial what the rungs have decided about it."""
+    by_id = {trial.id: trial for trial in trials}
+    for rung in rungs:
+        for name in rung.kept:
+            if trial := by_id.get(name):
+                trial.rung, trial.why = rung.rung, ""
+                trial.state = "ended" if _has_ended(trial) else "goes on"
+        for entry in rung.stopped:
+            if trial := by_id.get(entry.id):
+                trial.rung, trial.why = rung.rung, entry.why
+                failed = entry.id not in rung.scores and not entry.why.startswith("asked")
+                trial.state = "failed" if failed else "ended" if _has_ended(trial) else "stopped"
+    if winner in by_id and len(rungs) >= num_rungs:
+        by_id[winner].state = "won"
+
+
+def _has_ended(trial: Trial) -> bool:
+    return trial.num_steps is not None and trial.step >= trial.num_steps
+
+
+def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
+    if not _is_number(trial.score):
+        return (True, trial.state == "failed", 0, 0.0, trial.id)
+    assert trial.score is not None
+    return (False, trial.state != "won", -trial.chunk, sign * trial.score, trial.id)
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _parameters(recipe: Mapping[str, Any], trials: list[Trial]) -> dict[str, bool]:
+    """Returns the paths in which trials differ, in the recipe's order, and which have a logarithmic axis."""
+    said: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
+    paths = list(dict.fromkeys([*said, *(path for trial in trials for path in trial.values)]))
+    return {path: _is_logarithmic(said.get(path)) for path in paths}
+
+
+def _is_logarithmic(choices: Any) -> bool:
+    """Tells whether a range is drawn on a logarithmic scale, or a list spans more than a linear axis shows apart."""
+    if isinstance(choices, dict):
+        return bool(choices.get("log"))
+    numbers = [value for value in choices or [] if isinstance(value, int | float) and not isinstance(value, bool)]
+    return bool(numbers) and len(numbers) == len(choices) and min(numbers) > 0 and max(numbers) >= WIDE * min(numbers)
+
+
+def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
+    """Returns the runs that are forked from each other, of which one is a trial."""
+    if not any(trial.parent for trial in trials):
+        return {}
+    members = lineage.family(sweep.storage)
+    found: lineage.Family = {}
+    for trial in trials:
+        if trial.parent and trial.run in members and trial.run not in found:
+            found |= lineage.relatives(members, trial.run)
+    return found
