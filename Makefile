@@ -104,7 +104,7 @@ lock: ## Resolve pyproject.toml into requirements.lock
 	CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --extra dev --strip-extras \
 	    --no-annotate --no-emit-options --no-allow-unsafe --unsafe-package pip \
 	    --output-file requirements.lock $(ARGS) pyproject.toml
-	sed -i.bak -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' -e '/^baton @ /d' requirements.lock && rm requirements.lock.bak
+	sed -i.bak -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' -e '/^baton-llm @ /d' requirements.lock && rm requirements.lock.bak
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -1,6 +1,6 @@
 """A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
 
-The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
+The stages are those of `pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
 that the learning curves grow side by side, and what people ask for is taken up at the next chunk of a trial. While one
 chunk trains, the process of the next one fetches what it needs, builds its trainer, and stands by.
 """

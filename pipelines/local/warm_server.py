@@ -1,4 +1,4 @@
-"""What the server of `baton.pipelines.local.warm` imports first, and nobody else: the environment for all that follows."""
+"""What the warm server imports first, and nobody else: the environment for all that follows."""
 
 import os
 

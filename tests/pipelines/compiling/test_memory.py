@@ -73,7 +73,8 @@ def test_memory_of_a_pod_without_a_gpu() -> None:
 
 def test_nothing_is_imported_where_nothing_is_asked() -> None:
     code = (
-        "import sys; from baton.components.shared.recipe import recipe_file; from baton.pipelines.compiling import memory, profiles;"
+        "import sys; from baton.components.shared.recipe import recipe_file; "
+        "from baton.pipelines.compiling import memory, profiles;"
         "r = recipe_file.validate({'name': 'x', 'model': {'base': 'a/b'}, 'data': {'source': 'x'}}, origin='x');"
         "print(list(memory.report(r)), 'torch' in sys.modules, 'transformers' in sys.modules)"
     )

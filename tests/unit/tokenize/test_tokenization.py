@@ -276,7 +276,8 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
 def test_a_fresh_process_trains_the_same_vocabulary(tmp_path: Path):
     train_file = write(tmp_path / "train.jsonl", [*PAIRS, *AWKWARD, *TALKS])
     code = (
-        "import sys; from baton.components.shared.recipe import TrainTokenizer; from baton.components.tokenize import bpe; "
+        "import sys; from baton.components.shared.recipe import TrainTokenizer; "
+        "from baton.components.tokenize import bpe; "
         f"bpe.train({train_file!r}, TrainTokenizer(vocab_size=420), 64).save_pretrained(sys.argv[1])"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)]) for name in ("a", "b")]
