@@ -28,7 +28,8 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
         index: Number of the chunk, from 1, spare ones included.
 
     Returns:
-        The chunk's part of the resume proof, see `shared.checkpoints.proof`; None where it left no checkpoint because it was taken away before it had one, or lies before the step that a fork began at.
+        The chunk's part of the resume proof, see `shared.checkpoints.proof`; None where it left no checkpoint because
+        it was preempted before it had one, or lies before the step that a fork began at.
 
     Raises:
         DamagedError: what is in the store is not what was committed.
