@@ -7,20 +7,17 @@ nothing; it is for recipes that people hand in, as a run that was started with s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from baton.components.shared.recipe.chunks import MAX_CHUNKS
 from baton.components.shared.recipe.methods import Referenced
-from baton.components.shared.recipe.parallel import check_parallel
-
-if TYPE_CHECKING:
-    from baton.components.shared.recipe.recipe import Recipe
+from baton.components.shared.recipe.parallel_rules import check_parallel
+from baton.components.shared.recipe.sections import Sections
 
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that look at evaluations."""
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Sections) -> None:
     """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such.
 
     Raises:
@@ -35,7 +32,7 @@ def check(recipe: Recipe) -> None:
         rule(recipe)
 
 
-def check_effects(recipe: Recipe) -> None:
+def check_effects(recipe: Sections) -> None:
     """Checks that every setting that is given does something where it stands.
 
     Raises:
@@ -45,7 +42,7 @@ def check_effects(recipe: Recipe) -> None:
         _check_effects(part)
 
 
-def _check_phases(recipe: Recipe) -> None:
+def _check_phases(recipe: Sections) -> None:
     names = [phase.name for phase in recipe.phases]
     if len(set(names)) < len(names):
         raise ValueError(f"phases: {', '.join(names)} are not different names")
@@ -58,7 +55,7 @@ def _check_phases(recipe: Recipe) -> None:
         raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
 
 
-def _check_sweep(recipe: Recipe) -> None:
+def _check_sweep(recipe: Sections) -> None:
     if recipe.sweep is None:
         return
     if recipe.phases:
@@ -71,7 +68,7 @@ def _check_sweep(recipe: Recipe) -> None:
         )
 
 
-def _check_retrain(recipe: Recipe) -> None:
+def _check_retrain(recipe: Sections) -> None:
     if recipe.retrain.start == "base":
         return
     if recipe.phases:
@@ -82,7 +79,7 @@ def _check_retrain(recipe: Recipe) -> None:
         raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
 
 
-def _check_resources(recipe: Recipe) -> None:
+def _check_resources(recipe: Sections) -> None:
     if recipe.adapter and recipe.model.from_scratch:
         raise ValueError(
             "adapter: an adapter on a model trained from scratch would freeze random weights; "
@@ -100,7 +97,7 @@ def _check_resources(recipe: Recipe) -> None:
         )
 
 
-def _check_data(recipe: Recipe) -> None:
+def _check_data(recipe: Sections) -> None:
     spec, data = recipe.training.spec, recipe.data
     if data.format != "auto" and data.format not in spec.formats:
         raise ValueError(
@@ -119,12 +116,12 @@ def _check_data(recipe: Recipe) -> None:
         raise ValueError(f"data.order: {recipe.needs_all_rows} needs all rows in every chunk; set it to uniform")
 
 
-def _check_processes(recipe: Recipe) -> None:
+def _check_processes(recipe: Sections) -> None:
     if recipe.world_size > 1:
         check_parallel(recipe)
 
 
-def _check_weights(recipe: Recipe) -> None:
+def _check_weights(recipe: Sections) -> None:
     training, model = recipe.training, recipe.model
     if model.quantization and not recipe.adapter:
         raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
@@ -139,7 +136,7 @@ def _check_weights(recipe: Recipe) -> None:
         )
 
 
-def _check_reference(recipe: Recipe) -> None:
+def _check_reference(recipe: Sections) -> None:
     training, settings = recipe.training, recipe.training.settings
     if not isinstance(settings, Referenced):
         return
@@ -153,7 +150,7 @@ def _check_reference(recipe: Recipe) -> None:
         raise ValueError(f"training.{training.method}.sync_reference: without beta there is no reference")
 
 
-def _check_completions(recipe: Recipe) -> None:
+def _check_completions(recipe: Sections) -> None:
     training = recipe.training
     # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
     if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
@@ -163,7 +160,7 @@ def _check_completions(recipe: Recipe) -> None:
         )
 
 
-def _check_evaluation(recipe: Recipe) -> None:
+def _check_evaluation(recipe: Sections) -> None:
     training = recipe.training
     best = recipe.export.checkpoint == "best"
     watchers = {
@@ -183,7 +180,7 @@ def _check_evaluation(recipe: Recipe) -> None:
         raise ValueError("export.formats: there is no adapter; take safetensors, or add an adapter")
 
 
-def _check_hooks(recipe: Recipe) -> None:
+def _check_hooks(recipe: Sections) -> None:
     training = recipe.training
     if recipe.hooks.loss and not training.spec.takes_loss:
         raise ValueError(f"hooks.loss: {training.method} has a loss of its own; use hooks.trainer to change it")
@@ -192,14 +189,14 @@ def _check_hooks(recipe: Recipe) -> None:
         raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
 
 
-RULES: tuple[Callable[[Recipe], None], ...] = (
+RULES: tuple[Callable[[Sections], None], ...] = (
     _check_resources, _check_data, _check_processes, _check_weights, _check_reference, _check_completions,
     _check_evaluation, _check_hooks,
 )  # fmt: skip
 """Rules of one training, in the order in which they are told."""
 
 
-def _check_effects(recipe: Recipe) -> None:
+def _check_effects(recipe: Sections) -> None:
     training, export = recipe.training, recipe.export
     if training.activation_offloading and not training.spec.offloads_activations:
         raise ValueError(

@@ -1,0 +1,144 @@
+"""The sections of a recipe, and what follows from several of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationError
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe.adapter import Adapter
+from baton.components.shared.recipe.base import Name, Section
+from baton.components.shared.recipe.chunks import Chunks, Store
+from baton.components.shared.recipe.data import Data
+from baton.components.shared.recipe.evaluation import Evaluation
+from baton.components.shared.recipe.export import Export
+from baton.components.shared.recipe.hooks import Hooks, short
+from baton.components.shared.recipe.model import Model
+from baton.components.shared.recipe.parallel import Parallel
+from baton.components.shared.recipe.phases import ShortPhase, merged
+from baton.components.shared.recipe.pods import Resources
+from baton.components.shared.recipe.retrain import Retrain
+from baton.components.shared.recipe.sweep import Search
+from baton.components.shared.recipe.tracking import Tracking
+from baton.components.shared.recipe.training import Training
+
+
+class Sections(Section):
+    """All sections of a recipe, each valid by itself; `Recipe` holds them to each other."""
+
+    name: Name
+    """Name of the pipeline and prefix of its runs: lower-case letters, digits, dashes."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Decides the split, the initial weights, the order of rows and every random draw."""
+    store: Annotated[Store, short("uri")] = Store()
+    """Where runs and data live; `store: s3://bucket` is short for its `uri`."""
+    model: Model
+    """What training starts from."""
+    data: Data
+    """What it learns from."""
+    adapter: Adapter | None = None
+    """Train an adapter; the full weights when left out."""
+    training: Training = Training()
+    """How it learns."""
+    phases: list[ShortPhase] = []
+    """Several trainings one after the other, each going on from the model of the one before, such as
+    `[pretrain, sft, dpo]`; what the top level says holds for all. One training when left out."""
+    hooks: Hooks = Hooks()
+    """The user's own code."""
+    chunks: Chunks = Chunks()
+    """How the run is cut."""
+    evaluation: Evaluation = Evaluation()
+    """How it is judged."""
+    export: Export = Export()
+    """What comes out."""
+    resources: Resources = Resources()
+    """What the pods ask for."""
+    tracking: Tracking = Tracking()
+    """Where metrics go."""
+    retrain: Retrain = Retrain()
+    """What happens when data or recipe change."""
+    sweep: Search | None = None
+    """Many configurations compared, by `baton sweep`; the other commands leave it out."""
+
+    def phase_recipes(self) -> list[Self]:
+        """Returns a recipe for each phase, none where there are no phases.
+
+        Raises:
+            ValueError: a phase does not make a recipe; the message has a line per problem.
+        """
+        document = self.model_dump(mode="json")
+        recipes = []
+        for position, phase in enumerate(self.phases):
+            last = position == len(self.phases) - 1
+            try:
+                recipes.append(type(self).model_validate(merged(document, phase, position, last=last)))
+            except ValidationError as error:
+                problems = (
+                    f"{'.'.join(map(str, x['loc']))}: {x['msg'].removeprefix('Value error, ')}" for x in error.errors()
+                )
+                raise ValueError(f"phase {phase.name}: {'; '.join(problems)}") from None
+        return recipes
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the processes share the work."""
+        return self.training.parallel or Parallel()
+
+    @property
+    def processes(self) -> int:
+        """Processes of a pod."""
+        asked = self.parallel.processes
+        return max(1, self.resources.gpus) if asked == "auto" else asked
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together, over all pods of a chunk."""
+        return self.processes * self.resources.nodes
+
+    @property
+    def micro_batch_size_per_process(self) -> int:
+        """Rows per forward pass of a process; where `training.micro_batch_size` is left out, its share of a batch.
+
+        Raises:
+            UserError: it is `auto`, and no chunk has found it yet.
+        """
+        size = self.training.micro_batch_size
+        if size == "auto":
+            raise UserError(
+                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
+                remedy="Let the first chunk run, or give a number.",
+            )
+        return size or self.training.batch_size // self.world_size
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Forward passes of each process per optimizer step."""
+        return self.training.batch_size // (self.micro_batch_size_per_process * self.world_size)
+
+    @property
+    def steps_per_generation(self) -> int:
+        """Forward passes of each process over which a round of completions is spread."""
+        return self.training.round_size // (self.micro_batch_size_per_process * self.world_size)
+
+    @property
+    def split(self) -> str:
+        """How a batch is split, in words."""
+        if self.training.micro_batch_size == "auto":
+            return "split as memory allows"
+        split = f"{self.gradient_accumulation_steps} x {self.micro_batch_size_per_process}"
+        return split if self.world_size == 1 else f"{split} in each of {self.world_size} processes"
+
+    @property
+    def needs_all_rows(self) -> str | None:
+        """What goes over all training rows in every chunk, so that `data.order` cannot be `blocks`; None for nothing.
+
+        Some of TRL's trainers prepare all rows when they are built; those that write, lengths and curriculum choose
+        from all of them.
+        """
+        training = self.training
+        if training.spec.needs_all_rows:
+            return training.method
+        if training.group_by_length:
+            return "training.group_by_length"
+        return "training.curriculum" if training.curriculum else None
