@@ -1,0 +1,135 @@
+"""The rows of a source, each read once, on the side where it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from baton.components.data_split import refusals, replay
+from baton.components.data_split.intake import Intake
+from baton.components.data_split.quality import Inspection, verdicts
+from baton.components.data_split.records import Record, Refused, Spool
+from baton.components.data_split.sampling import smallest, uses
+from baton.components.data_split.sides import Sides
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
+
+SIDES = ("train", "eval", "test")
+VERSION = 1
+"""Of what the digest of a split stands for."""
+
+Placed = Iterator[tuple[Record, str]]
+"""Records, each with its side."""
+
+
+def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], str]:
+    """Writes and commits the sides, and returns what they are and the page about their rows."""
+    folder = f"{scratch}/sides"
+    os.mkdir(folder)
+    refused = Refused(f"{scratch}/rejected.jsonl")
+    intake = Intake(recipe, refused)
+    inspection = Inspection(recipe, scratch)
+    sides, placed = _placed(recipe, run, scratch, intake, refused, inspection)
+    kept = _resolved(placed, inspection, scratch)
+    if recipe.retrain.learnt:
+        kept = replay.replayed(kept, recipe, run.storage, scratch)
+    written = _write(recipe, kept, folder)
+    found = {
+        **written,
+        "source": ", ".join(source.uri for source in recipe.data.sources),
+        "sources": [supply.summary() for supply in intake.supplies],
+        "format": intake.format,
+        "pinned": sides.pinned,
+        "rejected": refused.count,
+        "rejected_uri": run.storage.uri(run.path("rejected.jsonl")) if refused.count else None,
+    }
+    page = verdicts.keep(run, inspection, found, refused.path)
+    _check_sides(recipe, found, inspection.dropped)
+    prefix = f"data/{found['digest']}/split"
+    if bundles.usable_manifest(run.storage, prefix) is None:
+        bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
+    return found, page
+
+
+def _placed(
+    recipe: Recipe, run: Run, scratch: str, intake: Intake, refused: Refused, inspection: Inspection
+) -> tuple[Sides, Placed]:
+    """Returns the rule of the sides, and each record with its side."""
+    data = recipe.data
+    records = intake.records()
+    if data.max_samples and data.shuffle:
+        records = smallest(Spool(records, f"{scratch}/all.jsonl"), recipe.seed, data.max_samples)
+    records = _then(islice(records, data.max_samples), lambda: refusals.check(recipe, run, intake, refused))
+    records = (after for record in records if (after := inspection.look(record)))
+    sides = Sides(recipe, run.storage)
+    if sides.needs_all:
+        spool = Spool(records, f"{scratch}/chosen.jsonl")
+        sides.settle(spool)
+        records = iter(spool)
+    return sides, ((record, sides.side(record)) for record in records)
+
+
+def _then(records: Iterator[Record], check: Callable[[], None]) -> Iterator[Record]:
+    yield from records
+    check()
+
+
+def _resolved(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
+    """Yields the records that stay once all are known: some are dropped for what they have in common with others."""
+
+    def remembered() -> Iterator[Record]:
+        for record, side in placed:
+            inspection.place(record, side)
+            yield replace(record, side=side)
+
+    for record in inspection.settle(Spool(remembered(), f"{scratch}/placed.jsonl")):
+        yield record, record.side
+
+
+def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
+    """Writes the sides, and returns their digest and counts.
+
+    The digest is of what is written, and of the settings by which the next stage tells one column from another.
+    """
+    weights = [source.weight for source in recipe.data.sources]
+    digest = hashlib.sha256(json.dumps([VERSION, recipe.data.extra_columns]).encode())
+    counts = {"rows": 0, **dict.fromkeys(SIDES, 0)}
+    with contextlib.ExitStack() as stack:
+        files = {side: stack.enter_context(open(f"{folder}/{side}.jsonl", "wb")) for side in SIDES}
+        for record, side in placed:
+            line = record.content.encode() + b"\n"
+            times = uses(record.content, recipe.seed, weights[record.source]) if side == "train" else 1
+            counts["rows"] += 1
+            for _ in range(times):
+                digest.update(side.encode() + hashlib.sha256(line).digest())
+                files[side].write(line)
+                counts[side] += 1
+    return {"digest": digest.hexdigest(), **counts}
+
+
+def _check_sides(recipe: Recipe, found: dict[str, Any], num_dropped: int) -> None:
+    if found["rows"] == 0 and num_dropped:
+        raise UserError(
+            f"no row of data.source {found['source']!r} is left: data.quality dropped all {num_dropped} of them.",
+            remedy="Set the checks that dropped them to warn; the page of this stage names them.",
+        )
+    if found["rows"] == 0:
+        raise UserError(f"data.source {found['source']!r} holds no rows.", remedy="Check the path and data.columns.")
+    split = recipe.data.split
+    wanted = [side for side in SIDES if side != "test" or split.test]
+    given = split.column is not None or any(source.side for source in recipe.data.sources)
+    for side in wanted:
+        if found[side] == 0:
+            sizes = f"data.split.{'test' if side == 'test' else 'eval'} {getattr(split, side, split.eval):g}"
+            raise UserError(
+                f"{'the given split' if given else sizes} leaves no {side} rows of {found['rows']}.",
+                remedy="Change the fraction or give more rows.",
+            )
