@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-deepspeed test-cluster lint format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run test test-all test-deepspeed test-cluster lint rooms format typecheck compile golden docs images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,10 +66,14 @@ test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, B
 	done
 	$(PYTEST) tests/cluster -v $(ARGS)
 
-lint: setup ## ruff, its formatter, and who may import whom
+lint: setup ## ruff, its formatter, who may import whom, and how large the rooms are
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
+	$(PY) -m tests.rooms
+
+rooms: setup ## The largest rooms: cycles, fan-out, modules a folder, lines a file and a function
+	$(PY) -m tests.rooms --all
 
 format: setup ## Let ruff fix and format
 	$(PY) -m ruff check --fix .

@@ -21,8 +21,17 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"fan-out": 15, "modules a folder": 24, "lines a file": 300, "lines a function": 50}
-ANY_PER_THOUSAND = 4.0
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    (
+        "fan-out",
+        "baton.components.shared.recipe",
+    ): "one name for the whole schema: it re-exports what each section defines",
+    ("fan-out", "baton.components.shared.recipe.sections"): "a recipe has as many sections as it has",
+    (
+        "lines a function",
+        "components/data_split/component.py:data_split",
+    ): "KFP reads a component's parameters, outputs and their docs from one function",
+}
 """(limit, room) → why it may be larger; five at most."""
 
 

@@ -7,7 +7,6 @@ chunk trains, the process of the next one fetches what it needs, builds its trai
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,19 +16,14 @@ from functools import partial
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.standby import Held
-from baton.components.shared.models import loading
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.documents.sweeps import Failure, TrialNote
 from baton.components.shared.runs.documents.training import ProofPart
-from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run, now
-from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.rungs import Rung, brackets
 from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.compiling.package import compile_checked
-from baton.pipelines.local import processes, warm
+from baton.pipelines.local import processes, warm, winner
 from baton.pipelines.local.processes import Event, Process
 
 SWEEP = "baton.components.sweep"
@@ -83,7 +77,7 @@ class LocalSweep:
         Raises:
             BatonError: a stage failed, or no trial is left; see `baton.components.sweep.judge`.
         """
-        winner = ""
+        best = ""
         try:
             for bracket in brackets(self.recipe):
                 survivors = self._begun(bracket.number)
@@ -91,7 +85,7 @@ class LocalSweep:
                     self._train(rung, survivors)
                     verdict = self._stage("verdict", "judge", self.sweep.uri, str(rung.number))
                     self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
-                    survivors, winner = verdict["kept"], verdict["winner"]
+                    survivors, best = verdict["kept"], verdict["winner"]
             self._settle()
         finally:
             if self._standing:
@@ -99,8 +93,8 @@ class LocalSweep:
             for process, _ in self._pending:
                 process.kill()
             self._beside.shutdown()
-        run = Run.open(winner)
-        self._hand_out(run)
+        run = Run.open(best)
+        winner.hand_out(run, self.sweep.name, self._on_event)
         return run
 
     def _begun(self, bracket: int) -> list[str]:
@@ -111,7 +105,7 @@ class LocalSweep:
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
             found = self._stage("prepares", "begin", *arguments)
         for preparation in found["preparations"]:
-            if not _is_prepared(Run(self.sweep.storage, preparation["run"])):
+            if not winner.is_prepared(Run(self.sweep.storage, preparation["run"])):
                 prepared = recipe_file.loads(preparation["recipe"])
                 processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
         runs: list[str] = self._stage("entered", "enter", self.sweep.uri, str(bracket))["runs"]
@@ -222,26 +216,6 @@ class LocalSweep:
         processes.run(SWEEP, arguments, heard, self._launch)
         return found[-1]
 
-    def _hand_out(self, run: Run) -> None:
-        """Runs what comes behind the last chunk of the best trial, as the compiled pipeline does."""
-        from baton.pipelines.local import engine
-        from baton.pipelines.sweep import winners
-
-        log_path = os.path.join(loading.cache_dir(), "logs", f"{self.sweep.name}.log")
-        os.makedirs(os.path.dirname(log_path), exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
-            package = os.path.join(folder, "winner.yaml")
-            compile_checked(winners(run.recipe()), package)
-            engine.run(package, {"run_uri": run.uri}, on_event=self._on_event, log_path=log_path)
-
 
 def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
     processes.require_success(module, arguments, process, processes.follow(process, lambda event: None))
-
-
-def _is_prepared(run: Run) -> bool:
-    """Tells whether the data that was made in a run is still there."""
-    tokens = run.read(Tokens)
-    if run.read(Plan) is None or tokens is None:
-        return False
-    return bundles.usable_manifest(run.storage, tokens.prefix) is not None
