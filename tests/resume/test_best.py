@@ -89,7 +89,7 @@ def test_writing_in_between_samples_as_the_last_evaluation_does(
     sampling = {"evaluation__write_every": 12, "evaluation__temperature": 1.5, "evaluation__top_p": 0.9}
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=1, **sampling), "scratch-sampling")
     legs.train(run)
-    assert legs.final(run).meta["state"] == legs.final(undisturbed["scratch"]).meta["state"]
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
     greedy = legs.prepare(
         legs.changed(recipes["scratch"], chunks__count=1, evaluation__write_every=12), "scratch-greedy"
     )

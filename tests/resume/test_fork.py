@@ -256,7 +256,7 @@ def test_a_fork_without_its_start_does_not_begin_from_nothing(parent: Run, legs:
     shutil.rmtree(run.storage.key(run.path("checkpoints")))
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code != 0
-    assert "has no whole checkpoint to go on from" in printed
+    assert "has no whole checkpoint to resume from" in printed
     forking.fork(parent, 5, "beheaded")
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
 

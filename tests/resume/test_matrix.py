@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, base_model: str) -> Any:
 
 def cut(run: Run, targets: list[int]) -> None:
     """Gives a run that has not begun chunks with these ends."""
-    run.put("plan.json", {**asdict(run.plan()), "targets": targets})
+    run.put("plan.json", {**run.plan().to_json(), "targets": targets})
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -67,7 +67,7 @@ def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Pa
     assert entry["checked"]["tokens"] == 12  # three prompts, four tokens
     manifest = bundles.read_manifest(run.storage, run.path("export"))
     assert manifest
-    assert (manifest.meta.digest, manifest.meta["step"]) == (DIGEST, 3)
+    assert (manifest.meta["digest"], manifest.meta["step"]) == (DIGEST, 3)
     assert run.require("export.json") == found
     assert export.export_run(run.uri) == found  # there already
 

@@ -1,0 +1,76 @@
+"""Folders called `components` and `pipelines`, as Kubeflow users have them, are not in Baton's way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SCRATCH = ROOT / "tests" / "recipes" / "scratch.yaml"
+
+
+@pytest.fixture
+def their_project(tmp_path: Path) -> Path:
+    """A folder with packages of these names, each of which ends what imports it."""
+    for name in ("components", "pipelines", "components/tokenize"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('theirs was imported')\n")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "BATON_WARM": "0"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_theirs_would_be_imported(their_project: Path) -> None:
+    done = run(their_project, sys.executable, "-c", "import components")
+    assert (done.returncode, done.stderr.strip()) == (1, "theirs was imported")
+
+
+def test_a_pipeline_is_compiled_beside_them(their_project: Path) -> None:
+    done = run(their_project, sys.executable, "-m", "baton.pipelines", "compile", str(SCRATCH), "-o", "pipeline.yaml")
+    assert done.returncode == 0, done.stderr
+    specification = next(yaml.safe_load_all((their_project / "pipeline.yaml").read_text(encoding="utf-8")))
+    (chunk,) = [
+        executor["container"]
+        for name, executor in specification["deploymentSpec"]["executors"].items()
+        if name == "exec-train-chunk"
+    ]
+    assert "from baton.components.train_chunk" in "".join(chunk["command"])
+
+
+def test_a_stage_runs_beside_them(their_project: Path) -> None:
+    """By the engine's own entry, as in a pod; it gets as far as looking for its run."""
+    code = f"""
+from kfp import local
+from baton.components.gate.component import reject
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root={str(their_project / "root")!r})
+reject(run_uri={str(their_project / "runs" / "r")!r})
+"""
+    done = run(their_project, sys.executable, "-c", code)
+    assert "theirs was imported" not in done.stdout + done.stderr
+    assert "stage stage=rejected state=started" in done.stdout + done.stderr
+
+
+def test_the_wheel_has_one_import_name(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("baton", "components", "pipelines"):  # a copy: building leaves files beside the source
+        shutil.copytree(ROOT / name, source / name, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*pip, str(source)], check=True, capture_output=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("baton_llm-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"baton"}
+    assert "baton/components/train_chunk/component.py" in names
+    assert "baton/pipelines/recipes/quickstart.yaml" in names
