@@ -179,6 +179,8 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
     placed = placing(recipe, prefix)
     run_uri, standing = placed(split, "data split").outputs["Output"], split.outputs["standing"]
     tokens = placed(tokenize(run_uri=run_uri, standing=standing), "tokenize")
+    # Safe, as the key holds what the split has seen of the run: it is another one where a run was deleted or what a
+    # stage had left is gone (see DECISIONS.md).
     resources.with_cache(tokens)
     previous = tokens.outputs["Output"]
     if recipe.training.lr_find:

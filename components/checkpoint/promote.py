@@ -49,6 +49,7 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
         return None
     store.require_whole(checkpoint, store.verify(checkpoint))
     verify_seconds = time.time() - started
+    # Before retention, which keeps the newest checkpoint that was read back.
     _mark(run, store, checkpoint)
     removed = retention.prune(store, recipe.chunks.keep, targets=plan.targets)
     part = proof_part(store, checkpoint).model_copy(
@@ -61,6 +62,8 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
             "removed": retention.summary(removed),
         }
     )
+    # Last: from here on nobody reads these bytes again to trust them, and retention need not keep them for a retry of
+    # this stage.
     run.write(part, index)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
     events.emit("verified", step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest)

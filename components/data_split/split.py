@@ -34,11 +34,13 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     started = time.time()
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
     run = Run(Storage(recipe.store.uri), check_name(run_name))
+    # First: a name that is another recipe's is refused before anything is read or written.
     run.create(recipe)
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
         found, page = split_into(recipe, run, scratch)
+    # After the rows are committed: once this is there, a run has its data, and never other ones.
     run.write_once(SplitData(digest=found["digest"], rows=found["rows"]))
     run.put(SplitCounts.NAME, found)
     run.record("data-split", {"seconds": time.time() - started})

@@ -55,6 +55,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     found |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
         events.emit("evaluated", when=when, **found[when])
+    # In the store before it is sent on: a tracking server may be out of reach.
     run.put(Evaluation.NAME, found)
     logged = {f"final_{when}_{name}": value for when in judged for name, value in found[when].items()}
     tracking.log_metrics(run, logged, run.plan().num_steps)

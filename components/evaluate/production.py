@@ -123,6 +123,7 @@ def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Productio
             artifact_uri=f"models:/{name}/{version}", dst_path=_made(scratch, "production"), tracking_uri=uri
         )
     except (MlflowException, ImportError, OSError) as error:
+        # The alias was asked for and is not there. A version that is known and cannot be had is an error.
         if version is None and getattr(error, "error_code", None) in ABSENT:
             return Production(None, f"{given}: there is none yet")
         raise UserError(

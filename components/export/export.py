@@ -89,6 +89,7 @@ def _export(subject: Subject, export_format: str, main: Export | None) -> Export
             "settings": settings,
             "checked": finding,
         }
+        # After the check: what has a manifest was loaded and compared with the trained model.
         manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
         shutil.rmtree(target)
         events.emit("handed_out", format=export_format, bytes=manifest.bytes, checked=finding["words"])
@@ -96,6 +97,7 @@ def _export(subject: Subject, export_format: str, main: Export | None) -> Export
     return Export(
         uri=run.storage.uri(manifest.path(prefix)),
         manifest=manifest,
+        # Fetched only where another format is made of it, or a server takes it.
         folder=functools.cache(lambda: bundles.fetch(run.storage, prefix, manifest, folder)),
     )
 

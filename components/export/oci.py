@@ -35,6 +35,7 @@ def write(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None
     os.makedirs(blobs)
     names = sorted(os.listdir(source))
     large = [name for name in names if name.endswith(".safetensors")]
+    # A layer for each file of weights: who has one already need not fetch it again.
     groups = [[name for name in names if name not in large], *([name] for name in large)]
     layers = [_layer(source, group, blobs) for group in groups if group]
     config = {

@@ -92,6 +92,7 @@ def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: di
         os.unlink(f"{copied}/MLmodel")
         about.save(f"{copied}/MLmodel")
         client.log_model_artifacts(logged.model_id, copied)
+    # Last, when the files are up. A crash before leaves a model that is not ready, and the next attempt logs another.
     client.finalize_logged_model(logged.model_id, "READY")
     return str(logged.model_id)
 
@@ -105,6 +106,7 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+    # An attempt may have died between making a version and noting it: the server knows it by its tag.
     standing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
     for version in standing:
         if version.name == name:

@@ -94,6 +94,7 @@ def judge(sweep: Sweep, number: int) -> Verdict:
             f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found.stopped)}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
+    # Before all that follows from it: a judge that is started again after a crash finds the same verdict.
     sweep.keep_rung(found)
     for run in (sweep.run(trials[trial]) for trial in found.kept if trials[trial].bracket == 0):
         tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun

@@ -100,7 +100,9 @@ def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_dig
             data.quality.truncation == "fix",
         ],
         "method": recipe.training.method,
+        # Another release may make other tokens: those then lie beside these.
         "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
+        # Where a file is cut decides what is packed together, and what the parts are called.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -127,6 +129,7 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
         if TOKENIZER not in done:
             _tokenizer(recipe, base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
             done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
+        # The one that counts, which may be another writer's: all segments must be made by it.
         tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
         wanted = [segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)]
         missing = [segment for segment in wanted if segment.name not in done]

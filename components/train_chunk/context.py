@@ -72,5 +72,6 @@ class TrainContext:
 
     def resolved_again(self) -> TrainContext:
         """Returns the chunk with what was found out for the run since it was opened."""
+        # The identity too: what was found out is part of it, and checkpoints are compared by it.
         recipe = self.run.settled_recipe()
         return dataclasses.replace(self, recipe=recipe, identity=state_identity(self.run, recipe, self.plan))

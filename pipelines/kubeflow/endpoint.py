@@ -135,6 +135,7 @@ class _Transport(rest.RESTClientObject):  # type: ignore[misc]
     """The generated client's transport: bounded in time, no redirects, one kind of error."""
 
     def __init__(self, configuration: Configuration) -> None:
+        # Who waits has a patience of its own, see `submit.wait`; two loops would multiply.
         configuration.retries = False
         super().__init__(configuration)
         self._endpoint = configuration.host

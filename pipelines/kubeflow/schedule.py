@@ -96,6 +96,8 @@ def create(
     check_package(package_path)
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
+        # The new one is made before these go: a call that dies in between leaves one too many, which the next one
+        # deletes, and never none.
         before = _find(client, recipe, namespace)
         made = client.create_recurring_run(
             experiment_id_of(client, endpoint, recipe, namespace),

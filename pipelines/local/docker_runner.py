@@ -238,6 +238,7 @@ def _look(client: DockerClient, recipe: Recipe, root: str, arguments: Arguments)
     """
     seen = [mount["Target"] for mount in arguments["mounts"] if mount["Type"] == "bind"]
     written = [mount["Target"] for mount in arguments["mounts"] if not mount.get("ReadOnly")]
+    # A file that was made just now: an engine on another machine may have folders of the same names.
     with tempfile.NamedTemporaryFile(dir=root) as mark:
         volumes = {root: {"bind": root, "mode": "rw"}}
         script = f"{_SEEN}shift {len(seen) + 1}\n{_WRITABLE}"

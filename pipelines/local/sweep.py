@@ -91,6 +91,8 @@ class LocalSweep:
             if self._standing:
                 self._standing.dismiss()
             for process, _ in self._pending:
+                # After an error; else all were waited for. What they had begun, the sweep does again when it is
+                # resumed.
                 process.kill()
             self._beside.shutdown()
         run = Run.open(best)
@@ -144,6 +146,7 @@ class LocalSweep:
                     self._on_event({"event": "trial_failed", "trial": trial, "chunk": index, "message": error.message})
                     return False
         self._later(processes.CHECKPOINT, run.uri, str(index))
+        # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.storage.remove(run.path(Failure.NAME))
         return True
 
@@ -155,6 +158,7 @@ class LocalSweep:
             standing.dismiss()
             standing = None
         if standing:
+            # It has fetched meanwhile what it needs, and waits for the lock; see `core.standby`.
             standing.held.free()
         process = standing.process if standing else self._launch(processes.TRAIN_CHUNK, given)
         processes.require_success(processes.TRAIN_CHUNK, given, process, processes.follow(process, heard))

@@ -54,6 +54,7 @@ def _feed(digest: Any, value: Any, hashes: Any) -> None:
             digest.update(_key(key).encode() + b"=")
             _feed(digest, value[key], hashes)
     elif isinstance(value, list | tuple):
+        # With its length, so that the same items in another nesting have another digest.
         digest.update(b"[%d:" % len(value))
         for item in value:
             _feed(digest, item, hashes)

@@ -28,6 +28,7 @@ class Held:
 
     def free(self) -> None:
         """Lets the process have the machine."""
+        # Before the lock goes: who waits tells by this word whether it was let go of or its holder died.
         self._file.write(FREE)
         self._file.flush()
         fcntl.flock(self._file, fcntl.LOCK_UN)

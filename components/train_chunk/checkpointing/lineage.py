@@ -65,6 +65,8 @@ class Lineage:
 
     def meta(self, capture: Capture, work: Work) -> CheckpointMeta:
         """Returns what the manifest of a checkpoint says besides its files."""
+        # Read as the commit is made, and not at the capture: only then is it known which checkpoint was committed
+        # before this one.
         parent, context = self.parent, self._context
         digest = capture.digests["state"]
         storage = context.run.storage

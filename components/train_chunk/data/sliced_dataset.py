@@ -51,6 +51,7 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
     """
     here = sorted(present)
     table = concat_tables([MemoryMappedTable.from_file(f"{folder}/{files[number]}") for number in here])
+    # Rows that are not here keep 0, the first one that is: enough to see the columns, and never handed out in a batch.
     place = np.zeros(len(blocks), dtype=np.uint64)
     at = 0
     for number in here:

@@ -70,7 +70,9 @@ class Ranks:
         if on_gpu:
             torch.cuda.set_device(self.local_rank)
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=PATIENCE)
+            # Both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            timeout=datetime.timedelta(seconds=PATIENCE),
         )
 
     def leave(self) -> None:
@@ -125,6 +127,8 @@ class Ranks:
                 value = work()
             except BatonError as error:  # the others wait in `gather`: they are told instead of left there
                 failure = error
+        # Those without the role wait here for as long as the work takes. An error that is no `BatonError` ends this
+        # process before, and the launcher then ends the others.
         results = [row for row in self.gather((role, value, failure)) if row[0] is not None]
         for _, _, theirs in results:
             if theirs:

@@ -42,6 +42,7 @@ def settings(run_id: str) -> Settings:
         return {
             "min_nodes": 1,
             "max_nodes": 1,
+            # Several chunks may train on one machine: the name is this process's own, and torch takes a free port.
             "run_id": f"{run_id}-{os.getpid()}",
             "rdzv_backend": "c10d",
             "rdzv_endpoint": "127.0.0.1:0",

@@ -30,7 +30,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "gradient_accumulation_steps": recipe.gradient_accumulation_steps * recipe.world_size // world_size,
         "logging_strategy": "steps",
         "logging_steps": training.log_every,
+        # A loss that is no number is logged as that, and not as an average.
         "logging_nan_inf_filter": False,
+        # The checkpoint callback alone says when, by `control.should_save`.
         "save_strategy": "no",
         "eval_strategy": "steps" if recipe.evaluation.every else "no",
         "eval_steps": recipe.evaluation.every,
@@ -99,6 +101,7 @@ def make_deterministic(threads: int | None, deterministic: bool) -> None:
         threads: CPU threads of torch; its own choice when None.
         deterministic: Refuse kernels whose result varies from call to call.
     """
+    # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
     import transformers

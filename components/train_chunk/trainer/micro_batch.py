@@ -57,6 +57,7 @@ def resolve(context: TrainContext, tokens: Tokens, folders: Mapping[str, str], o
     recipe = context.recipe
     if recipe.training.micro_batch_size != "auto":
         return context
+    # Trials draw random numbers, and the run is to begin as one whose recipe names the size.
     with rng.undisturbed():
         if gpu := machine.gpu():
             room = USABLE * gpu.bytes
@@ -170,6 +171,7 @@ def _forget() -> None:
         sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+    # One for the whole process: what a trial has set would hold for the chunk's own trainer.
     AcceleratorState._reset_state()
     GradientState._reset_state()
     gc.collect()

@@ -41,6 +41,7 @@ def prepare(
     Returns:
         The chunk with its micro-batch size found, and the trainer.
     """
+    # Before anything is built: the recipe names hooks and functions that are imported from there.
     code.install(code_folder)
     context = micro_batch.resolve(context, tokens, folders, output_dir)
     setup = building.setup(

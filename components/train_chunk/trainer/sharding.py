@@ -27,6 +27,7 @@ class Sharded(ChunkTrainer):
 
         on_cpu = self.args.fsdp_plugin_args is not None and self.args.use_cpu
         if on_cpu:
+            # For this call alone: it is what makes Accelerate apply the plugin.
             PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()
         if on_cpu:

@@ -83,5 +83,6 @@ class Takeover:
             rates = [group["lr"] * after / before for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+        # What `get_last_lr` returns, and `Trainer` logs, until the schedule's next step.
         scheduler._last_lr = rates
         events.emit("forked", step=trainer.state.global_step, changed=sorted(self.changed))

@@ -45,6 +45,7 @@ def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None 
             notice=lambda: watch.notice,
         )
         ended = job.run()
+    # The store decides: nodes of a job that was deleted, or left early, may have committed the target all the same.
     committed = committed_at_target(context.store, target)
     if committed and (scoring is None or scoring.is_kept(committed.step)):
         return Outcome.at(Ending.DONE, context.store, committed)
