@@ -54,6 +54,7 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], 
     page = verdicts.keep(run, inspection, found, refused.path)
     _check_sides(recipe, found, inspection.dropped)
     prefix = f"data/{found['digest']}/split"
+    # Named by content: what is there, of whichever run, is this.
     if bundles.usable_manifest(run.storage, prefix) is None:
         bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
     return found, page

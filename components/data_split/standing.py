@@ -27,6 +27,8 @@ def standing(run: Run) -> str:
     if lost := _lost(run):
         logger.warning("%s is no longer in the store, so no stage is taken from Kubeflow's cache", lost)
         losses = [*losses, Loss(at=now(), lost=lost)]
+        # Counted for good: the text stays another one when what was lost is made again, as stages that Kubeflow
+        # remembers from before did not see that.
         run.write(Losses(losses=losses))
     return f"{run.need(RunHead).created} {len(losses)}"
 

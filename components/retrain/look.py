@@ -86,7 +86,9 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | Non
     goes_on = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [standing.number, recipe.retrain.replay] if goes_on else []
     parts = recipe.phase_recipes() or [recipe]
+    # Named by what it is made of: one that broke off is found again without anybody remembering its name.
     run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
+    # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
     verdict = digest_of(now, start, standing.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
         return Found("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None

@@ -148,6 +148,8 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
 def _new(parent: Run, name: str) -> Run:
     """Returns the run to make; a name that is another run's is refused."""
     run = Run(parent.storage, check_name(name))
+    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
+    # completed.
     if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     return run

@@ -88,6 +88,7 @@ def start_model(
     from transformers import set_seed
     from transformers.initialization import no_init_weights
 
+    # What is drawn below, such as weights from scratch, then depends on nothing that was drawn before.
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
@@ -250,6 +251,7 @@ def _from_store(uri: str) -> str:
             storage.download(name, os.path.join(target, name))
         with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:
             json.dump(there, file)
+        # Last: a download that broke off left no note of these sizes and times, and is made again.
         os.replace(file.name, os.path.join(target, TAKEN))
     return target
 

@@ -69,10 +69,9 @@ class Ranks:
 
         if on_gpu:
             torch.cuda.set_device(self.local_rank)
+        # On GPUs both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
         torch.distributed.init_process_group(
-            # Both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            timeout=datetime.timedelta(seconds=PATIENCE),
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=PATIENCE)
         )
 
     def leave(self) -> None:

@@ -146,6 +146,8 @@ class Watchdog(NullWatchdog):
     def start(self, step: int) -> None:
         from torch.distributed import PrefixStore, distributed_c10d
 
+        # The launcher's own store, for which torch has no public name. A collective call would wait for the very rank
+        # that hangs.
         self._store = PrefixStore("baton-watchdog", distributed_c10d._get_default_store())
         self.beat("start", step)
         threading.Thread(target=self._work, name="baton-watchdog", daemon=True).start()

@@ -127,6 +127,8 @@ class Scoring:
 
         class Scores(TrainerCallback):
             def on_train_begin(self, *_: object, **__: object) -> None:
+                # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
+                # other numbers.
                 trainer._load_rng_state(folder)
                 scores.append(scoring.measure(trainer, step))
                 raise Left

@@ -106,10 +106,12 @@ class Resumable(ChunkTrainer):
             save(output_dir, _internal_call)
         elif self._send:
             save(output_dir, _internal_call)
+            # Now, before the optimizer's state is written: the folder has no room for both.
             self._send(str(output_dir))
         else:
             pool = ThreadPoolExecutor(1)
             self._weights = pool.submit(save, output_dir, _internal_call)
+            # Its thread ends with its work, for which `_join_weights` waits.
             pool.shutdown(wait=False)
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
