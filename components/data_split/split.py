@@ -34,7 +34,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     started = time.time()
     recipe = with_changes(recipe_file.loads(recipe_json), changes)
     run = Run(Storage(recipe.store.uri), check_name(run_name))
-    # First: a name that is another recipe's is refused before anything is read or written.
+    # First: a name that is another recipe's is refused before a row is read or anything is written.
     run.create(recipe)
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)

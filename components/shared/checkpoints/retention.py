@@ -127,8 +127,8 @@ def _take(store: CheckpointStore, removal: Removal) -> None:
     marks = [f"{prefix}/{REMOVED}{attempt}" for attempt in removal.attempts]
     for mark in marks:
         storage.write(mark, b"")
-    # Of several generations all but the highest are marked as damaged or removed, or nothing would have been committed
-    # above them: none of them is read while the others go.
+    # Of several generations all but the highest are damaged or were removed, or nothing would have been committed above
+    # them: none of them is used while the others go.
     for path in sorted(removal.manifests, reverse=True):
         storage.remove(path)
     # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.

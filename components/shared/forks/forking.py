@@ -90,7 +90,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     with tempfile.TemporaryDirectory(prefix="baton-fork-") as scratch:
         folder = _fetched(store, checkpoint, scratch)
         # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
-        # a chunk from beginning with weights of its own meanwhile (`require_start`).
+        # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
         run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, _Start(checkpoint, folder), fork_rules.of_state(before, after))

@@ -51,7 +51,7 @@ class Staging:
             yield self._folder(place), True
         self._say(None, num_bytes)
         usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
-        # Room for the largest file is needed still: each goes when it is sent.
+        # Weights are sent and gone before the optimizer's state is written: the larger of the two needs room here.
         yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
 
     def drop(self, path: str) -> None:
