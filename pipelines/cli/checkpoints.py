@@ -96,15 +96,15 @@ def merge_checkpoint(
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
 
 
-def _chosen(given: str) -> tuple[CheckpointStore, Checkpoint]:
-    """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
+def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
+    """Returns a checkpoint by the run's address and a step after an @, the newest without one.
 
     Raises:
         UserError: there is none.
     """
-    uri, separator, step = given.rpartition("@")
+    uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
-    store = CheckpointStore(_existing(uri if is_step else given))
+    store = CheckpointStore(_existing(uri if is_step else address))
     for checkpoint in store.committed():
         if not is_step or checkpoint.step == int(step):
             return store, checkpoint
@@ -115,9 +115,9 @@ def _chosen(given: str) -> tuple[CheckpointStore, Checkpoint]:
 
 
 def _existing(run_uri: str) -> Run:
-    found = Run.open(run_uri)
-    found.require("recipe.json")
-    return found
+    run = Run.open(run_uri)
+    run.require("recipe.json")
+    return run
 
 
 def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:

@@ -49,9 +49,9 @@ def prove(
         prepare.check_model(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"
-            found = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
-        found["report"] = page
-        prove_page.write(found, page)
-        print_json(found) if output is Output.json else proving.print_table(found)
-        if not found["exact"]:
+            proof = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
+        proof["report"] = page
+        prove_page.write(proof, page)
+        print_json(proof) if output is Output.json else proving.print_table(proof)
+        if not proof["exact"]:
             raise typer.Exit(1)

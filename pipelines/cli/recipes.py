@@ -69,9 +69,9 @@ def doctor(
     with reported(output):
         from baton.pipelines.local import doctor as examining
 
-        found = examining.examine(recipe, overrides or (), store=store)
-        print_json(found) if output is Output.json else examining.print_table(found)
-        if not found["ok"]:
+        examined = examining.examine(recipe, overrides or (), store=store)
+        print_json(examined) if output is Output.json else examining.print_table(examined)
+        if not examined["ok"]:
             raise typer.Exit(1)
 
 

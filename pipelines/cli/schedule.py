@@ -75,11 +75,11 @@ def list_command(endpoint: Endpoint, namespace: Namespace = None, output: Output
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        found = recurring.find(endpoint, token=connection.token(), namespace=namespace)
+        schedules = recurring.find(endpoint, token=connection.token(), namespace=namespace)
         if output is Output.json:
-            print_json({"schedules": [asdict(each) for each in found]})
+            print_json({"schedules": [asdict(each) for each in schedules]})
             return
-        for each in found:
+        for each in schedules:
             typer.echo(f"{each.recipe}\t{each.cron}\t{'enabled' if each.is_enabled else 'disabled'}\t{each.identifier}")
 
 
@@ -95,8 +95,8 @@ def delete_command(
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        found = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
+        schedules = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
         if output is Output.json:
-            print_json({"deleted": [asdict(each) for each in found]})
+            print_json({"deleted": [asdict(each) for each in schedules]})
         else:
             typer.echo(f"{name} is not retrained by the clock any more")

@@ -67,20 +67,20 @@ def run(
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
-        given = check_name(name or prepare.new_run_name(loaded))
+        sweep_name = check_name(name or prepare.new_run_name(loaded))
         storage = prepare.check_store(loaded)
         warm.start()
         prepare.check_model(loaded)
-        console.print(f"sweep [bold]{given}[/] of {trials} trials at {Sweep(storage, given).uri}")
+        console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {Sweep(storage, sweep_name).uri}")
         with Display(loaded.chunks.count) as display:
-            best = LocalSweep(loaded, given, sweep_display.heard(display.heard)).run()
-        found = sweep_display.result(Sweep(storage, given)) | {"winner_run": results.result(best)}
+            best = LocalSweep(loaded, sweep_name, sweep_display.heard(display.heard)).run()
+        result = sweep_display.result(Sweep(storage, sweep_name)) | {"winner_run": results.result(best)}
         if output is Output.json:
-            print_json(found)
+            print_json(result)
         else:
-            sweep_display.print_table(found)
-            sweep_display.print_winner(found)
-        if found["winner_run"]["state"] == "rejected":
+            sweep_display.print_table(result)
+            sweep_display.print_winner(result)
+        if result["winner_run"]["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -126,8 +126,8 @@ def submit(
 def status(sweep: trials.Given, store: trials.WhereOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
     """Show a sweep: how far each trial is, how well it does, and why one was stopped."""
     with reported(output):
-        found = sweep_display.result(trials.open_sweep(sweep, store))
-        print_json(found) if output is Output.json else sweep_display.print_table(found)
+        result = sweep_display.result(trials.open_sweep(sweep, store))
+        print_json(result) if output is Output.json else sweep_display.print_table(result)
 
 
 app.command()(trials.stop)

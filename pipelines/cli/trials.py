@@ -22,7 +22,9 @@ Given = Annotated[
 ]
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
-WhereOption = Annotated[str, typer.Option("--store", help="Folder or s3://bucket[/prefix], where SWEEP is a name.")]
+WhereOption = Annotated[
+    str, typer.Option("--store", help="Folder, s3://, gs:// or az:// bucket, where SWEEP is a name.")
+]
 WISHES: dict[State, str] = {"stop": "stops", "go": "resumes"}
 
 

@@ -36,7 +36,7 @@ NAMES = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention"}
 
 
 def convert(draft: Draft) -> None:
-    """Fills a recipe from an axolotl file and settles each of its keys.
+    """Fills a recipe from an axolotl file and handles each of its keys.
 
     Raises:
         UserError: the file is another kind of file, or asks for what Baton cannot do at all.
@@ -127,7 +127,7 @@ def _quantization(draft: Draft) -> None:
 
 
 def _trained(draft: Draft) -> None:
-    """Sets which parameters are trained, and those with a learning rate of their own."""
+    """Sets which parameters are trained, and those with their own learning rate."""
     if draft.has("unfrozen_parameters"):
         _unfrozen(draft)
     rate = read(draft, "learning_rate", number, 2e-5)

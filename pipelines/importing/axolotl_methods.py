@@ -1,4 +1,4 @@
-"""axolotl's training methods and the settings each has of its own."""
+"""axolotl's training methods and each one's own settings."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import flag, read, whole, words
 from baton.pipelines.importing.llamafactory_shapes import Entry
 from baton.pipelines.importing.sources import Rows, Shape
-from baton.pipelines.importing.table import Carried, settle
+from baton.pipelines.importing.table import Carried, handle
 
 _MAX_SAMPLES = Carried("data.max_samples", whole)
 
@@ -131,8 +131,8 @@ def _about(name: str) -> str:
 
 
 def _samples(draft: Draft, sets: list[Rows], entries: Entry) -> None:
-    """Sets how many rows are used: the first, or of a data set with a number of its own those that are drawn."""
-    settle(draft, "max_samples", _MAX_SAMPLES)
+    """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
+    handle(draft, "max_samples", _MAX_SAMPLES)
     if len(sets) > 1 and draft.has("max_samples"):
         draft.changed("max_samples", "counts all rows together, taken from the start, not those of each data set")
     for key, entry in entries.items():

@@ -1,4 +1,4 @@
-"""What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow behind a run."""
+"""What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow of a run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from baton.components.shared.store.registry import ENVIRONMENT
 from baton.pipelines.local import processes
 
 WARM = "BATON_WARM"
-"""Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
+"""Environment variable: `0` gives each stage of this machine its own interpreter, as all have but on Linux."""
 
 _PRELOADED = (
     "baton.pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
@@ -88,7 +88,7 @@ class Forked:
         module: The module.
         arguments: Its arguments.
         environment: Its environment; this process's, and events as JSON lines, when left out.
-        own_group: Whether it is in a process group of its own, so that `kill` ends its children too and Ctrl-C does
+        own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
             not reach it.
     """
 
@@ -122,7 +122,7 @@ class Forked:
     def lines(self) -> Iterator[str]:
         """Yields what it prints, line by line, until it ends.
 
-        Its end counts and not the pipe's: what it leaves behind may hold that open.
+        Its end counts and not the pipe's: what it leaves may hold that open.
         """
         rest = b""
         try:
@@ -149,7 +149,7 @@ class Forked:
         return "".join(self._printed)[-2000:]
 
     def kill(self) -> None:
-        """Ends it, and its children where it has a group of its own, as a node's end would: `kill -9`."""
+        """Ends it, and its children where it has its own group, as a node's end would: `kill -9`."""
         if self._process.exitcode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

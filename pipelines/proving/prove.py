@@ -229,18 +229,18 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def print_table(found: Proof) -> None:
+def print_table(proof: Proof) -> None:
     """Prints a proof for people."""
-    for variant in found["variants"]:
+    for variant in proof["variants"]:
         print(
             f"{variant['chunks']:>3} chunk(s)  last loss {last_loss(variant)}  "
             f"weights {variant['weights_sha256'][:16]}  state {variant['state_digest'][:16]}"
         )
-    if found["exact"]:
-        print(f"exact: all {len(found['variants'])} runs are the same, byte for byte")
+    if proof["exact"]:
+        print(f"exact: all {len(proof['variants'])} runs are the same, byte for byte")
     else:
-        print(f"NOT exact: first difference {json.dumps(found['first_difference'])}")
-    print(f"report: {found['report']}")
+        print(f"NOT exact: first difference {json.dumps(proof['first_difference'])}")
+    print(f"report: {proof['report']}")
 
 
 def last_loss(variant: Told) -> str:
