@@ -28,7 +28,7 @@ from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
 from baton.pipelines.local.results import Row
 
-app = typer.Typer(help="Look at rows before a GPU is paid for.", no_args_is_help=True)
+app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
 MARKS = {
@@ -59,7 +59,7 @@ def check(
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
     output: OutputOption = Output.text,
 ) -> None:
-    """Check rows, and write a page of what was found; the rows themselves are only read.
+    """Checks rows, and writes a page of what was found; the rows themselves are only read.
 
     Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.

@@ -37,7 +37,7 @@ def drill(
     chunks: ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Kill a recipe's chunks at random moments of every phase, and compare with a run that nobody disturbs.
+    """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.
 
     The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
     checkpoint that was committed reads back whole.

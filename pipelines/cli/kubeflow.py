@@ -97,7 +97,7 @@ def submit(
     pipeline: PipelineOption = Pipeline.finetune,
     output: OutputOption = Output.text,
 ) -> None:
-    """Upload a recipe's pipeline to Kubeflow, start a run and print its page.
+    """Uploads a recipe's pipeline to Kubeflow, starts a run and prints its page.
 
     A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1
     where the run fails, and 3 where the recipe's gate rejects the model.
@@ -138,7 +138,7 @@ def status(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show a run on Kubeflow: each stage, and why one failed or does not start.
+    """Shows a run on Kubeflow: each stage, and why one failed or does not start.
 
     The exit code is 0 where the run has succeeded or still runs, 1 where it has failed or was
     cancelled, and 3 where its gate rejected the model.
@@ -166,7 +166,7 @@ def status(
 
 
 def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
-    """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
+    """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
@@ -187,7 +187,7 @@ def retry(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
+    """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with reported(output):
         client, remote = _found(endpoint, run, namespace)
         name = remote.display_name

@@ -39,7 +39,7 @@ def run(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
+    """Runs the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
 
     Each stage is its own process or container, as each is a pod on a cluster. A run that was interrupted
     resumes where it stopped when it is given its name again with --run. The exit code is 3 where the

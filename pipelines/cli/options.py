@@ -20,21 +20,21 @@ REJECTED = 3
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Form of a command's answer."""
 
     text = "text"
     json = "json"
 
 
 class Runner(StrEnum):
-    """What a stage is on this machine."""
+    """Kind of process that a stage is on this machine."""
 
     process = "process"
     docker = "docker"
 
 
 class Control(StrEnum):
-    """What a negative control may leave out."""
+    """Part of the state that a negative control leaves out."""
 
     rng = "rng"
 

@@ -31,7 +31,7 @@ def prove(
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Run a recipe once per number of chunks, in fresh processes, and compare losses and state byte for byte.
+    """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.
 
     The page that it writes shows the curves over each other and what differs, if anything does.
     """

@@ -52,7 +52,7 @@ def retrain(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Train a model again if its data or its recipe have changed since one was accepted, and promote what passes.
+    """Trains a model again if its data or its recipe have changed since one was accepted, and promotes what passes.
 
     The new model is judged by the recipe's gate, as a rule against the one in use (evaluation.production: accepted).
     One retraining of a model runs at a time; one that was interrupted resumes where it stopped. The exit code is 3
@@ -75,7 +75,7 @@ def outcome(
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Tell what a retraining on a cluster came to, as Markdown for a comment.
+    """Tells what a retraining on a cluster came to, as Markdown for a comment.
 
     The exit code is 0 where it was promoted or had nothing to do, and 3 where the gate rejected the model.
     """

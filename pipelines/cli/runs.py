@@ -22,7 +22,7 @@ from baton.pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Ove
 if TYPE_CHECKING:
     from baton.components.shared.forks.forking import Fork
 
-app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
+app = typer.Typer(help="Lists runs, draws how they come from each other, and forks them.", no_args_is_help=True)
 
 StoreOption = Annotated[
     str, typer.Option(help="Folder, s3://, gs:// or az:// bucket in which a run's name is looked up.")
@@ -31,7 +31,7 @@ StoreOption = Annotated[
 
 @app.command("list")
 def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
-    """List the runs of a store, newest first: how far they are, and what they come from."""
+    """Lists the runs of a store, newest first: how far they are, and what they come from."""
     with reported(output):
         family = lineage.family(Storage(store))
         members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
@@ -49,7 +49,7 @@ def tree(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Draw which run comes from which: forks, phases, retrainings, and trials of sweeps."""
+    """Draws which run comes from which: forks, phases, retrainings, and trials of sweeps."""
     with reported(output):
         chosen = _run(run, store) if run else None
         family = lineage.family(chosen.storage if chosen else Storage(store))
@@ -80,7 +80,7 @@ def fork(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Begin a new run at a checkpoint of another, with other settings.
+    """Begins a new run at a checkpoint of another, with other settings.
 
     Warm, it keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
     parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs

@@ -42,7 +42,7 @@ def schedule(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Retrain a recipe's model by the clock, where its data or the recipe have changed.
+    """Retrains a recipe's model by the clock, where its data or the recipe have changed.
 
     It takes the place of an earlier schedule of the recipe. The times are those of the endpoint's clock, UTC as a rule.
     """
@@ -70,7 +70,7 @@ def schedule(
 
 @app.command("list")
 def list_command(endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
-    """List the schedules that there are."""
+    """Lists the schedules that there are."""
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
@@ -90,7 +90,7 @@ def delete_command(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Delete the schedule of a recipe; a run that is under way continues."""
+    """Deletes the schedule of a recipe; a run that is under way continues."""
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring

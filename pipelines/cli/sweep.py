@@ -55,7 +55,7 @@ def run(
     chunks: ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Compare the configurations of a recipe on this machine, chunk by chunk in turns, and hand out the best.
+    """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
 
     A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
@@ -100,7 +100,7 @@ def submit(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Upload a recipe's sweep to Kubeflow, start it and print its page.
+    """Uploads a recipe's sweep to Kubeflow, starts it and prints its page.
 
     `baton status`, `cancel` and `retry` act on it as on any run, `baton sweep stop` and `resume` on its trials.
     """
@@ -124,7 +124,7 @@ def submit(
 
 @app.command()
 def status(sweep: trials.Given, store: trials.WhereOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
-    """Show a sweep: how far each trial is, how well it does, and why one was stopped."""
+    """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
     with reported(output):
         result = sweep_display.result(trials.open_sweep(sweep, store))
         print_json(result) if output is Output.json else sweep_display.print_table(result)

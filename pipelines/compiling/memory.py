@@ -31,7 +31,7 @@ MEBIBYTES = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
 
 @dataclass(frozen=True)
 class Device:
-    """What training has to fit into.
+    """Memory that training has to fit into.
 
     Attributes:
         bytes: Its memory.

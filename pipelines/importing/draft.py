@@ -17,7 +17,7 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class Fate(StrEnum):
-    """What became of a key that is not simply carried over."""
+    """Outcome of a key that is not simply carried over."""
 
     left = "not carried over"
     changed = "carried over, with a difference"
@@ -26,7 +26,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """What a reader should know of one key.
+    """Remark on one key, for the reader of the recipe.
 
     Attributes:
         fate: What became of it.

@@ -86,7 +86,7 @@ class Stage:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, None where it has not ended."""
+        """Seconds that it took, None where it has not ended."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
 

@@ -30,7 +30,7 @@ _SHM = "/dev/shm"
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the compiled file asks for a stage; 0 where it asks for nothing.
+    """Resources that the compiled file asks for a stage; 0 where it asks for nothing.
 
     Attributes:
         cpu: Cores.

@@ -154,7 +154,7 @@ def _paths(value: object) -> Iterator[str]:
 
 
 class Arguments(TypedDict):
-    """What every container is run with, as Docker's client takes it."""
+    """Options that every container is run with, as Docker's client takes it."""
 
     environment: dict[str, str]
     mounts: list[Mount]

@@ -36,7 +36,7 @@ ROOM = 2 * 2**30
 
 
 class Examined(TypedDict):
-    """What was looked at, as plain values; `ok` where none of it is a problem."""
+    """Result of all checks, as plain values; `ok` where none of it is a problem."""
 
     ok: bool
     checks: list[dict[str, str]]

@@ -44,7 +44,7 @@ class Disturbed(prove.Told):
 
 
 class Report(TypedDict):
-    """What a drill found; see `Drill.run`."""
+    """Result of a drill; see `Drill.run`."""
 
     recipe: str
     created: str

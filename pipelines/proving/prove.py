@@ -19,7 +19,7 @@ _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 
 
 class Told(TypedDict):
-    """What is told of a finished run."""
+    """Result of a finished run, as a page shows it."""
 
     run: str
     uri: str
@@ -31,7 +31,7 @@ class Told(TypedDict):
 
 
 class Outcome(Told):
-    """What a finished run logged, and the state and files of its last checkpoint.
+    """Logged values of a finished run, and the state and files of its last checkpoint.
 
     `chunks` is their number, `parts` the digest of each part of the state, and `fingerprint` that of the machine.
     """
@@ -61,7 +61,7 @@ class Variant(Told):
 
 
 class Proof(TypedDict):
-    """What a proof found; see `prove`. `report` is the page's path."""
+    """Result of a proof; see `prove`. `report` is the page's path."""
 
     recipe: str
     created: str
