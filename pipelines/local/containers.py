@@ -1,4 +1,4 @@
-"""One container, run to its end: what `kfp.local` calls for each stage, in place of its own.
+"""One container, run to its end: what `kfp.local` calls for each stage, in place of kfp's.
 
 kfp's own (2.17.0) runs a container with `auto_remove` and takes one that is gone before its exit code was read for a
 success: of short failures one in six passed with Docker 20.10, and every failure after much output. Here a container is

@@ -77,19 +77,19 @@ def test_the_chunks_of_a_rung_follow_each_other_and_a_spare_one_closes_it(compil
 
 
 def _chain(tasks: dict[str, Any]) -> list[int]:
-    """Returns the numbers of the chunks in a loop's body, each behind the one that it waits for."""
-    behind = {}
+    """Returns the numbers of the chunks in a loop's body, each after the one that it waits for."""
+    after = {}
     for name, task in tasks.items():
         given = task["inputs"]["parameters"]
         if task["componentRef"]["name"].startswith("comp-train-chunk"):
             before = given["previous"].get("taskOutputParameter", {}).get("producerTask")
-            behind[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
+            after[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
     found: list[int] = []
     before = None
-    while before in behind:
-        before, index = behind[before]
+    while before in after:
+        before, index = after[before]
         found.append(index)
-    assert len(found) == len(behind)
+    assert len(found) == len(after)
     return found
 
 
