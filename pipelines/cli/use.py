@@ -57,16 +57,16 @@ def generate(
             return
         prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
         if chat:
-            prompts = [given.as_chat(system) for given in prompts]
-        said = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
-        for number, given in enumerate(prompts):
-            answers = {uri: texts[number] for uri, texts in said.items()}
+            prompts = [item.as_chat(system) for item in prompts]
+        texts_by_model = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
+        for number, item in enumerate(prompts):
+            answers = {uri: texts[number] for uri, texts in texts_by_model.items()}
             if output is Output.json:
-                print_json({"prompt": given.shown(), "answers": answers})
+                print_json({"prompt": item.shown(), "answers": answers})
             elif len(prompts) == 1 and len(answers) == 1:
                 typer.echo(answers[model_uris[0]])
             else:
-                using.show(out, given.shown(), answers)
+                using.show(out, item.shown(), answers)
 
 
 def serve(

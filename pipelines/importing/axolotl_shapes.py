@@ -208,8 +208,8 @@ def _spoken(draft: Draft, start: str, shape: str) -> str:
             elif draft.has(part):
                 draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
     for part in draft.keys(f"{start}.roles."):
-        role_name, given = part.rpartition(".")[2], draft.get(part)
-        names = given if isinstance(given, list) else [given]
+        role_name, value = part.rpartition(".")[2], draft.get(part)
+        names = value if isinstance(value, list) else [value]
         if shape in ("messages", "sharegpt", "preference") and all(speaks_as(name, role_name) for name in names):
             draft.carry("data.format", part)
         else:

@@ -101,15 +101,15 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
 
 def _columns(entry: Entry) -> Entry:
     """Returns their names for columns → the source's."""
-    given = entry.get("columns")
+    columns = entry.get("columns")
     if entry.get("formatting") in TALKING:
-        return {"messages": "conversations", **(given or {})}
-    return {**ALPACA, **{key: "" for key in ("query", "response") if given}, **(given or {})}
+        return {"messages": "conversations", **(columns or {})}
+    return {**ALPACA, **{key: "" for key in ("query", "response") if columns}, **(columns or {})}
 
 
 def _tags(entry: Entry) -> Entry:
-    given = {key: value for key, value in (entry.get("tags") or {}).items() if value}
-    return {**TAGS, **given}
+    tags = {key: value for key, value in (entry.get("tags") or {}).items() if value}
+    return {**TAGS, **tags}
 
 
 def _form(entry: Entry) -> tuple[str, str]:

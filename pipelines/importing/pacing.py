@@ -89,9 +89,9 @@ def length(draft: Draft, epochs_key: str, *, epochs: float) -> None:
 
 def warmup(draft: Draft) -> None:
     """Sets the warm-up from steps or, without them, from a share of all steps."""
-    given, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
-    if given:
-        draft.put("training.warmup_steps", given if given < 1 else int(given), "warmup_steps")
+    steps, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
+    if steps:
+        draft.put("training.warmup_steps", steps if steps < 1 else int(steps), "warmup_steps")
         if share:
             draft.needless("warmup_ratio", "warmup_steps is given, and decides")
     elif share:

@@ -101,17 +101,17 @@ def prove(
     created = now()
     variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, on_event) for count in counts]
     differences = [difference(variants[0], variant) for variant in variants]
-    found = [difference for difference in differences if difference]
+    differing = [difference for difference in differences if difference]
     return {
         "recipe": recipe.name,
         "created": created,
         "leave_out": [str(part) for part in leave_out],
-        "exact": not found,
+        "exact": not differing,
         "variants": [
             {"chunks": row["chunks"], **told(row), "difference": each}
             for row, each in zip(variants, differences, strict=True)
         ],
-        "first_difference": min(found, key=_place, default=None),
+        "first_difference": min(differing, key=_place, default=None),
         "fingerprint": variants[0]["fingerprint"],
     }
 
