@@ -49,9 +49,9 @@ def _single(recipe: Recipe) -> BaseComponent:
         """Trains a model in chunks.
 
         Args:
-            run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
-            store: Folder or s3://bucket for runs and data.
-            source: Rows to learn from: file, folder, glob, s3:// or hf://; several joined by a comma.
+            run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
+            source: Rows to learn from: file, folder, glob, s3://, gs://, az:// or hf://; several joined by a comma.
             learning_rate: Peak learning rate.
             epochs: Passes over the training rows; 0 where max_steps counts.
             max_steps: Optimizer steps; 0 where epochs counts.
@@ -85,8 +85,8 @@ def _phased(recipe: Recipe) -> BaseComponent:
         """Trains a model in phases.
 
         Args:
-            run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
-            store: Folder or s3://bucket for runs and data.
+            run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
         return phases(recipe, run_name, store)
 

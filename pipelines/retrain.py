@@ -31,7 +31,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         """Looks for a change, trains, judges against the model in use, promotes or keeps.
 
         Args:
-            store: Folder or s3://bucket for runs, data and the model in use.
+            store: Folder, s3://, gs:// or az:// bucket, for runs, data and the model in use.
             source: Rows to learn from instead of the recipe's, several joined by a comma. Empty: the recipe's.
         """
         owner = dsl.PIPELINE_JOB_ID_PLACEHOLDER

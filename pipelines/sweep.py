@@ -41,8 +41,8 @@ def sweep(recipe: Recipe) -> BaseComponent:
         """Compares configurations while they train, and hands out the best.
 
         Args:
-            sweep_name: Name of the sweep; the same name goes on where it stopped. Empty: a new sweep.
-            store: Folder or s3://bucket for runs and data.
+            sweep_name: Name of the sweep; the same name resumes where it stopped. Empty: a new sweep.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
         winner: Value = ""
         for bracket in planned:
