@@ -19,7 +19,7 @@ def data_split(
     metrics: dsl.Output[dsl.Metrics],
     page: dsl.Output[dsl.HTML],
     links: dsl.Output[dsl.Markdown],
-    standing: dsl.OutputPath(str),  # type: ignore[valid-type]
+    cache_key: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
 
@@ -38,13 +38,13 @@ def data_split(
         metrics: Counts of rows.
         page: What was found in the rows.
         links: Where else the run is to be found.
-        standing: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
+        cache_key: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
 
     Returns:
         Address of the run.
     """
+    from baton.components.data_split.cache_key import cache_key as cache_key_of
     from baton.components.data_split.split import split_data
-    from baton.components.data_split.standing import standing as standing_of
     from baton.components.shared.core import events
     from baton.components.shared.runs import links as pages
     from baton.components.shared.runs.run import Run
@@ -69,6 +69,6 @@ def data_split(
         run = Run.open(found["run_uri"])
         with open(links.path, "w", encoding="utf-8") as file:
             file.write(pages.as_markdown(run, given))
-        with open(standing, "w", encoding="utf-8") as file:
-            file.write(standing_of(run))
+        with open(cache_key, "w", encoding="utf-8") as file:
+            file.write(cache_key_of(run))
     return found["run_uri"]

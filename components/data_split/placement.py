@@ -72,7 +72,7 @@ def _placed(
     sides = Sides(recipe, run.storage)
     if sides.needs_all:
         spool = Spool(records, f"{scratch}/chosen.jsonl")
-        sides.settle(spool)
+        sides.set_cuts(spool)
         records = iter(spool)
     return sides, ((record, sides.side(record)) for record in records)
 
@@ -90,7 +90,7 @@ def _resolved(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
             inspection.place(record, side)
             yield replace(record, side=side)
 
-    for record in inspection.settle(Spool(remembered(), f"{scratch}/placed.jsonl")):
+    for record in inspection.resolve(Spool(remembered(), f"{scratch}/placed.jsonl")):
         yield record, record.side
 
 

@@ -84,7 +84,7 @@ class Sides:
         below, above = self._cuts.get(self._stratum(record), self._plain)
         return "eval" if at < below else "test" if at >= above else "train"
 
-    def settle(self, records: Iterable[Record]) -> None:
+    def set_cuts(self, records: Iterable[Record]) -> None:
         """Sets the cuts where they need all rows, or takes those that are pinned.
 
         Args:

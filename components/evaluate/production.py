@@ -94,10 +94,10 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
 def _accepted(run: Run, recipe: Recipe) -> Production:
     note = run.read(RetrainNote)
     name = note.model if note else recipe.name  # a phase has a name of its own
-    standing = accepted.newest(run.storage, name)
-    if standing.model_uri is None:
+    in_use = accepted.newest(run.storage, name)
+    if in_use.model_uri is None:
         return Production(None, f"{ACCEPTED}: there is none yet")
-    return Production(loading.local_model(standing.model_uri), f"{ACCEPTED}, model {standing.number} of {name}")
+    return Production(loading.local_model(in_use.model_uri), f"{ACCEPTED}, model {in_use.number} of {name}")
 
 
 def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Production:

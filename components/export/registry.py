@@ -105,8 +105,8 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    standing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
-    for version in standing:
+    existing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
+    for version in existing:
         if version.name == name:
             return str(version.version)
     made = client.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
@@ -117,8 +117,8 @@ def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> st
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)
     name = recipe.tracking.experiment or recipe.name
-    standing = client.get_experiment_by_name(name)
-    return str(standing.experiment_id if standing else client.create_experiment(name))
+    existing = client.get_experiment_by_name(name)
+    return str(existing.experiment_id if existing else client.create_experiment(name))
 
 
 def _gate_held(run: Run) -> bool:

@@ -47,7 +47,7 @@ def look(
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
+def promote_or_keep(store: str, run_name: str, phase: str, outcome: str) -> str:
     """Puts the new model in the place of the one in use, or keeps that.
 
     Args:
@@ -59,11 +59,11 @@ def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
     Returns:
         `promoted` or `rejected`.
     """
-    from baton.components.retrain.settle import settle
+    from baton.components.retrain.promotion import promote_or_keep
     from baton.components.shared.core import events
 
     with events.stage("promote or keep"):
-        return settle(store, f"{run_name}-{phase}" if phase else run_name)
+        return promote_or_keep(store, f"{run_name}-{phase}" if phase else run_name)
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -76,7 +76,7 @@ def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalSta
         owner: This retraining.
         status: How it went.
     """
-    from baton.components.retrain.settle import release
+    from baton.components.retrain.promotion import release
     from baton.components.shared.core import events
 
     with events.stage("release"):

@@ -86,8 +86,8 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
-    standing = sweep.rung(number)
-    found = standing or _judged(sweep, document, rung, trials, wishes)
+    committed = sweep.rung(number)
+    found = committed or _judged(sweep, document, rung, trials, wishes)
     found = _with_wishes(sweep, found, trials, wishes)
     if not found.kept:
         raise BatonError(

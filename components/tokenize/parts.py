@@ -104,15 +104,15 @@ class Parts:
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
                 self._give_up(name)
-        publication = BundleWriter(self.storage, self.prefix, kind="tokens")
-        publication.folder, publication.files = self.folder, files
-        return publication.commit(meta)[0]
+        writer = BundleWriter(self.storage, self.prefix, kind="tokens")
+        writer.folder, writer.files = self.folder, files
+        return writer.commit(meta)[0]
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
         path = self._path(f"parts/{name}.json")
         self.storage.create(path, json.dumps(part, sort_keys=True).encode())
-        standing: dict[str, Any] = json.loads(self.storage.read(path))
-        return standing
+        existing: dict[str, Any] = json.loads(self.storage.read(path))
+        return existing
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")

@@ -38,7 +38,7 @@ Turn = tuple[Run, int]
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _Standby:
     """The process that stands by: what it was given, and the machine that is held back from it."""
 
     given: tuple[str, str]
@@ -69,7 +69,7 @@ class LocalSweep:
         self._launch = warm.launcher()
         self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
         self._pending: list[tuple[Process, Future[None]]] = []
-        self._standing: _Standing | None = None
+        self._standby: _Standby | None = None
 
     def run(self) -> Run:
         """Runs the sweep to its end, and returns the run of the best trial, judged and exported.
@@ -88,8 +88,8 @@ class LocalSweep:
                     survivors, best = verdict["kept"], verdict["winner"]
             self._settle()
         finally:
-            if self._standing:
-                self._standing.dismiss()
+            if self._standby:
+                self._standby.dismiss()
             for process, _ in self._pending:
                 process.kill()
             self._beside.shutdown()
@@ -150,18 +150,18 @@ class LocalSweep:
     def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:
         """Runs a chunk: the process that stands by for it, or a new one."""
         given = (run.uri, str(index))
-        standing, self._standing = self._standing, None
-        if standing and standing.given != given:
-            standing.dismiss()
-            standing = None
-        if standing:
-            standing.held.free()
-        process = standing.process if standing else self._launch(processes.TRAIN_CHUNK, given)
+        standby, self._standby = self._standby, None
+        if standby and standby.given != given:
+            standby.dismiss()
+            standby = None
+        if standby:
+            standby.held.free()
+        process = standby.process if standby else self._launch(processes.TRAIN_CHUNK, given)
         processes.require_success(processes.TRAIN_CHUNK, given, process, processes.follow(process, heard))
 
     def _stand_by(self, run: Run, waiting: deque[Turn]) -> None:
         """Starts the process whose turn is next, which then has all it needs once the one of `run` has ended."""
-        if self._standing or not waiting or waiting[0][0] is run:
+        if self._standby or not waiting or waiting[0][0] is run:
             return
         after, index = waiting[0]
         try:
@@ -172,7 +172,7 @@ class LocalSweep:
             return
         given, held = (after.uri, str(index)), Held()
         process = self._launch(processes.TRAIN_CHUNK, (*given, "--standby", held.path))
-        self._standing = _Standing(given, process, held)
+        self._standby = _Standby(given, process, held)
 
     def _is_stopped(self, trial: str) -> bool:
         wish = self.sweep.control(trial)

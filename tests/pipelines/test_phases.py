@@ -66,7 +66,7 @@ def test_the_finder_stood_before_the_second_phase(finished: tuple[dict[str, Any]
     _, storage = finished
     assert Run(storage, "two-pretrain").get("lr_find.json") is None
     rate = Run(storage, "two-sft").require("lr_find.json")["learning_rate"]
-    assert Run(storage, "two-sft").settled_recipe().training.learning_rate == rate
+    assert Run(storage, "two-sft").resolved_recipe().training.learning_rate == rate
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ class Inspection:
         if self._action("language") != "off" and not self._quality.languages:
             self._mix.offer(hashed, texts.learned(row))
 
-    def settle(self, records: Iterable[Record]) -> Iterator[Record]:
+    def resolve(self, records: Iterable[Record]) -> Iterator[Record]:
         """Looks at the rows that were placed together, and yields those that no check drops.
 
         Args:

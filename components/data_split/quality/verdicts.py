@@ -21,7 +21,7 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
 
     Args:
         run: The run.
-        inspection: All rows were settled in it.
+        inspection: All rows were resolved in it.
         split: Counts `train`, `eval`, `test` and `rejected`, the counts of its `sources`, and `rejected_uri`.
         rejected_path: File of the rejected rows.
 

@@ -200,13 +200,13 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     run.write_once(plan)
     store = CheckpointStore(run)
     step = start.checkpoint.step
-    publication = store.publication(step)
+    writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
-        publication.send(start.folder)
-    if publication.files != start.checkpoint.manifest.files:
+        writer.send(start.folder)
+    if writer.files != start.checkpoint.manifest.files:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
-    identity = state_identity(run, run.settled_recipe(), plan)
-    store.commit(step, publication, _meta(parent, start.checkpoint, changed, identity))
+    identity = state_identity(run, run.resolved_recipe(), plan)
+    store.commit(step, writer, _meta(parent, start.checkpoint, changed, identity))
 
 
 def _meta(parent: Run, start: Checkpoint, changed: Changes, identity: str) -> CheckpointMeta:

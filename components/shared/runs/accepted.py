@@ -66,15 +66,15 @@ def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accept
     """
     data = as_json(model.to_json())
     storage.create(f"{_folder(name)}/{after + 1:06d}.json", data)
-    standing = _read(storage, name, after + 1)
-    assert standing.model is not None
-    if standing.model.run != model.run:
+    committed = _read(storage, name, after + 1)
+    assert committed.model is not None
+    if committed.model.run != model.run:
         raise BatonError(
             f"run {model.run!r} was judged against model {after} of {name!r}, and meanwhile run "
-            f"{standing.model.run!r} was accepted; that model stays.",
+            f"{committed.model.run!r} was accepted; that model stays.",
             remedy="Retrain again: the model is then judged against the new one.",
         )
-    return standing
+    return committed
 
 
 def _folder(name: str) -> str:

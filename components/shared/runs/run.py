@@ -69,7 +69,7 @@ class Run(Documents):
         """
         return recipe_file.validate(self.need(RunHead).recipe, origin=self.uri)
 
-    def settled_recipe(self) -> Recipe:
+    def resolved_recipe(self) -> Recipe:
         """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
         recipe = self.recipe()
         training: dict[str, float] = {}
@@ -153,7 +153,7 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
 
     Args:
         run: The run, its data split and tokenized.
-        recipe: Its recipe, settled.
+        recipe: Its recipe, resolved.
         plan: Its plan.
     """
     parts = [

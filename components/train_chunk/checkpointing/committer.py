@@ -135,7 +135,7 @@ class Committer:
             shutil.rmtree(snapshot.folder, ignore_errors=True)
 
     def _commit(self, snapshot: Snapshot) -> None:
-        writer = snapshot.writer or self._store.publication(snapshot.step, snapshot.check)
+        writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
         began = time.monotonic()
         events.emit("phase", phase=Phase.UPLOAD, step=snapshot.step)
 

@@ -126,7 +126,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         self._committer.make_way()  # before anything is written: two checkpoints may not fit in memory
         self._committer.raise_failure()
         for place in super()._places_here(num_bytes):
-            self._writing = self._context.store.publication(step) if place.send else None
+            self._writing = self._context.store.open_writer(step) if place.send else None
             yield place
 
     def _send_off(self, folder: str) -> None:

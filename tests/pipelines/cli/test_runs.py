@@ -42,10 +42,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
         (local / "trainer_state.json").write_text(json.dumps({"log_history": [], "max_steps": 15}))
         (local / "model.safetensors").write_bytes(b"weights")
         checkpoints = CheckpointStore(run)
-        publication = checkpoints.publication(step)
-        publication.send(str(local))
+        writer = checkpoints.open_writer(step)
+        writer.send(str(local))
         meta = CheckpointMeta(digest=f"digest of {step}", chain="c", chunk=1, created="2026-11-21T10:00:00Z")
-        checkpoints.commit(step, publication, meta)
+        checkpoints.commit(step, writer, meta)
     return storage
 
 

@@ -44,12 +44,12 @@ class Findings:
     scores: dict[str, Figure] = field(default_factory=dict)
 
 
-class Ground:
+class EvaluationSet:
     """What models are judged on, found and checked before the first is loaded.
 
     Args:
         run: The training run.
-        recipe: Its settled recipe.
+        recipe: Its resolved recipe.
         scratch: Folder for what comes from the store.
 
     Raises:

@@ -26,7 +26,7 @@ PLAIN = ("The", "1 + 1 =", "What is this about?\n")
 """Prompts where no held-out row gives one."""
 
 
-class Subject:
+class ExportSource:
     """What a run's exports are made from and compared with.
 
     Args:
