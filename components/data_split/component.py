@@ -25,7 +25,7 @@ def data_split(
 
     Args:
         recipe: The recipe as JSON.
-        run_name: Name of the run; one that exists goes on where it stopped. Empty: a new one.
+        run_name: Name of the run; one that exists resumes. Empty: a new one.
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.

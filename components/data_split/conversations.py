@@ -42,7 +42,7 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
     """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
 
     Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
-    text behind a prompt of messages.
+    text after a prompt of messages.
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):

@@ -37,7 +37,7 @@ def values(file: str, stream: Iterable[bytes]) -> Iterator[Row | Rejected]:
         stream: Its bytes.
 
     Raises:
-        UnreadableError: behind a place, values cannot be told apart.
+        UnreadableError: after a place, values cannot be told apart.
     """
     text = _Text(stream)
     in_array = text.peek() == "["
@@ -56,7 +56,7 @@ def values(file: str, stream: Iterable[bytes]) -> Iterator[Row | Rejected]:
             raise text.damaged("broken JSON: the array does not end")
         text.at += in_array
         if text.peek() or text.broken_off:
-            raise text.damaged("broken JSON: text behind the array")
+            raise text.damaged("broken JSON: text after the array")
     except UnreadableError as error:
         raise UnreadableError(error.reason, number, error.raw or text.rest()) from None
 
@@ -109,7 +109,7 @@ class _Text:
             except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
                 return self._broken(file, number, f"broken JSON: {error}", in_array)
             if end == len(self._text) and self._may_grow() and self.more():
-                continue  # a number may go on
+                continue  # a number may continue
             raw, self.at = self._text[self.at : end], end
             if len(raw) > MAX_ROW:
                 return Rejected(file, number, TOO_LONG, _as_read(raw[:SHOWN]))

@@ -103,7 +103,7 @@ class Sides:
                     break
                 pin = self._decide(missing, count)
                 self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
-            pin = json.loads(self._storage.read(path))  # of whoever was first
+            pin = json.loads(self._storage.read(path))  # of the writer that was first
             self._sizes, self._plain = pin["shares"], _plain(pin["shares"])
             self._cuts |= {stratum: (below, above) for stratum, (below, above) in pin["cuts"].items()}
             self.pinned = self._storage.uri(self._folder)

@@ -63,7 +63,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
 
 
 def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str, float] | None = None) -> str:
-    """Returns the figures that say most, in words; behind each that of the model in use, if there is one."""
+    """Returns the figures that say most, in words, each followed by that of the model in use, if there is one."""
     named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy", "divergence": "divergence"}
     scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
     found = []

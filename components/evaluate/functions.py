@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 def load(given: Sequence[Hook]) -> dict[str, Function]:
-    """Returns the functions by the names that their figures have: what stands behind the colon.
+    """Returns the functions by the names that their figures have: what follows the colon.
 
     Raises:
         UserError: one cannot be found, or has the name of another figure.

@@ -60,7 +60,7 @@ class Harness:
         A task that says itself that it has no examples gets none, whatever `few_shot` says.
 
         Returns:
-            Figures named `<task>.<metric>`, with the harness's filter behind them where a metric has several: those
+            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several: those
             that are means over documents, and the others as plain numbers.
 
         Raises:
@@ -95,7 +95,7 @@ class Harness:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
-        """Lets a task name files of its own folder by their relative paths."""
+        """Lets a task name its own folder's files by their relative paths."""
         with contextlib.chdir(self._folder or "."):
             yield
 

@@ -93,7 +93,7 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
 
 def _accepted(run: Run, recipe: Recipe) -> Production:
     note = run.read(RetrainNote)
-    name = note.model if note else recipe.name  # a phase has a name of its own
+    name = note.model if note else recipe.name  # a phase has its own name
     in_use = accepted.newest(run.storage, name)
     if in_use.model_uri is None:
         return Production(None, f"{ACCEPTED}: there is none yet")

@@ -35,7 +35,7 @@ class Context:
 
     Attributes:
         questions: What is asked.
-        texts: Texts whose tokens are compared, where a format has a tokenizer of its own.
+        texts: Texts whose tokens are compared, where a format has its own tokenizer.
         kind: Name of the class of Transformers that loads the model.
         trust_remote_code: As in the recipe.
     """
@@ -60,7 +60,7 @@ class Reading:
 
 
 def read(export_format: str, folder: str, context: Context, expected: Expected, **request: Any) -> Reading:
-    """Asks an export in a process of its own, without network, for logits along the tokens that it is to write.
+    """Asks an export in its own process, without network, for logits along the tokens that it is to write.
 
     Raises:
         BatonError: its library cannot load it.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROMPTS = 3
-"""Held-out rows that the check goes on from."""
+"""Held-out rows that the check continues."""
 LONGEST = 64
 """Tokens of a prompt in the check, at most."""
 PLAIN = ("The", "1 + 1 =", "What is this about?\n")

@@ -83,19 +83,19 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | Non
     changed = [name for name in now if before is None or getattr(before, name) != now[name]]
     if before and not changed:
         return Found("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
-    goes_on = recipe.retrain.start == "accepted" and changed == ["data"]
-    start = [in_use.number, recipe.retrain.replay] if goes_on else []
+    continues = recipe.retrain.start == "accepted" and changed == ["data"]
+    start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
     verdict = digest_of(now, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
         return Found("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
-    if goes_on:
-        recipe = _going_on(recipe, in_use)
-    learnt = recipe.retrain.learnt if goes_on else []
+    if continues:
+        recipe = _continued(recipe, in_use)
+    learnt = recipe.retrain.learnt if continues else []
     note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **now)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
-    words += f"; goes on from model {in_use.number}" if goes_on else ""
+    words += f"; continues from model {in_use.number}" if continues else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
     return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), note
 
@@ -114,7 +114,7 @@ def _with_changes(recipe: Recipe, store: str, source: str) -> Recipe:
     return recipe_file.validate(document, origin="pipeline parameters")
 
 
-def _going_on(recipe: Recipe, in_use: Accepted) -> Recipe:
+def _continued(recipe: Recipe, in_use: Accepted) -> Recipe:
     """Returns the recipe that starts from the model in use."""
     assert in_use.model is not None
     document = recipe.model_dump(mode="json")

@@ -23,7 +23,7 @@ BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
 """Colours by rank, and what they stand for."""
 NAMED = 6
-"""Curves of survivors that have a line of their own in the legend."""
+"""Curves of survivors that have their own line in the legend."""
 
 
 def draw(view: View) -> dict[str, Markup]:
@@ -38,7 +38,7 @@ def draw(view: View) -> dict[str, Markup]:
 
 
 def score_plot(view: View, canvas: Canvas) -> Figure | None:
-    """The score behind each chunk."""
+    """The score after each chunk."""
     return _curves(view, canvas, view.metric, lambda trial: _points(trial.scores), marks=True)
 
 
@@ -215,18 +215,18 @@ def parallel_plot(view: View, canvas: Canvas) -> Figure | None:
 def _axis(ax: Axes, at: int, scale: Scale, *, wide: bool, last: bool) -> None:
     ends = ([at, at], [0, 1]) if wide else ([0, 1], [-at, -at])
     ax.plot(*ends, color=svg.MUTED, lw=1.2, zorder=1)
-    behind = {"facecolor": svg.PANEL, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+    box = {"facecolor": svg.PANEL, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
     title: dict[str, Any] = {"color": svg.INK, "fontweight": "bold" if last else "normal", "va": "bottom", "zorder": 4}
     if wide:
         ax.text(at, 1.06, scale.name, ha="center", **title)
     else:
-        ax.text(0, -at + 0.13, scale.name, ha="left", bbox=behind, **title)
+        ax.text(0, -at + 0.13, scale.name, ha="left", bbox=box, **title)
     shown: list[float] = []
     for place, text in scale.ticks:
         if any(abs(place - other) < (0.045 if wide else 0.12) for other in shown):
             continue
         shown.append(place)
-        style: dict[str, Any] = {"color": svg.MUTED, "fontsize": 10.5, "zorder": 4, "bbox": behind}
+        style: dict[str, Any] = {"color": svg.MUTED, "fontsize": 10.5, "zorder": 4, "bbox": box}
         if wide:
             ax.text(at + (0.04 if last else -0.04), place, text, ha="left" if last else "right", va="center", **style)
         else:

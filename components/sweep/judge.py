@@ -1,4 +1,4 @@
-"""A rung of a sweep: who goes on, who is stopped, and what people have asked for in the meantime."""
+"""A rung of a sweep: which trials advance, which are stopped, and what people have asked for in the meantime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Verdict:
     """What a rung comes to.
 
     Attributes:
-        kept: Addresses of the runs that go on, the best first.
+        kept: Addresses of the runs that advance, the best first.
         winner: Address of the best run of all so far that is trained to its end, empty before there is one.
         summary: The rung in Markdown.
     """
@@ -54,13 +54,13 @@ def decide(
 
     Args:
         entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with None, cannot go on.
-        keep: How many go on.
+        values: Trial → score; one without, or with None, cannot advance.
+        keep: How many advance.
         mode: `min` or `max`.
         stopped: Trials that somebody has asked to stop.
 
     Returns:
-        Who goes on, the best first, and all others that were ranked, in their order.
+        Those that advance, the best first, and all others that were ranked, in their order.
     """
     sign = 1 if mode == "min" else -1
     scored = {trial: value for trial in entered if trial not in stopped and (value := values.get(trial)) is not None}
@@ -91,7 +91,7 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     found = _with_wishes(sweep, found, trials, wishes)
     if not found.kept:
         raise BatonError(
-            f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found.stopped)}.",
+            f"no trial of sweep {sweep.name!r} advances from rung {number}: {_why(found.stopped)}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     sweep.keep_rung(found)
@@ -157,7 +157,7 @@ def _with_wishes(
     trials: dict[str, TrialEntry],
     wishes: Mapping[str, Wish | None],
 ) -> RungVerdict:
-    """Returns a rung's document with the trials that somebody has asked for among those that go on."""
+    """Returns a rung's document with the trials that somebody has asked for among those that advance."""
     gone = [trial for trial in found.kept if _wish(wishes, trial) == "stop"]
     asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found.kept]
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
@@ -220,7 +220,7 @@ def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntr
     why = {entry.id: entry.why for entry in rung.stopped}
     paths = list(recipe.sweep.parameters) if recipe.sweep else []
     lines = [
-        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} go on",
+        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} advance",
         "",
         f"| trial | {' | '.join(paths)} | {document.metric} | |",
         "|" + "---|" * (len(paths) + 3),
@@ -229,6 +229,6 @@ def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntr
         score = rung.scores.get(trial)
         value = score.value if score else None
         values = [str(trials[trial].values.get(path, "")) for path in paths]
-        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "goes on")]
+        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "advances")]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"

@@ -129,7 +129,7 @@ def where(trial: Trial) -> str:
     if trial.state == "ended":
         place = trial.why.partition(",")[0]
         return f"trained to its end{f'; {place}' if place else ''}"
-    return f"went on from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
+    return f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
 
 
 def value_text(value: Any) -> str:

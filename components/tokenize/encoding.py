@@ -174,7 +174,7 @@ def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) ->
 
 
 def _heads(rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
-    """Returns the tokens of each prompt alone, as the model would go on from it."""
+    """Returns the tokens of each prompt alone, as the model would continue it."""
     prompts = [row["prompt"] for row in rows]
     if isinstance(prompts[0], list):
         return _rendered(prompts, tokenizer, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""A side of the split in segments: each becomes one Arrow file, whoever does it and whenever.
+"""A side of the split in segments: each becomes one Arrow file, whichever process writes it and whenever.
 
 Where a segment begins and ends depends on the file alone, so that what is done stays done when the stage is killed, and
 any number of workers gives the same files.

@@ -89,7 +89,7 @@ def test_short_names_are_methods(recipe: Path) -> None:
     ("phases", "said"),
     [
         ("[sft, sft]", "sft, sft are not different names"),
-        ("[reward, sft]", "reward trains a reward model, which nothing can go on from"),
+        ("[reward, sft]", "reward trains a reward model, which nothing can start from"),
         ("[{name: a, training: {metod: sft}}]", "phase a: training.metod"),
         ("[{name: a, chunks: {count: 60}}, {name: b, chunks: {count: 60}}]", "120 chunks in all, at most 100"),
         ("[{name: UP}]", "String should match pattern"),

@@ -1,4 +1,4 @@
-"""A checkpoint's model in a folder of its own, for whoever has nothing but Transformers."""
+"""A checkpoint's model in its own folder, for readers that have nothing but Transformers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from baton.components.shared.store.bundles import REMOVED
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""
 TRIES = 5
-"""Times a look or a removal begins again after another process has taken away what it was about to use."""
+"""Times a look or a removal begins again after another process has removed what it was about to use."""
 T = TypeVar("T")
 
 _OBJECT = re.compile(

@@ -3,7 +3,7 @@
     optimizer_0.zero    the first process's part of masters and optimizer: safetensors, the rest in its header
     optimizer_1.zero    the second one's
 
-DeepSpeed itself writes pickles of its own classes, which are code to whoever reads them, the weights a second time, and
+DeepSpeed itself writes pickles of its own classes, which are code to their reader, the weights a second time, and
 a script. Here a file holds tensors, numbers, names and containers of these, and nothing else can be read from it.
 """
 

@@ -37,7 +37,7 @@ def wait(path: str) -> None:
     """Waits until the machine is free.
 
     Raises:
-        BatonError: whoever held it has gone.
+        BatonError: the process that held it has gone.
     """
     try:
         with open(path, "rb") as file:
@@ -46,4 +46,4 @@ def wait(path: str) -> None:
     except FileNotFoundError:
         found = b""
     if found != FREE:
-        raise BatonError("whoever this process stood by for has gone; it has done nothing.")
+        raise BatonError("the process that this one stood by for has gone; it has done nothing.")

@@ -23,7 +23,7 @@ LOSS = "the loss is another from step {next}, so losses before and after cannot 
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
 TAKEN_OVER: dict[str, str] = {
-    "training.learning_rate": "the schedule goes on at step {step} with the new peak; nothing warms up again",
+    "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
     "training.lr_find": "the learning rate is given, and not looked for",
     "training.lr_scheduler": SCHEDULE,
     "training.lr_scheduler_options": SCHEDULE,
@@ -49,7 +49,7 @@ TAKEN_OVER: dict[str, str] = {
     "training.workers": "batches are the same; other processes prepare them",
     **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
     "adapter.dropout": NEXT,
-    "evaluation.every": "evaluations behind step {step} come at multiples of the new number",
+    "evaluation.every": "evaluations after step {step} come at multiples of the new number",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
 """What a warm fork takes over → what that means."""
@@ -73,7 +73,7 @@ OTHERWISE = "the state at that step is made for the old value"
 OF_STATE = ("training.", "adapter.", "evaluation.")
 """Beginnings of paths that the trainer reads."""
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that keep a state of their own, beside the step."""
+"""Schedules that keep their own state, beside the step."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> Changes:
@@ -133,10 +133,10 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
         raise UserError(
             f"a cold fork begins with its parent's weights and tokenizer, in its store; {', '.join(refused)} cannot "
             "be changed.",
-            remedy="Start a run of its own for another model.",
+            remedy="Start a separate run for another model.",
         )
     if before.training.spec.scores and not after.training.spec.scores:
-        raise UserError("a reward model scores texts and writes none; only training.method reward can go on from it.")
+        raise UserError("a reward model scores texts and writes none; only training.method reward can start from it.")
     return found
 
 

@@ -99,7 +99,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 
 def require_start(run: Run) -> None:
-    """Makes sure that a run may begin with weights of its own: a warm fork begins with its parent's state.
+    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state.
 
     Raises:
         BatonError: it is one, and the checkpoint that it began with is not there, or not whole.

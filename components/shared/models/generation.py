@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ANSWER = "baton"
-"""Stands for what an assistant says, to see what a chat template puts behind it."""
+"""Stands for what an assistant says, to see what a chat template puts after it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def write_all(
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
-    own generation settings, and what the chat template puts behind an assistant's answer."""
+    own generation settings, and what the chat template puts after an assistant's answer."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), _turn_end(tokenizer)]
     return list(dict.fromkeys(token for token in known if token is not None))
@@ -126,7 +126,7 @@ def _continue(
     stops: list[int],
     drawing: Any,
 ) -> list[list[int]]:
-    """Returns the tokens that a model puts behind each of a batch of prompts, padding included."""
+    """Returns the tokens that a model writes after each of a batch of prompts, padding included."""
     import torch
 
     width = max(len(ids) for ids in prompts)

@@ -33,7 +33,7 @@ def find(path: str) -> Any:
             remedy="Give the file in hooks.source, or install the module in the image.",
         ) from None
     except AttributeError as error:
-        raise UserError(f"hook {path!r} does not exist: {error}.", remedy="Check the name behind the colon.") from None
+        raise UserError(f"hook {path!r} does not exist: {error}.", remedy="Check the name after the colon.") from None
     except Exception as error:
         raise UserError(f"hook {path!r} cannot be imported: {type(error).__name__}: {error}.") from None
 

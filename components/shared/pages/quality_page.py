@@ -28,7 +28,7 @@ MARKS = {
 STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
 SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
 HUES = ("blue", "orange", "green", "purple", "amber", "sky")
-"""Colours of the languages, the most frequent first; what is behind them is grey."""
+"""Colours of the languages, the most frequent first; those after them are grey."""
 
 
 def write(run: Run) -> str:

@@ -24,7 +24,7 @@ INK, MUTED, RULE = "#1f2a37", "#5b6675", "#d5dae1"
 BLUE, ORANGE, GREEN, PURPLE = "#0b68b1", "#c2500a", "#0a7d5f", "#a0468a"
 AMBER, SKY, GREY = "#e0a100", "#62b3e4", "#98a2b0"
 PANEL = "#fefefe"
-"""What lies behind a plot."""
+"""A plot's background."""
 COLORS = {"ink": INK, "muted": MUTED, "rule": RULE, "blue": BLUE, "orange": ORANGE, "green": GREEN}
 COLORS |= {"purple": PURPLE, "amber": AMBER, "sky": SKY, "grey": GREY, "panel": PANEL}
 STYLE = {

@@ -1,4 +1,4 @@
-"""Several trainings one after the other, each going on from the model of the one before."""
+"""Several trainings one after the other, each starting from the model of the one before."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def merged(document: dict[str, Any], phase: Phase, position: int, *, last: bool)
     Args:
         document: The whole recipe, resolved.
         phase: The phase.
-        position: Its number, from 0; those behind the first start from the model of the one before.
+        position: Its number, from 0; those after the first start from the model of the one before.
         last: Whether it is the last; the others hand on a whole model.
     """
     found = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}

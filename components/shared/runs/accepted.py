@@ -3,8 +3,8 @@
     models/<name>/accepted/000001.json     the first: put-if-absent, as all of them
     models/<name>/accepted/000002.json     the one that took its place, and so on
 
-The highest is the model in use. Whoever means to take its place names the one that it was judged against and writes
-the number behind that: of any number of writers one succeeds, and a late one cannot undo a newer model.
+The highest is the model in use. A run that is to take its place names the one that it was judged against and writes
+the number after that: of any number of writers one succeeds, and a late one cannot undo a newer model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
 
-A run's parent is the one that it forked, else the one whose model it goes on from (a later phase, or a retraining that
+A run's parent is the one that it forked, else the one whose model it starts from (a later phase, or a retraining that
 begins with the model in use), else the one whose model it took the place of.
 """
 
@@ -73,7 +73,7 @@ class Member:
         origin = {
             "fork": f"fork at step {self.at}",
             "cold fork": f"cold fork of step {self.at}",
-            "goes on": "goes on from its model",
+            "goes on": "starts from its model",
             "retrained": "took its place",
         }.get(self.kind, "")
         trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""

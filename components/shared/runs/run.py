@@ -108,7 +108,7 @@ class Run(Documents):
             )
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
-        """Keeps what one attempt at a stage did, under a name of its own."""
+        """Keeps what one attempt at a stage did, under its own name."""
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
         self.put(name, {"stage": stage, "at": now(), **document})
 

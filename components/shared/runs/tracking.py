@@ -109,7 +109,7 @@ def finish(run: Run, report_path: str | None) -> None:
 
 
 class Tracker:
-    """Sends metrics from a process of its own, so that neither import nor server holds training up.
+    """Sends metrics from a separate process, so that neither import nor server holds training up.
 
     Args:
         run: The training run.
@@ -145,7 +145,7 @@ class Tracker:
             self._process.stdin.close()
             self._process.wait(timeout)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            logger.warning("tracking did not finish in %.0f s and is left behind", timeout)
+            logger.warning("tracking did not finish in %.0f s and is abandoned", timeout)
             self._process.kill()
 
 

@@ -1,4 +1,4 @@
-"""The rungs of a sweep: behind which chunk trials are compared and how many go on. Pure functions of a few numbers."""
+"""The rungs of a sweep: after which chunk trials are compared and how many advance. Pure functions of a few numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Rung:
     Attributes:
         number: Its number in the sweep, from 1.
         bracket: Its bracket's number, from 1.
-        chunk: Chunk behind which trials are compared.
-        keep: How many go on; at a bracket's last rung, which is behind the last chunk, all but one are beaten.
+        chunk: Chunk after which trials are compared.
+        keep: How many advance; at a bracket's last rung, which is after the last chunk, all but one are beaten.
         first: The first chunk that trials train for it.
     """
 
@@ -49,16 +49,16 @@ class Bracket:
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
-    """Returns behind which chunks trials are compared, and how many go on from there.
+    """Returns after which chunks trials are compared, and how many advance from there.
 
     Args:
         trials: How many begin.
         chunks: Chunks of a run.
-        eta: One of so many goes on; None compares at the end only.
-        first: Chunk of the first comparison; each next one is behind `eta` times as many.
+        eta: One of so many advances; None compares at the end only.
+        first: Chunk of the first comparison; each next one is after `eta` times as many.
 
     Returns:
-        Pairs of chunk and number of those who go on; the last is the last chunk, with one.
+        Pairs of chunk and number of those that advance; the last is the last chunk, with one.
     """
     found: list[tuple[int, int]] = []
     for level in count():

@@ -24,7 +24,7 @@ BEGUN = {"checkpoints", "progress.json", "records", "scores"}
 """What a run has of which a chunk has begun."""
 STATES = {
     "won": "ahead of all that came to their end",
-    "goes on": "goes on",
+    "goes on": "advances",
     "ended": "trained to its end",
     "stopped": "stopped",
     "failed": "failed",
@@ -42,9 +42,9 @@ class Trial:
         id: Its id in the sweep.
         run: Name of its run.
         values: Dotted path → value.
-        scores: Step and score behind each chunk, ascending.
+        scores: Step and score after each chunk, ascending.
         losses: What its run logged: step and training loss.
-        chunk: The last chunk behind which it was scored.
+        chunk: The last chunk after which it was scored.
         step: The last step it is known to have trained.
         num_steps: Steps of its whole plan, None where nothing is known of it.
         seconds: What its chunks have taken.

@@ -153,7 +153,7 @@ class Committer:
             self._is_failing = True
             unsaved = time.monotonic() - self._saved_at
             events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
-            logger.warning("%s Training goes on; nothing has been saved for %.0f s.", error.message, unsaved)
+            logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
         patience = self._max_unsaved - (began - self._saved_at)
         try:

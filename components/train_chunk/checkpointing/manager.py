@@ -198,4 +198,4 @@ class CheckpointManager(CollectiveCheckpointManager):
                 f"{digest[:12]}…; this one stops.",
                 remedy="Give each run its own name; if this is one run, the hardware differs.",
             )
-        logger.warning("another process committed step %d first, with the same state; training goes on", theirs.step)
+        logger.warning("another process committed step %d first, with the same state; training continues", theirs.step)

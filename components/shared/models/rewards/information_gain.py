@@ -52,7 +52,7 @@ class InformationGain:
         return list(rendered["input_ids"])
 
     def _log_likelihood(self, context: list[int], tail: list[int]) -> float:
-        """Returns the mean log-probability of `tail` behind `context`, in nats per token."""
+        """Returns the mean log-probability of `tail` after `context`, in nats per token."""
         if not tail or not context:
             return 0.0
         model = self._trainer.model
