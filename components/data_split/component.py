@@ -60,15 +60,15 @@ def data_split(
         }
         if start_from:
             changes |= {"model.base": start_from}
-        given = run_name or f"{new_name}-{job_id}"
-        found = split_data(recipe, f"{given}-{phase}" if phase else given, changes)
+        chosen_name = run_name or f"{new_name}-{job_id}"
+        split = split_data(recipe, f"{chosen_name}-{phase}" if phase else chosen_name, changes)
         for name in ("rows", "train", "eval", "test", "rejected"):
-            metrics.log_metric(name, found[name])
+            metrics.log_metric(name, split[name])
         with open(page.path, "w", encoding="utf-8") as file:
-            file.write(found["page"])
-        run = Run.open(found["run_uri"])
+            file.write(split["page"])
+        run = Run.open(split["run_uri"])
         with open(links.path, "w", encoding="utf-8") as file:
-            file.write(pages.as_markdown(run, given))
+            file.write(pages.as_markdown(run, chosen_name))
         with open(cache_key, "w", encoding="utf-8") as file:
             file.write(cache_key_of(run))
-    return found["run_uri"]
+    return split["run_uri"]

@@ -46,10 +46,10 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):
-        found = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
-        if isinstance(found, str):
-            return found
-        sides[side] = found
+        messages = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
+        if isinstance(messages, str):
+            return messages
+        sides[side] = messages
     if isinstance(row.get("prompt"), str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     head = _messages(row["prompt"], "prompt") if "prompt" in row else _shared(sides["chosen"], sides["rejected"])
@@ -57,9 +57,11 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
         return head
     if not head:
         return "chosen and rejected share no first message, and there is no prompt"
-    answers = {side: found[len(head) :] if found[: len(head)] == head else found for side, found in sides.items()}
-    for side, found in answers.items():
-        if not found or found[-1]["role"] != "assistant":
+    answers = {
+        side: messages[len(head) :] if messages[: len(head)] == head else messages for side, messages in sides.items()
+    }
+    for side, messages in answers.items():
+        if not messages or messages[-1]["role"] != "assistant":
             return f"{side} does not end on an assistant turn"
     return {"prompt": head, **answers}
 

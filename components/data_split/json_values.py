@@ -76,17 +76,17 @@ class _Text:
     def more(self) -> bool:
         """Reads as much again as is there, so that a long value is looked at few times; tells whether there was any."""
         wanted = max(len(self._text) - self.at, BLOCK)
-        found = [self._text[self.at :]]
+        blocks = [self._text[self.at :]]
         while wanted > 0 and not self._ended:
             try:
                 block = next(self._stream, b"")
             except UnreadableError as error:  # what came before it is read first
                 self._error, block = error, b""
             self._ended = not block
-            found.append(self._decoder.decode(block, final=self._ended))
-            wanted -= len(found[-1])
-        before = len(found[0])
-        self._text, self.at = "".join(found), 0
+            blocks.append(self._decoder.decode(block, final=self._ended))
+            wanted -= len(blocks[-1])
+        before = len(blocks[0])
+        self._text, self.at = "".join(blocks), 0
         return len(self._text) > before
 
     def peek(self) -> str:

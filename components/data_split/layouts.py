@@ -90,11 +90,11 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
     tried = [name for name in NEEDED if name in spec.formats] if named == "auto" else [named]
     for common in (False, True):
         for name in tried:
-            found = _columns(NEEDED[name], mapped, present, common)
-            if found is not None:
-                optional = _optional(OPTIONAL.get(name, {}), mapped, present, found)
+            columns = _columns(NEEDED[name], mapped, present, common)
+            if columns is not None:
+                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns)
                 layout = Layout(
-                    format=name, columns=found | optional, join=data.join, extra_columns=tuple(data.extra_columns)
+                    format=name, columns=columns | optional, join=data.join, extra_columns=tuple(data.extra_columns)
                 )
                 _check_extras(layout, source, present)
                 return layout

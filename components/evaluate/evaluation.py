@@ -51,15 +51,15 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
         evaluation_set = EvaluationSet(run, recipe, scratch)
         rival = production.find(run, recipe, scratch)
         judged, words, parameters = _judge_all(evaluation_set, rival, scratch)
-        found = _document(evaluation_set, judged, evaluation_set.compare(judged))
-    found |= {"production_model": words, "parameters": parameters}
+        evaluation = _document(evaluation_set, judged, evaluation_set.compare(judged))
+    evaluation |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
-        events.emit("evaluated", when=when, **found[when])
-    run.put(Evaluation.NAME, found)
-    logged = {f"final_{when}_{name}": value for when in judged for name, value in found[when].items()}
+        events.emit("evaluated", when=when, **evaluation[when])
+    run.put(Evaluation.NAME, evaluation)
+    logged = {f"final_{when}_{name}": value for when in judged for name, value in evaluation[when].items()}
     tracking.log_metrics(run, logged, run.plan().num_steps)
     run.record("evaluate", {"seconds": time.time() - started})
-    return found
+    return evaluation
 
 
 def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str, float] | None = None) -> str:
@@ -115,22 +115,22 @@ def _judge_all(
 def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signatures: dict[str, str]) -> dict[str, Any]:
     """Returns what `evaluation.json` says of the models, and writes all examples beside it."""
     recipe = evaluation_set.recipe
-    found: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
-    found.setdefault("production", None)
+    values: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
+    values.setdefault("production", None)
     rows = _examples(evaluation_set, judged)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     evaluation_set.run.storage.write(
         evaluation_set.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace")
     )
     over_rows = {when: each.figures for when, each in judged.items()}
-    return found | {
+    return values | {
         "side": evaluation_set.side,
         "intervals": figures.intervals(over_rows, recipe.evaluation.confidence, recipe.seed),
         "signatures": signatures,
         "without_reference": evaluation_set.without_reference,
         "samples": [{key: row[key] for key in ("prompt", "reference", *judged)} for row in rows[:SHOWN]],
         "examples": {"count": len(rows), "path": "examples.jsonl"},
-        "summary": summary(found["before"], found["after"], found["production"]),
+        "summary": summary(values["before"], values["after"], values["production"]),
     }
 
 

@@ -78,14 +78,14 @@ def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: in
         `before`, `after`, `production`, `gain` (after − before) and `gain_on_production` (after − production), each a
         mapping of the figure's name to the interval's ends; none for a figure that some draw leaves undefined.
     """
-    drawn = {when: _drawn(found, seed) for when, found in models.items()}
+    drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
     for name, against in (("gain", "before"), ("gain_on_production", "production")):
         theirs = drawn.get(against, {})
         shared = [x for x in drawn["after"] if x in theirs and _paired(models["after"][x], models[against][x])]
         drawn[name] = {x: drawn["after"][x] - theirs[x] for x in shared}
     return {
-        when: {name: ends for name, draws in found.items() if (ends := _ends(draws, level))}
-        for when, found in drawn.items()
+        when: {name: ends for name, draws in by_name.items() if (ends := _ends(draws, level))}
+        for when, by_name in drawn.items()
     }
 
 

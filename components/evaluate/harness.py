@@ -72,7 +72,7 @@ class Harness:
         judged = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         with self._beside():
             try:
-                found: Any = simple_evaluate(
+                evaluated: Any = simple_evaluate(
                     model=judged,
                     tasks=list(self._tasks.names),
                     num_fewshot=self._tasks.few_shot,
@@ -84,9 +84,9 @@ class Harness:
                 raise self._failed("run", error) from None
         figures: dict[str, Figure] = {}
         plain: dict[str, float] = {}
-        for task, results in found["results"].items():
+        for task, results in evaluated["results"].items():
             for name, key, value in _measured(task, results):
-                figure = _of_documents(found["samples"].get(task, []), key, value)
+                figure = _of_documents(evaluated["samples"].get(task, []), key, value)
                 if figure:
                     figures[name] = figure
                 else:

@@ -86,11 +86,11 @@ def licence(recipe: Recipe, base_folder: str | None) -> str | None:
         from huggingface_hub import ModelCard
 
         try:
-            found = ModelCard.load(f"{base_folder}/README.md", ignore_metadata_errors=True).data.license
+            named = ModelCard.load(f"{base_folder}/README.md", ignore_metadata_errors=True).data.license
         except ValueError:
-            found = None
-        if isinstance(found, str):
-            return found
+            named = None
+        if isinstance(named, str):
+            return named
     if os.path.isfile(f"{base_folder}/LICENSE"):
         with open(f"{base_folder}/LICENSE", encoding="utf-8", errors="replace") as file:
             head = file.read(400)

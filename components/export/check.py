@@ -116,15 +116,15 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     rounds = len(reading.answers) // len(expected.answers)
     tokens = sum(len(answer.tokens) for answer in expected.answers)
     furthest, shared = 0.0, []
-    for said, due in zip(reading.answers, expected.answers * rounds, strict=True):
-        difference, limit = distance(said, due), share * float(abs(due.logits).max())
+    for actual, due in zip(reading.answers, expected.answers * rounds, strict=True):
+        difference, limit = distance(actual, due), share * float(abs(due.logits).max())
         if not difference <= limit:  # nor where one of them is no number
             raise BatonError(
                 f"the {export_format} export's logits differ from the trained model's by {difference:.3g}; at most "
                 f"{limit:.3g} was expected. It does not count."
             )
         furthest = max(furthest, difference)
-        shared.append(require_tokens(f"the {export_format} export", said.tokens, due, limit))
+        shared.append(require_tokens(f"the {export_format} export", actual.tokens, due, limit))
     same = sum(shared[: len(expected.answers)])
     words = [f"{same} of {tokens} tokens the same" if tokens else "scores compared"]
     if same < tokens:
@@ -141,7 +141,7 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     }
 
 
-def require_tokens(what: str, said: list[int], due: Answer, limit: float) -> int:
+def require_tokens(what: str, tokens: list[int], due: Answer, limit: float) -> int:
     """Holds tokens that were written greedily against those that must be.
 
     Where logits may be `limit` off on either side, of two tokens nearer to each other than twice that either may be
@@ -154,11 +154,11 @@ def require_tokens(what: str, said: list[int], due: Answer, limit: float) -> int
         BatonError: one differs, and the model prefers the other by more.
     """
     first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
-    for place, (mine, theirs) in enumerate(zip(said, due.tokens, strict=True)):
+    for place, (mine, theirs) in enumerate(zip(tokens, due.tokens, strict=True)):
         if mine != theirs:
             logits = due.logits[first + place]
             if not logits[theirs] - logits[mine] <= 2 * limit:
-                raise BatonError(f"{what} writes {said} instead of {due.tokens}; it does not count.")
+                raise BatonError(f"{what} writes {tokens} instead of {due.tokens}; it does not count.")
             return place
     return len(due.tokens)
 
@@ -195,16 +195,16 @@ def of_llama_cpp(
     Raises:
         BatonError: it reads the vocabulary in another way, or writes other tokens where it must not.
     """
-    said = reading.notes.get("llama_cpp")
-    if said is None:
+    answers = reading.notes.get("llama_cpp")
+    if answers is None:
         return {}
-    if said["texts"] != texts:
+    if answers["texts"] != texts:
         raise BatonError(f"llama.cpp splits texts into other tokens by {name} than the tokenizer does.")
-    shared = agreement(said["tokens"], [answer.tokens for answer in expected.answers])
+    shared = agreement(answers["tokens"], [answer.tokens for answer in expected.answers])
     if exact:
-        for tokens, due in zip(said["tokens"], expected.answers, strict=True):
+        for tokens, due in zip(answers["tokens"], expected.answers, strict=True):
             require_tokens(f"llama.cpp with {name}", tokens, due, TOLERANCE * float(abs(due.logits).max()))
-    return {"llama_cpp": {"version": said["version"], "tokens": shared}}
+    return {"llama_cpp": {"version": answers["version"], "tokens": shared}}
 
 
 def distance(one: Answer, other: Answer) -> float:

@@ -47,17 +47,17 @@ def export_run(run_uri: str) -> dict[str, Any]:
         main = _export(source, main_format, None)
         made = {main_format: main, **{name: _export(source, name, main) for name in others}}
         handed_on = _hand_on(source, recipe, main, made.get("mlflow"))
-    found = {
+    exported = {
         "model_uri": main.uri,
         "bytes": main.manifest.bytes,
         "files": len(main.manifest.files),
         "exports": [_entry(name, export) for name, export in made.items()],
         **handed_on,
     }
-    run.put(ExportedModel.NAME, found)
+    run.put(ExportedModel.NAME, exported)
     run.record("export", {"seconds": time.time() - started})
     events.emit("exported", uri=main.uri, bytes=main.manifest.bytes)
-    return found
+    return exported
 
 
 def _order(recipe: Recipe) -> list[str]:
@@ -132,12 +132,12 @@ def _settings(source: ExportSource, export_format: str, main: Export | None) -> 
 
 def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, Any]:
     """Sends the model on to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
-    found: dict[str, Any] = {}
+    handed_on: dict[str, Any] = {}
     if mlflow and (there := registry.log(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
-        found["registry"] = there
+        handed_on["registry"] = there
     if recipe.export.hub:
-        found["hub"] = hub.push(source.run, recipe.export.hub, main.manifest, main.folder())
-    return found
+        handed_on["hub"] = hub.push(source.run, recipe.export.hub, main.manifest, main.folder())
+    return handed_on
 
 
 def _entry(export_format: str, export: Export) -> dict[str, Any]:

@@ -74,18 +74,18 @@ def check(folder: str, expected: dict[str, str]) -> dict[str, Any]:
     config = json.loads(_blob(folder, manifest["config"]))
     if config["rootfs"]["diff_ids"] != [layer["digest"] for layer in manifest["layers"]]:
         raise BatonError("the oci export's configuration lists other layers than its manifest; it does not count.")
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for layer in manifest["layers"]:
         _require(folder, layer)
         with tarfile.open(_path(folder, layer), "r:") as tar:
             for member in (member for member in tar if member.isfile()):
                 content = tar.extractfile(member)
                 assert content
-                found[member.name.removeprefix(f"{FOLDER}/")] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
-    if found != expected:
-        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+                digests[member.name.removeprefix(f"{FOLDER}/")] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digests != expected:
+        wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
         raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
-    return {"library": "tarfile", "words": f"all digests and sizes, {len(found)} files as in the model"}
+    return {"library": "tarfile", "words": f"all digests and sizes, {len(digests)} files as in the model"}
 
 
 def _layer(source: str, names: list[str], blobs: str) -> Descriptor:

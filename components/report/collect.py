@@ -97,9 +97,9 @@ def _headline(run: Run, evaluation: Evaluation | None, newest: Checkpoint | None
         "trainable_parameters": newest and newest.meta.trainable_parameters,
     }
     for when in ("before", "after"):
-        found = (evaluation.figures(when) if evaluation else None) or {}
-        values |= {f"eval_loss_{when}": found.get("loss")}
-        values |= {f"{name}_{when}": found.get(name) for name in ("perplexity", "reward", "accuracy")}
+        judged_figures = (evaluation.figures(when) if evaluation else None) or {}
+        values |= {f"eval_loss_{when}": judged_figures.get("loss")}
+        values |= {f"{name}_{when}": judged_figures.get(name) for name in ("perplexity", "reward", "accuracy")}
     judged = evaluation.after if evaluation else {}
     return values | {name: judged.get(name) for name in ("reward_accuracy", "reward_margin")}
 

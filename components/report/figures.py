@@ -83,8 +83,8 @@ def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -> Figure | None:
     """Plots of what was logged under these keys, two in a row."""
-    found = {name: svg.series(report["history"], key) for key, name in names.items()}
-    curves = {name: points for name, points in found.items() if len(points[0])}
+    series = {name: svg.series(report["history"], key) for key, name in names.items()}
+    curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:
         return None
     columns = min(2, len(curves)) if canvas is svg.WIDE else 1

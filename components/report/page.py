@@ -146,15 +146,15 @@ def read_proof(report: Report) -> Proof:
         checked = entry["checked"] or {}
         marks = tuple((part, *MARKS.get(result, ("✗", result))) for part, result in checked.items())
         wrong = {part: result for part, result in checked.items() if result not in MARKS}
-        problems = [f"{part} {'differs' if found == 'mismatch' else found}" for part, found in wrong.items()]
+        problems = [f"{part} {'differs' if problem == 'mismatch' else problem}" for part, problem in wrong.items()]
         if digests.get(entry["parent_step"], entry["parent_digest"]) != entry["parent_digest"]:
             problems.append(f"parent is not the checkpoint of step {entry['parent_step']:,}")
         before = entries[position - 1]["fingerprint"] or {} if position else {}
         now = entry["fingerprint"] or {}
         changes = tuple(f"{key} {before[key]} → {now[key]}" for key in now if before.get(key, now[key]) != now[key])
         rows.append(ProofRow(entry=entry, marks=marks, problems=tuple(problems), changes=changes))
-    found = {part for row in rows for part, _, _ in row.marks}
-    parts = tuple(part for part in PARTS if part in found) + tuple(sorted(found - set(PARTS)))
+    problem = {part for row in rows for part, _, _ in row.marks}
+    parts = tuple(part for part in PARTS if part in problem) + tuple(sorted(problem - set(PARTS)))
     tone, word, sentence = judge(rows, report)
     return Proof(rows=tuple(rows), parts=parts, tone=tone, word=word, sentence=sentence)
 
@@ -215,7 +215,7 @@ def progress(report: Report) -> tuple[int, int]:
 def tiles(report: Report) -> list[tuple[str, str, str]]:
     """Label, value and a remark for each key figure that is known."""
     head = report["headline"]
-    found: list[tuple[str, str, str]] = []
+    shown: list[tuple[str, str, str]] = []
     for label, key in (
         ("Reward", "reward"),
         ("Accuracy", "accuracy"),
@@ -226,25 +226,25 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
         if before is not None or after is not None:
             remark = "not measured before" if before is None else f"before: {number(before)}"
             value, remark = (before, "before training") if after is None else (after, remark)
-            found.append((label, number(value), remark))
+            shown.append((label, number(value), remark))
     if head.get("reward_accuracy") is not None:
         remark = f"margin {number(head['reward_margin'])} nats"
-        found.append(("Preference accuracy", f"{head['reward_accuracy']:.0%}", remark))
+        shown.append(("Preference accuracy", f"{head['reward_accuracy']:.0%}", remark))
     if head["steps"]:
-        found.append(("Steps", f"{head['steps']:,}", f"in {count(head['chunks'], 'chunk')}"))
+        shown.append(("Steps", f"{head['steps']:,}", f"in {count(head['chunks'], 'chunk')}"))
     if head["trained_tokens"]:
-        found.append(("Tokens trained", number(head["trained_tokens"]), ""))
+        shown.append(("Tokens trained", number(head["trained_tokens"]), ""))
     if head["train_rows"] is not None:
-        found.append(("Training rows", number(head["train_rows"]), f"{number(head['eval_rows'])} for eval"))
+        shown.append(("Training rows", number(head["train_rows"]), f"{number(head['eval_rows'])} for eval"))
     if head["parameters"]:
         trained = head["trainable_parameters"]
         remark = "" if trained is None else f"{number(trained)} trained"
         remark = "all trained" if trained == head["parameters"] else remark
-        found.append(("Parameters", number(head["parameters"]), remark))
+        shown.append(("Parameters", number(head["parameters"]), remark))
     total, train = chunk_seconds(report["chunks"])
     if total:
-        found.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
-    return found
+        shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    return shown
 
 
 def chunk_seconds(chunks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -33,17 +33,17 @@ def look(
     from baton.components.shared.core import events
 
     with events.stage("look"):
-        found = look(recipe, store, source, owner)
-        said = f"**{found.decision}**: {found.words}\n"
+        finding = look(recipe, store, source, owner)
+        words = f"**{finding.decision}**: {finding.words}\n"
         for path, text in (
-            (page.path, said),
-            (run_name, found.run),
-            (changed, found.recipe),
-            (sources, found.source),
+            (page.path, words),
+            (run_name, finding.run),
+            (changed, finding.recipe),
+            (sources, finding.source),
         ):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-    return found.decision
+    return finding.decision
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

@@ -40,14 +40,14 @@ def data_digest(recipe: Recipe, storage: Storage) -> str:
     path = f"models/{recipe.name}/seen.json"
     before = _read(storage, path)
     now: Seen = {}
-    found = []
+    contents = []
     for part in recipe.phase_recipes() or [recipe]:
         for source in part.data.sources:
-            said = source.model_dump(mode="json", exclude={"uri"})
-            found.append([said, *sorted(_contents(source, before, now))])
+            settings = source.model_dump(mode="json", exclude={"uri"})
+            contents.append([settings, *sorted(_contents(source, before, now))])
     if now != before:
         storage.write(path, json.dumps(now).encode())
-    return _sha256(found)
+    return _sha256(contents)
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -83,9 +83,9 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
         return [signature, files[uri].storage.sha256(files[uri].path)[1]]
 
     files = {file.uri: file for file in sources.files([source.uri])}
-    found = dict(zip(sorted(files), bundles.each(look, sorted(files)), strict=True))
-    now |= found
-    return [digest for _, digest in found.values()]
+    digests = dict(zip(sorted(files), bundles.each(look, sorted(files)), strict=True))
+    now |= digests
+    return [digest for _, digest in digests.values()]
 
 
 def _signature(file: SourceFile) -> str:

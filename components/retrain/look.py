@@ -53,22 +53,22 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
     """
     recipe = _with_changes(recipe_file.loads(recipe_json), store, source)
     storage = Storage(recipe.store.uri)
-    found, _ = _examine(recipe, storage)
+    finding, _ = _examine(recipe, storage)
     turns = Turns(storage, recipe.name, owner)
-    if found.decision == "train":
+    if finding.decision == "train":
         wait = recipe.retrain.concurrency == "queue"
         if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
-            found, note = _examine(recipe, storage)  # the one before may have done it
+            finding, note = _examine(recipe, storage)  # the one before may have done it
             if note:
-                _begin(recipe, storage, found, note.model_copy(update={"owner": owner}), turns)
+                _begin(recipe, storage, finding, note.model_copy(update={"owner": owner}), turns)
             else:
                 turns.end()
         else:
-            found = Found("busy", f"another retraining of {recipe.name} is under way")
-    if found.decision != "train":
-        outcome.keep(storage, recipe.name, owner, found.decision, found.words)
-    events.emit("looked", decision=found.decision, words=found.words, run=found.run)
-    return found
+            finding = Found("busy", f"another retraining of {recipe.name} is under way")
+    if finding.decision != "train":
+        outcome.keep(storage, recipe.name, owner, finding.decision, finding.words)
+    events.emit("looked", decision=finding.decision, words=finding.words, run=finding.run)
+    return finding
 
 
 def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | None]:
@@ -100,8 +100,8 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | Non
     return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), note
 
 
-def _begin(recipe: Recipe, storage: Storage, found: Found, note: RetrainNote, turns: Turns) -> None:
-    runs = [f"{found.run}-{phase.name}" for phase in recipe.phases] or [found.run]
+def _begin(recipe: Recipe, storage: Storage, finding: Found, note: RetrainNote, turns: Turns) -> None:
+    runs = [f"{finding.run}-{phase.name}" for phase in recipe.phases] or [finding.run]
     Run(storage, runs[-1]).write(note)
     turns.note(runs)
 

@@ -60,15 +60,15 @@ def color(trial: Trial, scored: int) -> str:
 def _curves(
     view: View, canvas: Canvas, name: str, points: Callable[[Trial], svg.Points], *, marks: bool
 ) -> Figure | None:
-    found = {trial.id: points(trial) for trial in view.trials}
-    shown = [trial for trial in view.trials if len(found[trial.id][0])]
+    curves = {trial.id: points(trial) for trial in view.trials}
+    shown = [trial for trial in view.trials if len(curves[trial.id][0])]
     if not shown:
         return None
     scored = sum(trial.rank is not None for trial in view.trials)
     figure, (ax,) = svg.blank_figure(canvas, 360 if canvas is svg.WIDE else 320)
     limit = max(24, canvas.num_points // len(shown))
     for trial in reversed(shown):  # the best on top
-        xs, ys = found[trial.id]
+        xs, ys = curves[trial.id]
         if not marks:
             xs, ys = _smoothed(xs, ys)
         alive = trial.is_alive
@@ -81,7 +81,7 @@ def _curves(
             alpha=1.0 if alive else 0.45,
             zorder=3 if alive else 2,
         )
-    _log_if_wide(ax, np.concatenate([ys for _, ys in (found[trial.id] for trial in shown)]))
+    _log_if_wide(ax, np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)]))
     ax.set_ylabel(name)
     ax.set_xlabel("step")
     ax.set_xlim(left=0)

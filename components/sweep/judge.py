@@ -87,22 +87,22 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     trials = {trial.id: trial for trial in document.trials}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
     committed = sweep.rung(number)
-    found = committed or _judged(sweep, document, rung, trials, wishes)
-    found = _with_wishes(sweep, found, trials, wishes)
-    if not found.kept:
+    verdict = committed or _judged(sweep, document, rung, trials, wishes)
+    verdict = _with_wishes(sweep, verdict, trials, wishes)
+    if not verdict.kept:
         raise BatonError(
-            f"no trial of sweep {sweep.name!r} advances from rung {number}: {_why(found.stopped)}.",
+            f"no trial of sweep {sweep.name!r} advances from rung {number}: {_why(verdict.stopped)}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
-    sweep.keep_rung(found)
-    for run in (sweep.run(trials[trial]) for trial in found.kept if trials[trial].bracket == 0):
+    sweep.keep_rung(verdict)
+    for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
         tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
     winner = _winner(sweep, document.mode, rungs, trials, wishes)
-    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found.kept, stopped=len(found.stopped))
+    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
     return Verdict(
-        kept=[sweep.run(trials[trial]).uri for trial in found.kept],
+        kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
-        summary=_summary(document, found, trials, recipe),
+        summary=_summary(document, verdict, trials, recipe),
     )
 
 
@@ -153,18 +153,18 @@ def _judged(
 
 def _with_wishes(
     sweep: Sweep,
-    found: RungVerdict,
+    verdict: RungVerdict,
     trials: dict[str, TrialEntry],
     wishes: Mapping[str, Wish | None],
 ) -> RungVerdict:
     """Returns a rung's document with the trials that somebody has asked for among those that advance."""
-    gone = [trial for trial in found.kept if _wish(wishes, trial) == "stop"]
-    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found.kept]
+    gone = [trial for trial in verdict.kept if _wish(wishes, trial) == "stop"]
+    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in verdict.kept]
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
-    stopped = [entry for entry in found.stopped if entry.id not in asked]
+    stopped = [entry for entry in verdict.stopped if entry.id not in asked]
     stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
-    kept = [trial for trial in found.kept if trial not in gone] + asked
-    return found.model_copy(update={"kept": kept, "stopped": stopped})
+    kept = [trial for trial in verdict.kept if trial not in gone] + asked
+    return verdict.model_copy(update={"kept": kept, "stopped": stopped})
 
 
 def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
@@ -185,8 +185,8 @@ def _winner(
     wishes: Mapping[str, Wish | None],
 ) -> str | None:
     """Returns the best of the trials that have come to their end, and notes it with the sweep."""
-    ended = [found for rung in rungs if rung.chunk == rungs[-1].chunk and (found := sweep.rung(rung.number))]
-    values = {trial: score.value for found in ended for trial, score in found.scores.items()}
+    ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]
+    values = {trial: score.value for verdict in ended for trial, score in verdict.scores.items()}
     stopped = {trial for trial in values if _wish(wishes, trial) == "stop"}
     best, _ = decide(list(values), values, 1, mode, stopped)
     if not best:

@@ -22,9 +22,9 @@ def tokenize(run_uri: str, cache_key: str, metrics: dsl.Output[dsl.Metrics], pag
     from baton.components.tokenize.tokenization import tokenize_run
 
     with events.stage("tokenize"):
-        found = tokenize_run(run_uri)
+        tokens = tokenize_run(run_uri)
         for name in ("train", "eval", "tokens", "truncated", "dropped", "steps"):
-            metrics.log_metric(name, found[name])
+            metrics.log_metric(name, tokens[name])
         with open(page.path, "w", encoding="utf-8") as file:
             file.write(quality_page.write(Run.open(run_uri)))
-    return found["data_uri"]
+    return tokens["data_uri"]

@@ -43,7 +43,7 @@ def batch_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callabl
         if not data.extra_columns:
             return made
         extras = [{name: row[name] for name in data.extra_columns} for row in rows]
-        return [[{**extra, **new} for new in found] for extra, found in zip(extras, made, strict=True)]
+        return [[{**extra, **new} for new in made_rows] for extra, made_rows in zip(extras, made, strict=True)]
 
     return encode_batch
 
@@ -98,11 +98,11 @@ def encode(
     wholes = _ids([x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows], tokenizer)
     if not completion_only:
         return [{"input_ids": ids, "labels": ids} for ids in wholes]
-    found = []
+    columns = []
     for prompt, whole in zip(_heads(rows, tokenizer, separator), wholes, strict=True):
         length = common_prefix_length(prompt, whole)
-        found.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
-    return found
+        columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
+    return columns
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:

@@ -78,16 +78,16 @@ class Made:
 def cut(path: str, side: str) -> list[Segment]:
     """Returns the segments of a file of lines."""
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
-    found: list[Segment] = []
+    segments: list[Segment] = []
     start, line = 0, 1
     with open(path, "rb") as file:
         while block := file.read(size):
             rest = b"" if block.endswith(b"\n") else file.readline()
             end = start + len(block) + len(rest)
-            found.append(Segment(side=side, index=len(found), path=path, start=start, end=end, first_line=line))
+            segments.append(Segment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line))
             line += block.count(b"\n") + rest.count(b"\n")
             start = end
-    return found
+    return segments
 
 
 def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -> Made:
@@ -155,11 +155,11 @@ def _fitted(
         batch: list[Row] = []
         for line, made in enumerate(encode(rows), number):
             for row in made:
-                found = fitting.fit(row)
-                if isinstance(found, str):
-                    dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": found})
+                fitted = fitting.fit(row)
+                if isinstance(fitted, str):
+                    dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": fitted})
                 else:
-                    batch.append(found)
+                    batch.append(fitted)
         number += len(rows)
         if batch:
             yield batch

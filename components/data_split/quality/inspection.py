@@ -79,8 +79,8 @@ class Inspection:
         row = original = record.row
         self._measure(row)
         for name, check in self._checks:
-            found = check(row)
-            after = row if found is None else self._judge(name, found, record.file, record.line, row)
+            finding = check(row)
+            after = row if finding is None else self._judge(name, finding, record.file, record.line, row)
             if after is None:
                 break
             row = after
@@ -91,15 +91,15 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, found: Found, file: str, line: int, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: Found, file: str, line: int, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
-        if self._action(check) != "fix" or found.mended is row:
-            self._ledger.note(check, file, line, found, "kept", row)
+        if self._action(check) != "fix" or finding.mended is row:
+            self._ledger.note(check, file, line, finding, "kept", row)
             return row
-        mended = found.mended
+        mended = finding.mended
         if mended is not None and texts.is_emptied(row, mended):
             mended = None
-        self._ledger.note(check, file, line, found, "dropped" if mended is None else "mended", row)
+        self._ledger.note(check, file, line, finding, "dropped" if mended is None else "mended", row)
         return mended
 
     def _is_foreign(self, row: Row, record: Record) -> bool:

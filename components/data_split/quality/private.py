@@ -70,20 +70,20 @@ class Span:
 
 def secrets(text: str) -> list[Span]:
     """Returns the secrets in a text that look real, in order, none over another."""
-    found: list[Span] = []
+    spans: list[Span] = []
     if "PRIVATE KEY" in text:
-        found += [Span(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
+        spans += [Span(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
     if "://" in text and "@" in text:
-        found += [
+        spans += [
             Span(*match.span(1), "password in an address")
             for match in _BASIC_AUTH.finditer(text)
             if not _PLACEHOLDER.search(match[1]) and len(set(match[1])) >= 4
         ]
     for start, end in _candidates(text):
-        found += _keys(text, start, end)
+        spans += _keys(text, start, end)
     if _ASSIGNED.search(text):
-        found += _passwords(text)
-    return _apart(found)
+        spans += _passwords(text)
+    return _apart(spans)
 
 
 def emails(text: str) -> list[Span]:

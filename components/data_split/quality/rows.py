@@ -87,8 +87,8 @@ def near_empty(row: Row, least: int) -> Found | None:
             for number, message in enumerate(value, 1):
                 if not any(texts.has_visible(text, 1) for text in texts.texts(message)):
                     return Found(f"turn {number} of {name} has no text", _summary(row))
-            said = [message for message in value if message.get("role") == "assistant"]
-            value = " ".join(text for message in said for text in texts.texts(message)) if said else None
+            answers = [message for message in value if message.get("role") == "assistant"]
+            value = " ".join(text for message in answers for text in texts.texts(message)) if answers else None
         if isinstance(value, str) and not texts.has_visible(value, least):
             return Found(f"{name} has fewer than {least} visible characters", _summary(row))
     return None

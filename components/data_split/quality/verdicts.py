@@ -41,8 +41,10 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
     places = {"findings_uri": where if num_findings else None, "rejected_uri": split["rejected_uri"]}
     run.put(QUALITY, {**summary, **places})
     page = quality_page.write(run)
-    found = quality_checks.collect(run)
-    events.emit("quality", state=found["state"], sentence=found["sentence"], page=run.uri + f"/{quality_checks.PAGE}")
+    quality = quality_checks.collect(run)
+    events.emit(
+        "quality", state=quality["state"], sentence=quality["sentence"], page=run.uri + f"/{quality_checks.PAGE}"
+    )
     require(summary, where)
     return page
 

@@ -88,19 +88,19 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 
 def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps = _inventory(store)
-    whole = {step: checkpoint for step, found in steps.items() if (checkpoint := _whole(store, step, found))}
+    whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
     if not whole:
         return []
     newest = max(whole)
     staying = _staying(store, whole, keep, targets) | {in_use}
-    found = []
+    removals = []
     for step in sorted(steps):
         if step > newest:
             continue
         if step not in staying:
-            found += _committed(step, steps[step], whole.get(step))
-        found += _strays(step, steps[step], whole.get(step))
-    return found
+            removals += _committed(step, steps[step], whole.get(step))
+        removals += _strays(step, steps[step], whole.get(step))
+    return removals
 
 
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:

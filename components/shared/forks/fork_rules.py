@@ -100,7 +100,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     Raises:
         UserError: settings that it cannot change, each by name with the reason.
     """
-    found, deciding = changes(before, after)
+    changed, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
     if _form(before) != _form(after):
         refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
@@ -111,7 +111,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
             "\n  ".join(["a warm fork cannot change", *refused]),
             remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
         )
-    return found
+    return changed
 
 
 def of_state(before: Recipe, after: Recipe) -> Changes:
@@ -126,9 +126,9 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
     Raises:
         UserError: another start model is asked for, or another store.
     """
-    found, _ = changes(before, after)
+    changed, _ = changes(before, after)
     starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
-    refused = [path for path in found if any(path == start or path.startswith(f"{start}.") for start in starts)]
+    refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
     if refused:
         raise UserError(
             f"a cold fork begins with its parent's weights and tokenizer, in its store; {', '.join(refused)} cannot "
@@ -137,7 +137,7 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
         )
     if before.training.spec.scores and not after.training.spec.scores:
         raise UserError("a reward model scores texts and writes none; only training.method reward can start from it.")
-    return found
+    return changed
 
 
 def in_words(found: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:

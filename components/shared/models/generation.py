@@ -80,8 +80,8 @@ def write_all(
     for first in range(0, len(order), batch_size):
         numbers = order[first : first + batch_size]
         drawing = _drawing(temperature, top_p, [(seed, number) for number in numbers]) if temperature else None
-        said = _continue(model, tokenizer, [ids[number] for number in numbers], max_new_tokens, stops, drawing)
-        for number, continuation in zip(numbers, said, strict=True):
+        continuations = _continue(model, tokenizer, [ids[number] for number in numbers], max_new_tokens, stops, drawing)
+        for number, continuation in zip(numbers, continuations, strict=True):
             end = next((at for at, token in enumerate(continuation) if token in stops), len(continuation))
             texts[number] = str(tokenizer.decode(continuation[:end], skip_special_tokens=True))
         progress(first + len(numbers), len(order))
@@ -144,8 +144,8 @@ def _continue(
             pad_token_id=filler,
             eos_token_id=stops or None,
         )
-    found: list[list[int]] = out[:, width:].tolist()
-    return found
+    continuations: list[list[int]] = out[:, width:].tolist()
+    return continuations
 
 
 def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> Any:

@@ -84,7 +84,7 @@ def _held(shape: Shape) -> list[Item]:
     kind = f"{spec.bits} bits, the rest in {recipe.model.dtype}" if spec else recipe.model.dtype
     kind += of if shape.weight_shards > 1 else ""
     whose = "the adapter's" if recipe.adapter else f"in {recipe.model.dtype}"
-    found = [
+    items = [
         Item(
             "weights",
             int(frozen) // shape.weight_shards,
@@ -95,18 +95,18 @@ def _held(shape: Shape) -> list[Item]:
         Item("optimizer", optimizer_state.num_bytes(training, shape.model) // shards, f"{training.optimizer}{of}"),
     ]
     if shards > 1 and recipe.parallel.is_zero:
-        found.append(_computed_with(shape))
+        items.append(_computed_with(shape))
     if recipe.world_size > shards:
-        found.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
+        items.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
     if recipe.training.has_reference(adapter=recipe.adapter is not None):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
-        found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
+        items.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
     if second := recipe.training.second_model:
         beside = skeleton.build_second(recipe)
         size = sum(value.numel() * value.element_size() for value in beside.parameters())
         number = sum(value.numel() for value in beside.parameters())
-        found.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
-    return found
+        items.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
+    return items
 
 
 def _computed_with(shape: Shape) -> Item:

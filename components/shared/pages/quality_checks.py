@@ -48,13 +48,13 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     """
     data = data or run.recipe().data
     quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
-    found: dict[str, Any] = dict(quality.get("checks", {}))
+    by_check: dict[str, Any] = dict(quality.get("checks", {}))
     if lengths := tokens.get("lengths"):
-        found["truncation"] = _truncation(lengths, data)
+        by_check["truncation"] = _truncation(lengths, data)
     checks = []
     for name, (title, why) in CHECKS.items():
-        if name in found:
-            check = judged(name, found[name], data)
+        if name in by_check:
+            check = judged(name, by_check[name], data)
             checks.append({"name": name, "title": title, "why": why, **check, "told": told(name, check, data)})
     checks.sort(key=lambda check: SEVERITY.index(check["verdict"]))
     worst = checks[0]["verdict"] if checks else "ok"

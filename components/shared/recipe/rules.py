@@ -168,8 +168,8 @@ def _check_evaluation(recipe: Sections) -> None:
         "training.lr_scheduler": training.lr_scheduler in PLATEAU,
         "export.checkpoint": best,
     }
-    for setting, given in watchers.items():
-        if given and not recipe.evaluation.every:
+    for setting, is_set in watchers.items():
+        if is_set and not recipe.evaluation.every:
             raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every")
     if best and not recipe.chunks.keep.best:
         raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")

@@ -118,14 +118,14 @@ def relatives(members: Family, name: str) -> Family:
     while (parent := members[top].parent) and parent not in seen:
         top = parent
         seen.add(top)
-    found: Family = {}
+    kin: Family = {}
     waiting = [top]
     while waiting:
         one = waiting.pop()
-        if one not in found:
-            found[one] = members[one]
+        if one not in kin:
+            kin[one] = members[one]
             waiting += members[one].children
-    return found
+    return kin
 
 
 def roots(members: Family) -> list[Member]:

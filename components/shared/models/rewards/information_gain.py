@@ -62,8 +62,8 @@ class InformationGain:
             with torch.no_grad():
                 ids = torch.tensor([context + tail], device=model.device)
                 logits = model(input_ids=ids).logits[0, len(context) - 1 : -1].float()
-                found = torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])
-                return float(found.mean())
+                log_likelihoods = torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])
+                return float(log_likelihoods.mean())
         finally:
             model.train(was_training)
 

@@ -25,7 +25,7 @@ def make(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable
     def numeric(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         pairs = zip(completions, answer, strict=True)
         return [
-            right if (found := number(rewards.text(completion), mark)) is not None and found == number(truth, mark)
+            right if (value := number(rewards.text(completion), mark)) is not None and value == number(truth, mark)
             else wrong
             for completion, truth in pairs
         ]  # fmt: skip
