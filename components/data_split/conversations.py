@@ -28,7 +28,7 @@ def is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def conversation(messages: Any, name: str = "messages") -> dict[str, Any] | str:
+def conversation(messages: Any, name: str = "messages") -> dict[str, object] | str:
     """Returns `{messages}`, or the reason why they cannot be used."""
     found = _messages(messages, name)
     if isinstance(found, str):
@@ -38,7 +38,7 @@ def conversation(messages: Any, name: str = "messages") -> dict[str, Any] | str:
     return {"messages": found}
 
 
-def preference(row: dict[str, Any]) -> dict[str, Any] | str:
+def preference(row: dict[str, object]) -> dict[str, object] | str:
     """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
 
     Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
@@ -66,7 +66,7 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
     return {"prompt": head, **answers}
 
 
-def prompt(row: dict[str, Any]) -> dict[str, Any] | str:
+def prompt(row: dict[str, object]) -> dict[str, object] | str:
     """Returns a row whose prompt is messages: `{prompt, answer}`, or `{prompt, completion, label}` for rated ones."""
     head = _messages(row["prompt"], "prompt")
     if isinstance(head, str):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from baton.components.data_split import formats, layouts, readers
 from baton.components.data_split.conversations import is_encodable
@@ -42,7 +41,7 @@ class Supply:
     used: int = 0
     rejected: int = 0
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Returns what was found, for people."""
         return {
             "uri": self.source.uri,
@@ -119,7 +118,7 @@ class Intake:
             normal = placed
         return Rejected(row.file, row.line, normal, formats.as_json(row.values))
 
-    def _placed(self, values: dict[str, Any], source: Source) -> dict[str, str] | str:
+    def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
         """Returns what decides a row's side beside its content, or why it has none."""
         split = self._recipe.data.split
         if source.side:

@@ -94,7 +94,7 @@ def _resolved(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
         yield record, record.side
 
 
-def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
+def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, object]:
     """Writes the sides, and returns their digest and counts.
 
     The digest is of what is written, and of the settings by which the next stage tells one column from another.
@@ -115,7 +115,7 @@ def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
     return {"digest": digest.hexdigest(), **counts}
 
 
-def _check_sides(recipe: Recipe, counts: dict[str, Any], num_dropped: int) -> None:
+def _check_sides(recipe: Recipe, counts: dict[str, object], num_dropped: int) -> None:
     if counts["rows"] == 0 and num_dropped:
         raise UserError(
             f"no row of data.source {counts['source']!r} is left: data.quality dropped all {num_dropped} of them.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 
@@ -40,11 +39,11 @@ class Row:
 
     file: str
     line: int
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 class UnreadableError(BatonError):
-    """Behind a place, nothing more can be read from a file.
+    """After a place, nothing more can be read from a file.
 
     Args:
         reason: Why.

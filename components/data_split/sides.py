@@ -127,7 +127,7 @@ class Sides:
                 )
         return {name: array("Q") if count > MAX_POSITIONS else each for name, each in gathered.items()}, count
 
-    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, Any]:
+    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, object]:
         shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
         if sum(shares.values()) >= 1:
             held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)

@@ -15,7 +15,7 @@ from baton.components.shared.runs.run import Run, check_name
 from baton.components.shared.store.storage import Storage
 
 
-def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict[str, Any]:
+def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> dict[str, Any]:
     """Starts a run and splits its data.
 
     Args:
@@ -46,7 +46,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     return {"run_uri": run.uri, **counts, "page": page}
 
 
-def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+def with_changes(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     """Returns the recipe with values from the pipeline's parameters, checked like any recipe."""
     document = recipe.model_dump(mode="json")
     for path, value in changes.items():

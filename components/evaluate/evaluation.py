@@ -134,7 +134,7 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
     }
 
 
-def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> list[dict[str, Any]]:
+def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> list[dict[str, object]]:
     """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
     rows = []
     for number, (prompt, reference) in enumerate(evaluation_set.prompts):

@@ -97,7 +97,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
             return Reading(answers.load(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, Any]:
+def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, object]:
     """Holds what an export said against what it must say.
 
     Args:
@@ -176,7 +176,7 @@ def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) 
 
 def of_llama_cpp(
     name: str, reading: Reading, expected: Expected, texts: list[list[int]], *, exact: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Holds what llama.cpp said, where its binding is installed, against what it must say.
 
     It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,

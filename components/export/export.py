@@ -123,16 +123,16 @@ def _standing(run: Run, prefix: str) -> Manifest | None:
 def _settings(source: ExportSource, export_format: str, main: Export | None) -> str:
     """Returns a digest of what decides an export's bytes."""
     spec = source.recipe.export.model_dump(mode="json")
-    decisive: dict[str, Any] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
+    decisive: dict[str, object] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
     decisive |= {"format": export_format, "state": source.digest}
     if export_format in MADE_OF_MAIN and main:
         decisive["main"] = main.manifest.folder
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, Any]:
+def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, object]:
     """Sends the model on to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
-    handed_on: dict[str, Any] = {}
+    handed_on: dict[str, object] = {}
     if mlflow and (there := registry.log(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
         handed_on["registry"] = there
     if recipe.export.hub:
@@ -140,6 +140,6 @@ def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export 
     return handed_on
 
 
-def _entry(export_format: str, export: Export) -> dict[str, Any]:
+def _entry(export_format: str, export: Export) -> dict[str, object]:
     checked = export.manifest.meta.get("checked")
     return {"format": export_format, "uri": export.uri, "bytes": export.manifest.bytes, "checked": checked}

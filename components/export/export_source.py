@@ -138,7 +138,7 @@ class ExportSource:
         found: PreTrainedModel = copy.deepcopy(self.whole).float()
         return found
 
-    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, Any]:
+    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, object]:
         """Adds to a finding how near the exported model's answers are to those of the model as it was trained.
 
         Returns:

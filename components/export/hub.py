@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe.export import Hub
@@ -13,7 +12,7 @@ from baton.components.shared.store.bundles import Manifest
 DOCUMENT = "hub.json"
 
 
-def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, Any]:
+def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, object]:
     """Pushes the files of an export, once.
 
     Args:
@@ -39,7 +38,7 @@ def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, Any]
             f"export.hub.repo: nothing can be pushed to {spec.repo} without HF_TOKEN in the environment.",
             remedy="Set it to a token that may write there; in a cluster by resources.secret_env.",
         )
-    pushed = {**wanted, "commit": _push(spec, folder, token, run.name)}
+    pushed: dict[str, object] = {**wanted, "commit": _push(spec, folder, token, run.name)}
     run.put(DOCUMENT, pushed)
     return pushed
 

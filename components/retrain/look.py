@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from baton.components.retrain import outcome
 from baton.components.retrain.content import data_digest, digest_of, recipe_digest
@@ -13,7 +12,7 @@ from baton.components.shared.runs import accepted
 from baton.components.shared.runs.accepted import Accepted
 from baton.components.shared.runs.documents.outcome import RetrainNote
 from baton.components.shared.runs.run import Run
-from baton.components.shared.runs.turns import Turns
+from baton.components.shared.runs.turns import Holder, Turns
 from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
 
@@ -123,5 +122,5 @@ def _continued(recipe: Recipe, in_use: Accepted) -> Recipe:
     return recipe_file.validate(document, origin="the accepted model")
 
 
-def _tell_waiting(holder: dict[str, Any]) -> None:
+def _tell_waiting(holder: Holder) -> None:
     events.emit("queued", behind=holder["owner"], since=holder["at"])

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
@@ -72,7 +72,7 @@ class Made:
 
     name: str
     files: dict[str, str]
-    figures: dict[str, Any]
+    figures: dict[str, object]
 
 
 def cut(path: str, side: str) -> list[Segment]:
@@ -106,7 +106,7 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
 
     tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
     fitting = Fitting(recipe)
-    dropped: list[dict[str, Any]] = []
+    dropped: list[dict[str, object]] = []
     try:
         batches = _fitted(segment, recipe, tokenizer, fitting, dropped)
         path = f"{folder}/{segment.name}.arrow"
@@ -145,7 +145,7 @@ def _fitted(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     fitting: Fitting,
-    dropped: list[dict[str, Any]],
+    dropped: list[dict[str, object]],
 ) -> Iterator[list[Row]]:
     """Yields batches of rows that can be used, and notes the others."""
     encode = encoding.batch_encoder(recipe, tokenizer)

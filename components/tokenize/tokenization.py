@@ -163,7 +163,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
     return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
 
 
-def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
+def _require_rows(meta: dict[str, object], recipe: Recipe) -> None:
     for side in REQUIRED:
         if meta[side] == 0:
             raise UserError(
@@ -174,7 +174,7 @@ def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:
     """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],
         "_fingerprint": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16],
         "_format_columns": None,

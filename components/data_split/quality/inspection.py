@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.components.data_split.quality import languages, private, rows, texts
 from baton.components.data_split.quality.ledger import Found, Ledger, Tally
@@ -14,7 +14,11 @@ from baton.components.data_split.quality.sets import CHECKS, NONE, SetChecks
 from baton.components.data_split.quality.texts import Row
 from baton.components.data_split.records import Record, as_content
 from baton.components.shared.pages import quality_checks
+from baton.components.shared.pages.quality_checks import Counts
 from baton.components.shared.recipe import Recipe
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
@@ -33,7 +37,7 @@ class _Column:
     characters: int = 0
     longest: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, object]:
         return {
             "rows": self.rows,
             "empty_share": round(self.empty / self.rows, 6),
@@ -137,7 +141,7 @@ class Inspection:
                 yield record
         self._ledger.close()
 
-    def _is_superfluous(self, number: int, record: Record, partners: dict[str, Any]) -> bool:
+    def _is_superfluous(self, number: int, record: Record, partners: dict[str, np.ndarray]) -> bool:
         """Notes what makes a row like another, and tells whether it is dropped for it."""
         for check in CHECKS:
             partner = int(partners[check][number]) if check in partners else NONE
@@ -176,9 +180,8 @@ class Inspection:
             "columns": {name: column.told() for name, column in self._columns.items()},
         }
 
-    def _counted(self, tally: Tally) -> dict[str, Any]:
-        entry = _entry(tally.found, self._looked_at, tally.examples)
-        return {**entry, "mended": tally.mended, "dropped": tally.dropped}
+    def _counted(self, tally: Tally) -> Counts:
+        return _entry(tally.found, self._looked_at, tally.examples, mended=tally.mended, dropped=tally.dropped)
 
     @property
     def _least_rows(self) -> int:
@@ -198,11 +201,11 @@ class Inspection:
                 column.empty += length == 0 or not any(texts.has_visible(text, 1) for text in texts.texts(value))
 
 
-def _unusable(row: dict[str, Any]) -> dict[str, Any]:
+def _unusable(row: dict[str, Any]) -> dict[str, object]:
     reason, text = private.masked(row["reason"]), texts.excerpt(private.masked(row["raw"][:10_000]))
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(found: int, of: int, examples: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(found: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
     share = round(found / of, 6) if of else 0.0
-    return {"rows": found, "of": of, "share": share, "mended": 0, "dropped": 0, "examples": examples}
+    return {"rows": found, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}

@@ -70,7 +70,7 @@ class Ledger:
         tally.found += 1
         tally.mended += outcome == "mended"
         tally.dropped += outcome == "dropped"
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "check": check,
             "outcome": outcome,
             "file": file,

@@ -12,7 +12,7 @@ from baton.components.data_split.quality.ledger import NUM_EXAMPLES
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import quality_checks, quality_page
-from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
+from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY, Verdict
 from baton.components.shared.runs.run import Run
 
 
@@ -79,7 +79,7 @@ def require(summary: dict[str, Any], where: str) -> None:
     )
 
 
-def _told(name: str, check: dict[str, Any]) -> str:
+def _told(name: str, check: Verdict) -> str:
     if name == "few_rows":
         return f"data.quality.few_rows: {check['rows']} training rows, at least {check['of']} are expected"
     first = check["examples"][0]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from baton.components.shared.core.errors import DamagedError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 WEIGHTS = "pytorch_model_fsdp_0"
@@ -243,7 +244,7 @@ def _tensors(folder: str) -> dict[str, TensorStorageMetadata]:
     return tensors
 
 
-def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, Any]:
+def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
     """Returns some of the weights, put together from the pieces of all processes."""
     import torch
     import torch.distributed.checkpoint as dcp

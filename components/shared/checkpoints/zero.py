@@ -47,7 +47,7 @@ def file_name(rank: int) -> str:
     return f"optimizer_{rank}.zero"
 
 
-def write(path: str, state: dict[str, Any]) -> None:
+def write(path: str, state: dict[str, object]) -> None:
     """Writes the state of one process; the same state gives the same bytes.
 
     Args:
@@ -64,7 +64,7 @@ def write(path: str, state: dict[str, Any]) -> None:
     save_file(tensors, path, metadata={_HEADER: header})
 
 
-def read(path: str) -> dict[str, Any]:
+def read(path: str) -> dict[str, object]:
     """Reads what `write` has written.
 
     Raises:

@@ -169,12 +169,12 @@ def _require_writer(folder: str) -> None:
         raise UserError(f"{folder} is a reward model: it scores texts and writes none.", remedy="Name another model.")
 
 
-def load_settings(recipe: Recipe) -> dict[str, Any]:
+def load_settings(recipe: Recipe) -> dict[str, object]:
     """Returns what `from_pretrained` is told beside the folder."""
     import torch
 
     spec = recipe.model
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "dtype": getattr(torch, spec.dtype),
         "trust_remote_code": spec.trust_remote_code,
     }

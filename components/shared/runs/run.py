@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from baton.components.shared.core.document import Document, NamedDocument
+from baton.components.shared.core.document import Document, Json, NamedDocument
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
@@ -126,7 +126,7 @@ class Run(Documents):
         return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
 
 
-def identity(recipe: Recipe) -> dict[str, Any]:
+def identity(recipe: Recipe) -> Json:
     """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
 
     Where things lie, what pods ask for, what happens after training and how often a checkpoint is

@@ -220,7 +220,7 @@ def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
     return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
 
 
-def _flat(document: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+def _flat(document: dict[str, object], path: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in document.items():
         name = f"{path}.{key}".lstrip(".")
