@@ -49,7 +49,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How rows of a source become Baton's.
+    """Maps a source's columns and format to Baton's rows.
 
     Attributes:
         format: Shape of a row.

@@ -1,4 +1,4 @@
-"""What readers hand on: rows as found, and what could not be read."""
+"""Rows and rejected rows, as readers return them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model of an evaluation is judged on: the same rows, prompts and tasks."""
+"""The rows, prompts and tasks on which every model of an evaluation is judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TELL_EVERY = 2.0
 
 @dataclass
 class Findings:
-    """What was found of one model.
+    """The results of one model.
 
     Attributes:
         figures: By name, over rows.
@@ -45,7 +45,7 @@ class Findings:
 
 
 class EvaluationSet:
-    """What models are judged on, found and checked before the first is loaded.
+    """Rows, prompts, metrics and tasks, loaded and checked before the first model is.
 
     Args:
         run: The training run.

@@ -1,4 +1,4 @@
-"""What is measured on held-out rows, by the kind of rows a method learns from."""
+"""Measures models on held-out rows, by the kind of rows a method learns from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _silent(done: int, of: int) -> None:
 
 @dataclass
 class Measured:
-    """What was found on the rows of a method.
+    """Figures of one model on held-out rows.
 
     Attributes:
         figures: By name.

@@ -1,4 +1,4 @@
-"""What the model writes, compared with the rows' own answers: by the metrics' reference implementations."""
+"""Compares a model's completions with the rows' own answers, by the metrics' reference implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.components.shared.recipe.evaluation import ROUGE
 
 @dataclass
 class Scored:
-    """What a metric found.
+    """A metric's figures and their signatures.
 
     Attributes:
         figures: By name, each over all rows; a row without a reference does not count.

@@ -39,7 +39,7 @@ LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf", "
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says that the run's documents do not.
+    """Facts of a model card that the run's documents do not hold.
 
     Attributes:
         step: Step of the checkpoint.

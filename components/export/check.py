@@ -31,7 +31,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Context:
-    """What every check of a run needs.
+    """Questions and settings that all checks of a run share.
 
     Attributes:
         questions: What is asked.
@@ -48,7 +48,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an export said in its own process.
+    """An export's answers from its own process.
 
     Attributes:
         answers: One for each prompt; a second round where the format was asked in two ways.

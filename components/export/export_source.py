@@ -1,4 +1,4 @@
-"""What is exported: the model that a run came to, loaded once, and what it says to the questions of the check."""
+"""The model that is exported, loaded once, with its answers to the questions of the check."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN = ("The", "1 + 1 =", "What is this about?\n")
 
 
 class ExportSource:
-    """What a run's exports are made from and compared with.
+    """The checkpoint, model and tokenizer that a run's exports are made from and compared with.
 
     Args:
         run: The run.

@@ -58,7 +58,7 @@ class Proof:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as one HTML document; the same report gives the same bytes."""
+    """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters["clip"] = clip
     proof = read_proof(report)
@@ -84,13 +84,13 @@ def render(report: dict[str, Any]) -> str:
 
 
 def family(report: Report) -> Markup | None:
-    """The tree of the run's relatives, None where it has none."""
+    """Returns the tree of the run's relatives, None where it has none."""
     members = report.get("family") or {}
     return tree_figure.draw(members, report["run"]) if len(members) > 1 else None
 
 
 def verdict(report: Report, proof: Proof) -> tuple[str, str]:
-    """The page's tone (good, warn, bad) and the one sentence that sums the run up."""
+    """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report["headline"])
     num_steps, num_chunks = report["headline"]["steps"], report["headline"]["chunks"]
     if report["state"] == "failed":
@@ -109,7 +109,7 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
 
 
 def loss_clause(headline: Mapping[str, Any]) -> tuple[str, str]:
-    """How what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
+    """Returns how what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
     for key, label in (("reward", "Reward"), ("accuracy", "Accuracy on held-out pairs")):
         old, new = headline.get(f"{key}_before"), headline.get(f"{key}_after")
         if old is not None and new is not None:
@@ -160,7 +160,7 @@ def read_proof(report: Report) -> Proof:
 
 
 def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
-    """Tone, one word and a clause for the whole proof; never more than the rows bear out."""
+    """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
     broken = [row for row in rows if row.problems]
@@ -200,20 +200,20 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
 
 
 def ran_through(report: Report, step: int) -> bool:
-    """Whether an attempt trained on past the end of a chunk before its own that had left it undone."""
+    """Tells whether an attempt trained on past the end of a chunk before its own that had left it undone."""
     attempts = [attempt for chunk in report["chunks"] for attempt in chunk["attempts"]]
     return any(attempt["from_step"] < step < (attempt["to_step"] or 0) for attempt in attempts)
 
 
 def progress(report: Report) -> tuple[int, int]:
-    """The last step that was reached and the last that was planned."""
+    """Returns the last step that was reached and the last that was planned."""
     reached = [entry["step"] for entry in report["history"][-1:]] + [entry["step"] for entry in report["proof"]]
     planned = [chunk["target_step"] for chunk in report["chunks"]] + [report["headline"]["steps"] or 0]
     return max(reached, default=0), max(planned)
 
 
 def tiles(report: Report) -> list[tuple[str, str, str]]:
-    """Label, value and a remark for each key figure that is known."""
+    """Returns label, value and a remark for each key figure that is known."""
     head = report["headline"]
     shown: list[tuple[str, str, str]] = []
     for label, key in (
@@ -248,7 +248,7 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
 
 
 def chunk_seconds(chunks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """All seconds spent in chunk attempts, and those spent training."""
+    """Returns all seconds spent in chunk attempts, and those spent training."""
     phases = [attempt["seconds"] or {} for chunk in chunks for attempt in chunk["attempts"]]
     total = sum(part.get(phase) or 0.0 for part in phases for phase in figures.PHASES)
     return total, sum(part.get("train") or 0.0 for part in phases)
@@ -265,7 +265,7 @@ def time_note(chunks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost_note(cost: Mapping[str, Any]) -> str:
-    """What chunks cost beside training, in one line; parts that are not known are left out."""
+    """Returns what chunks cost beside training, in one line; parts that are not known are left out."""
     sent, received, stall = cost["bytes_sent"], cost["bytes_received"], cost["save_stall"]
     told = [
         "" if cost["goodput"] is None else f"goodput {cost['goodput']:.0%} since the run began",

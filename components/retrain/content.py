@@ -1,4 +1,4 @@
-"""What a recipe's sources hold: looked at cheaply first, and read only where they look different from last time."""
+"""Digests of a recipe's sources: read only where size or time differ from last time."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from baton.components.shared.store.storage import Storage
 
 
 @dataclass(frozen=True)
-class Found:
-    """What there is to do.
+class Decision:
+    """The decision, its reason and, where there is something to train, the run and its recipe.
 
     Attributes:
         decision: `train`, `unchanged` or `busy`.
@@ -36,7 +36,7 @@ class Found:
     source: str = ""
 
 
-def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
+def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
     """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
@@ -52,25 +52,25 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
     """
     recipe = _with_changes(recipe_file.loads(recipe_json), store, source)
     storage = Storage(recipe.store.uri)
-    finding, _ = _examine(recipe, storage)
+    result, _ = _examine(recipe, storage)
     turns = Turns(storage, recipe.name, owner)
-    if finding.decision == "train":
+    if result.decision == "train":
         wait = recipe.retrain.concurrency == "queue"
         if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
-            finding, note = _examine(recipe, storage)  # the one before may have done it
+            result, note = _examine(recipe, storage)  # the one before may have done it
             if note:
-                _begin(recipe, storage, finding, note.model_copy(update={"owner": owner}), turns)
+                _begin(recipe, storage, result, note.model_copy(update={"owner": owner}), turns)
             else:
                 turns.end()
         else:
-            finding = Found("busy", f"another retraining of {recipe.name} is under way")
-    if finding.decision != "train":
-        outcome.keep(storage, recipe.name, owner, finding.decision, finding.words)
-    events.emit("looked", decision=finding.decision, words=finding.words, run=finding.run)
-    return finding
+            result = Decision("busy", f"another retraining of {recipe.name} is under way")
+    if result.decision != "train":
+        outcome.keep(storage, recipe.name, owner, result.decision, result.words)
+    events.emit("looked", decision=result.decision, words=result.words, run=result.run)
+    return result
 
 
-def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | None]:
+def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | None]:
     """Compares data and recipe with those of the model in use.
 
     Returns:
@@ -81,14 +81,14 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | Non
     before = in_use.model
     changed = [name for name in now if before is None or getattr(before, name) != now[name]]
     if before and not changed:
-        return Found("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
+        return Decision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
     continues = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
     verdict = digest_of(now, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
-        return Found("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
+        return Decision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
     if continues:
         recipe = _continued(recipe, in_use)
     learnt = recipe.retrain.learnt if continues else []
@@ -96,11 +96,11 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | Non
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
-    return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), note
+    return Decision("train", words, run, recipe_file.dumps(recipe), source_parameter), note
 
 
-def _begin(recipe: Recipe, storage: Storage, finding: Found, note: RetrainNote, turns: Turns) -> None:
-    runs = [f"{finding.run}-{phase.name}" for phase in recipe.phases] or [finding.run]
+def _begin(recipe: Recipe, storage: Storage, result: Decision, note: RetrainNote, turns: Turns) -> None:
+    runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
     Run(storage, runs[-1]).write(note)
     turns.note(runs)
 

@@ -1,4 +1,4 @@
-"""What a retraining came to, kept in the store for the process that started it.
+"""Outcomes of retrainings, kept in the store for the process that started them.
 
 models/<name>/outcomes/<owner>.json     of each retraining: see `STATES`
 models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be

@@ -38,12 +38,12 @@ def draw(view: View) -> dict[str, Markup]:
 
 
 def score_plot(view: View, canvas: Canvas) -> Figure | None:
-    """The score after each chunk."""
+    """Plots the score after each chunk."""
     return _curves(view, canvas, view.metric, lambda trial: _points(trial.scores), marks=True)
 
 
 def loss_plot(view: View, canvas: Canvas) -> Figure | None:
-    """The training loss."""
+    """Plots the training loss."""
     return _curves(view, canvas, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
 
 
@@ -184,7 +184,7 @@ def _numeric(name: str, values: Sequence[Any], numbers: list[float], *, log: boo
 
 
 def parallel_plot(view: View, canvas: Canvas) -> Figure | None:
-    """A line for each trial through its values to its score; axes stand on a wide page and lie on a narrow one."""
+    """Plots a line for each trial through its values to its score; axes stand on a wide page, lie on a narrow one."""
     axes = scales(view)
     if len(axes) < 2 or not any(trial.rank for trial in view.trials):
         return None

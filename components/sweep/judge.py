@@ -34,7 +34,7 @@ logger = logging.getLogger("baton")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a rung comes to.
+    """The runs that advance from a rung, the winner of the last, and a summary.
 
     Attributes:
         kept: Addresses of the runs that advance, the best first.

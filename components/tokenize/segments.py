@@ -62,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What became of a segment.
+    """A tokenized segment: its local files and counts.
 
     Attributes:
         name: The segment's.

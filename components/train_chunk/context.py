@@ -1,4 +1,4 @@
-"""What a chunk is: where its run is, and which part of it it trains."""
+"""The context of a chunk: its run, recipe and plan, and the part of it that it trains."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from baton.components.data_split.quality import languages, private, rows, texts
-from baton.components.data_split.quality.ledger import Found, Ledger, Tally
+from baton.components.data_split.quality.ledger import Finding, Ledger, Tally
 from baton.components.data_split.quality.sets import CHECKS, NONE, SetChecks
 from baton.components.data_split.quality.texts import Row
 from baton.components.data_split.records import Record, as_content
@@ -95,7 +95,7 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, finding: Found, file: str, line: int, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: Finding, file: str, line: int, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
         if self._action(check) != "fix" or finding.mended is row:
             self._ledger.note(check, file, line, finding, "kept", row)
@@ -116,8 +116,8 @@ class Inspection:
         self._mix.count(code)
         if code in (languages.UNKNOWN, *expected):
             return False
-        found = Found(f"language {code}, expected {' or '.join(expected)}", text)
-        return self._judge("language", found, record.file, record.line, row) is None
+        finding = Finding(f"language {code}, expected {' or '.join(expected)}", text)
+        return self._judge("language", finding, record.file, record.line, row) is None
 
     def place(self, record: Record, side: str) -> None:
         """Remembers a row that is to be written on a side: `train`, `eval` or `test`."""
@@ -151,8 +151,8 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({self._sets.side(partner)})"
-            found = Found(reason, texts.learned(row))
-            if self._judge(check, found, record.file, record.line, row) is None:
+            finding = Finding(reason, texts.learned(row))
+            if self._judge(check, finding, record.file, record.line, row) is None:
                 return True
         return False
 
@@ -206,6 +206,6 @@ def _unusable(row: dict[str, Any]) -> dict[str, object]:
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(found: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
-    share = round(found / of, 6) if of else 0.0
-    return {"rows": found, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}
+def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
+    share = round(rows / of, 6) if of else 0.0
+    return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}

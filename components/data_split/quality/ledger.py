@@ -1,4 +1,4 @@
-"""What was found in the rows: a line each in `quality.jsonl`, a count and a few examples per check."""
+"""The findings in the rows: a line each in `quality.jsonl`, a count and a few examples per check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a check found in one row.
+class Finding:
+    """A check's finding in one row.
 
     Attributes:
         reason: In words.
@@ -55,7 +55,7 @@ class Ledger:
         self.tallies = {check: Tally() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
-    def note(self, check: str, file: str, line: int, finding: Found, outcome: Outcome, row: Row) -> None:
+    def note(self, check: str, file: str, line: int, finding: Finding, outcome: Outcome, row: Row) -> None:
         """Keeps one finding.
 
         Args:

@@ -1,4 +1,4 @@
-"""What must not be learned or shown: secrets, by the rules of detect-secrets, and e-mail addresses that look real.
+"""Finds secrets, by the rules of detect-secrets, and e-mail addresses that look real: neither is to be learned or shown.
 
 Of detect-secrets, the rules for the keys and tokens of named services are taken, and the one for passwords that are
 assigned in quotes; those that go by entropy alone, and public IP addresses, find too much in prose, mathematics and
@@ -61,7 +61,7 @@ _UNREAL_USER = re.compile(r"^(?:git|hg|svn|x+|foo|bar|your\S*|user_?name|e?mail|
 
 @dataclass(frozen=True)
 class Span:
-    """Where something private is in a text, and what it is."""
+    """A private part of a text: its place and kind."""
 
     start: int
     end: int

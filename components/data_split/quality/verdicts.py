@@ -1,4 +1,4 @@
-"""What a run keeps of an inspection, and the end of the run where a check asks for it."""
+"""Writes an inspection's results with the run, and ends the run where a check asks for it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _OBJECT = re.compile(
 
 @dataclass
 class Removal:
-    """What one removal takes, in its order.
+    """Objects that are removed together, in this order.
 
     Attributes:
         step: Its step.
@@ -66,7 +66,7 @@ class Removal:
 
 @dataclass
 class _Step:
-    """What lies under a step: manifests, marks, and each attempt's files with their sizes and times."""
+    """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
 
     manifests: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a stage tells while it works: human lines in a pod's log, JSON lines to the local engine."""
+"""Events of a stage: human lines in a pod's log, JSON lines to the local engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has: a GPU, and memory for this process."""
+"""Finds this machine's GPU, and the memory of this process."""
 
 from __future__ import annotations
 

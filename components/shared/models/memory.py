@@ -1,4 +1,4 @@
-"""How much memory a training step takes at its peak, item by item: from the recipe and the shapes of its model.
+"""Estimates a training step's peak memory, item by item: from the recipe and the shapes of its model.
 
 Weights, gradients and optimizer state are counted, activations a formula (`activations`). Of several processes each has
 a share of weights, gradients and optimizer where they are in shards, and all of its own micro-batch's activations.
@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training step takes.
+    """Memory of a training step, item by item.
 
     Attributes:
         items: All that takes memory at the peak.

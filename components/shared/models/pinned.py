@@ -26,7 +26,7 @@ _compared: dict[tuple[str, str | None, str | None], str] = {}
 
 
 class Origin(NamedTuple):
-    """Where a model comes from, and the setting that says so."""
+    """A model's address, and the setting that names it."""
 
     setting: str
     base: str

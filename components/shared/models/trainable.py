@@ -1,4 +1,4 @@
-"""What of a model is trained: an adapter, or some of its weights."""
+"""Makes a model trainable: attaches an adapter, or frees some of its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run can be seen: in the store, in MLflow, in Kubeflow."""
+"""Links to a run: in the store, in MLflow, in Kubeflow."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _LONGEST_PAUSE = 30.0
 
 
 class Holder(TypedDict):
-    """Who has a turn, since when, and the process whose end is its end."""
+    """The owner of a turn, since when, and the process whose end is its end."""
 
     owner: str
     at: str

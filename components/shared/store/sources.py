@@ -1,4 +1,4 @@
-"""Where rows come from: which files a source names, looked up before anything is paid for."""
+"""Resolves sources of rows: which files a source names, looked up before anything is paid for."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ STARTUP = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What earlier brackets have shown of a trial.
+    """A trial of an earlier bracket: its values and scores.
 
     Attributes:
         values: Its values.

@@ -1,4 +1,4 @@
-"""What a sweep's page shows, gathered from the store and put in order."""
+"""Gathers what a sweep's page shows from the store, and ranks its trials."""
 
 from __future__ import annotations
 

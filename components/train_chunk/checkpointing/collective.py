@@ -1,4 +1,4 @@
-"""What every rank does of a checkpoint: agree on it, find room for it, and wait until all have written."""
+"""Collective checkpoints: ranks agree on one, find room for it, and wait until all have written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Files = dict[str, FileEntry]
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do after a step.
+    """The ranks' common decision after a step.
 
     Attributes:
         leave: Whether to save and end the chunk here.

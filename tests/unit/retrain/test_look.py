@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.components.retrain.content import data_digest, recipe_digest
-from baton.components.retrain.look import Found, look
+from baton.components.retrain.look import Decision, look
 from baton.components.retrain.promotion import promote_or_keep, release
 from baton.components.shared.core.errors import BatonError, DamagedError
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -48,11 +48,11 @@ def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
     return recipe_file.validate({**document, **sections}, origin="test")
 
 
-def _look(recipe: Recipe, owner: str = "first") -> Found:
+def _look(recipe: Recipe, owner: str = "first") -> Decision:
     return look(recipe_file.dumps(recipe), recipe.store.uri, "", owner)
 
 
-def _trained(recipe: Recipe, found: Found, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
+def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
     """Leaves what a run leaves that was judged and exported."""
     storage = Storage(recipe.store.uri)
     run = Run(storage, found.run)
