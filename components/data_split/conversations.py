@@ -30,12 +30,12 @@ def is_encodable(text: str) -> bool:
 
 def conversation(messages: Any, name: str = "messages") -> dict[str, object] | str:
     """Returns `{messages}`, or the reason why they cannot be used."""
-    found = _messages(messages, name)
-    if isinstance(found, str):
-        return found
-    if not any(message["role"] == "assistant" for message in found):
+    turns = _messages(messages, name)
+    if isinstance(turns, str):
+        return turns
+    if not any(message["role"] == "assistant" for message in turns):
         return f"{name} has no assistant turn"
-    return {"messages": found}
+    return {"messages": turns}
 
 
 def preference(row: dict[str, object]) -> dict[str, object] | str:
@@ -95,13 +95,13 @@ def _shared(a: list[Message], b: list[Message]) -> list[Message]:
 def _messages(messages: Any, name: str) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
-    found = []
+    turns = []
     for position, given in enumerate(messages, 1):
         message = _message(given)
         if isinstance(message, str):
             return f"message {position} {message}"
-        found.append(message)
-    return found
+        turns.append(message)
+    return turns
 
 
 def _message(message: Any) -> Message | str:

@@ -91,13 +91,13 @@ class Intake:
         """Yields the rows that can be used, source by source."""
         for place, supply in enumerate(self.supplies):
             for row in supply.rows:
-                found = row if isinstance(row, Rejected) else self._record(row, supply, place)
-                if isinstance(found, Record):
+                outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+                if isinstance(outcome, Record):
                     supply.used += 1
-                    yield found
+                    yield outcome
                 else:
                     supply.rejected += 1
-                    self._refused.add(found)
+                    self._refused.add(outcome)
 
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:

@@ -131,13 +131,13 @@ class _Text:
 
     def _end(self, in_array: bool) -> int | None:
         depth = 0
-        for found in TOKEN.finditer(self._text, self.at):
-            sign = found[0]
+        for token in TOKEN.finditer(self._text, self.at):
+            sign = token[0]
             depth += (sign in "[{") - (sign in "]}")
             if in_array and (depth < 0 or (depth == 0 and sign == ",")):
-                return found.start()
+                return token.start()
             if not in_array and depth <= 0 and sign in "]}":
-                return found.end()
+                return token.end()
         return None
 
     def _may_grow(self) -> bool:

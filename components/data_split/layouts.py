@@ -102,13 +102,13 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
 
 def _columns(needed: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], common: bool) -> Columns | None:
-    found: Columns = {}
+    columns: Columns = {}
     for ours, names in needed.items():
-        theirs = _column(ours, names, mapped, present, common=common, taken=found)
+        theirs = _column(ours, names, mapped, present, common=common, taken=columns)
         if theirs is None:
             return None
-        found[ours] = theirs
-    return found
+        columns[ours] = theirs
+    return columns
 
 
 def _optional(taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], found: Columns) -> Columns:

@@ -53,8 +53,8 @@ class BertScore:
             each[at] = 0.0
         written = [at for at in rows if completions[at].strip()]
         if written:
-            found = self._scores([references[at] for at in written], [completions[at] for at in written])
-            for at, value in zip(written, found, strict=True):
+            scores = self._scores([references[at] for at in written], [completions[at] for at in written])
+            for at, value in zip(written, scores, strict=True):
                 each[at] = value
         return Scored({"bertscore": mean(each)}, {"bertscore": self.signature})
 

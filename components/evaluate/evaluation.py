@@ -66,14 +66,14 @@ def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str,
     """Returns the figures that say most, in words, each followed by that of the model in use, if there is one."""
     named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy", "divergence": "divergence"}
     scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
-    found = []
+    parts = []
     for key, words in (named | {key: key.replace("_", " ") for key in scored}).items():
         if key in after and key in before:
             rival = f" (production {in_use[key]:.4g})" if in_use and key in in_use else ""
-            found.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
+            parts.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
     if "reward_accuracy" in after:
-        found.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
-    return ", ".join(found)
+        parts.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
+    return ", ".join(parts)
 
 
 def _judge_all(
@@ -138,10 +138,10 @@ def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> lis
     """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
     rows = []
     for number, (prompt, reference) in enumerate(evaluation_set.prompts):
-        writes = {when: found.writes[number] for when, found in judged.items()}
+        writes = {when: findings.writes[number] for when, findings in judged.items()}
         scores = {
-            when: {name: each for name, figure in found.scores.items() if (each := figure.each[number]) is not None}
-            for when, found in judged.items()
+            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
+            for when, findings in judged.items()
         }
         rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
     return rows

@@ -116,12 +116,12 @@ def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]
     keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
     keys = [key for key in keys if isinstance(results[key], int | float) and math.isfinite(results[key])]
     metrics = [key.partition(",")[0] for key in keys]
-    found = []
+    measured = []
     for key, metric in zip(keys, metrics, strict=True):
         filtered = key.partition(",")[2]
         several = metrics.count(metric) > 1 and filtered != NO_FILTER
-        found.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
-    return found
+        measured.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
+    return measured
 
 
 def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> Figure | None:

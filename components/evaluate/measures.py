@@ -162,7 +162,7 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
     import torch
 
     order = _by_length(sequences)
-    found = torch.zeros(len(order))
+    scored = torch.zeros(len(order))
     with torch.inference_mode():
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
@@ -170,8 +170,8 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
             ids = _padded(batch, model.config.get_text_config().pad_token_id or 0)
             mask = _padded([[1] * len(x) for x in batch], 0)
             scores = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits[:, 0]
-            found[torch.tensor(numbers)] = scores.float().cpu()
-    return found
+            scored[torch.tensor(numbers)] = scores.float().cpu()
+    return scored
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:

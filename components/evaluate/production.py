@@ -153,8 +153,8 @@ def _check(folder: str, reference: str, recipe: Recipe) -> None:
 
 def _holding(folder: str, name: str) -> str | None:
     """Returns the folder nearest to the top that has a file: MLflow keeps model and tokenizer apart."""
-    found = [parent for parent, _, names in os.walk(folder) if name in names]
-    return min(found, key=lambda parent: (parent.count(os.sep), parent), default=None)
+    holding = [parent for parent, _, names in os.walk(folder) if name in names]
+    return min(holding, key=lambda parent: (parent.count(os.sep), parent), default=None)
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:

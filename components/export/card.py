@@ -107,8 +107,8 @@ def _hub_licence(base: str, revision: str | None) -> str | None:
         about = HfApi().model_info(base, revision=revision, timeout=PATIENCE).card_data
     except Exception:  # a card without licence is better than no export
         return None
-    found = about.license if about else None
-    return found if isinstance(found, str) else None
+    licence = about.license if about else None
+    return licence if isinstance(licence, str) else None
 
 
 def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:

@@ -135,8 +135,8 @@ class ExportSource:
 
     def in_float32(self) -> PreTrainedModel:
         """Returns a copy of the whole model in float32."""
-        found: PreTrainedModel = copy.deepcopy(self.whole).float()
-        return found
+        copied: PreTrainedModel = copy.deepcopy(self.whole).float()
+        return copied
 
     def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, object]:
         """Adds to a finding how near the exported model's answers are to those of the model as it was trained.

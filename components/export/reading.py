@@ -64,11 +64,11 @@ def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Ans
     # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
     config = AutoConfig.for_model(**request["config"])
     model = _model(folder, request, gguf_file=request["file"], dtype=torch.float32, config=config)
-    found, notes = _asked(model, questions)
+    answers, notes = _asked(model, questions)
     notes["tensors"] = hashes
     if llama := _llama_cpp(path, request):
         notes["llama_cpp"] = llama
-    return found, notes
+    return answers, notes
 
 
 def _llama_cpp(path: str, request: Request) -> Request | None:

@@ -55,12 +55,12 @@ def recipe_digest(recipe: Recipe) -> str:
 
     The number of chunks is not among it, nor what comes after training, nor how retraining itself is set.
     """
-    found = []
+    documents = []
     for part in recipe.phase_recipes() or [recipe]:
         document = identity(part)
         del document["chunks"], document["retrain"]
-        found.append([document, code.digest(part.hooks.source) if part.hooks.source else None])
-    return _sha256(found)
+        documents.append([document, code.digest(part.hooks.source) if part.hooks.source else None])
+    return _sha256(documents)
 
 
 def digest_of(*parts: Any) -> str:

@@ -140,17 +140,17 @@ class Scale:
 
 def scales(view: View) -> list[Scale]:
     """Returns the axes: each parameter in which trials differ, and the score, the better end up."""
-    found = []
+    axes = []
     for path, log in view.parameters.items():
         values = [trial.values.get(path) for trial in view.trials]
         if len({repr(value) for value in values}) > 1:
-            found.append(_scale(_short(path, view), values, log=log))
+            axes.append(_scale(_short(path, view), values, log=log))
     scores = [trial.score if trial.rank else None for trial in view.trials]
     score = _scale(view.metric, scores, log=False)
     if view.mode == "min":
         flipped = [None if place is None else 1 - place for place in score.places]
         score = Scale(score.name, flipped, [(1 - place, text) for place, text in score.ticks])
-    return [*found, score]
+    return [*axes, score]
 
 
 def _scale(name: str, values: Sequence[Any], *, log: bool) -> Scale:

@@ -170,7 +170,7 @@ def _with_wishes(
 def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
     """Returns the trials that trained for a rung."""
     if rung.first == 1:
-        return [trial for trial, found in trials.items() if found.bracket == rung.bracket]
+        return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)
     if before is None:
         raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")

@@ -125,22 +125,22 @@ def _conversations(rows: list[Row], tokenizer: PreTrainedTokenizerBase, assistan
     rendered = tokenizer.apply_chat_template(
         conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    found = []
+    encoded = []
     for ids, marked in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True):
         labels = [x if mark else IGNORED for x, mark in zip(ids, marked, strict=True)]
-        found.append({"input_ids": list(ids), "labels": labels})
-    return found
+        encoded.append({"input_ids": list(ids), "labels": labels})
+    return encoded
 
 
 def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
     prompts = _heads(rows, tokenizer, data.separator)
     both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
-    found: list[list[Row]] = []
+    encoded: list[list[Row]] = []
     for prompt, chosen, rejected in zip(prompts, *both, strict=True):
         length = min(common_prefix_length(prompt, chosen), common_prefix_length(prompt, rejected))
         row = {"prompt_ids": prompt[:length], "chosen_ids": chosen[length:], "rejected_ids": rejected[length:]}
-        found.append([row])
-    return found
+        encoded.append([row])
+    return encoded
 
 
 def _scored(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
@@ -152,15 +152,15 @@ def _rated(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> l
     single = "completion" in rows[0]
     answers = ("completion",) if single else ("chosen", "rejected")
     prompts = _heads(rows, tokenizer, data.separator)
-    found: list[list[Row]] = [[] for _ in rows]
+    encoded: list[list[Row]] = [[] for _ in rows]
     for answer in answers:
         for made, row, prompt, whole in zip(
-            found, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
+            encoded, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
         ):
             length = common_prefix_length(prompt, whole)
             label = row["label"] if single else answer == "chosen"
             made.append({"prompt_ids": prompt[:length], "completion_ids": whole[length:], "label": label})
-    return found
+    return encoded
 
 
 def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
@@ -189,10 +189,10 @@ def _wholes(rows: list[Row], answer: str, tokenizer: PreTrainedTokenizerBase, se
 
 
 def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
-    found: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
+    encoded: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
         "input_ids"
     ]
-    return found
+    return encoded
 
 
 def _rendered(conversations: list[Any], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[Ids]:

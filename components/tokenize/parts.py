@@ -48,7 +48,7 @@ class Parts:
         """Returns what each part that is there says about itself, by name."""
         names = self.storage.list(self._path("parts"))
         documents = bundles.each(lambda name: json.loads(self.storage.read(self._path(f"parts/{name}"))), names)
-        return {name.removesuffix(".json"): found for name, found in zip(sorted(names), documents, strict=True)}
+        return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:
         """Sends a segment's files, removes them here, and returns the part that counts: ours, or who was first."""

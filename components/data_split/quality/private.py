@@ -1,4 +1,4 @@
-"""Finds secrets, by the rules of detect-secrets, and e-mail addresses that look real: neither is to be learned or shown.
+"""Finds what is to be neither learned nor shown: secrets, by the rules of detect-secrets, and real e-mail addresses.
 
 Of detect-secrets, the rules for the keys and tokens of named services are taken, and the one for passwords that are
 assigned in quotes; those that go by entropy alone, and public IP addresses, find too much in prose, mathematics and
@@ -90,12 +90,12 @@ def emails(text: str) -> list[Span]:
     """Returns the e-mail addresses in a text that look real."""
     if "@" not in text:
         return []
-    found = []
+    spans = []
     for match in _ADDRESS.finditer(text):
         user, _, host = match[0].rpartition("@")
         if not _UNREAL_HOST.search(host) and not _UNREAL_USER.search(user):
-            found.append(Span(*match.span(), "e-mail address"))
-    return found
+            spans.append(Span(*match.span(), "e-mail address"))
+    return spans
 
 
 def without(text: str, spans: list[Span], word: str) -> str:

@@ -129,11 +129,11 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
 
 
 def _private(row: Row, find: Callable[[str], list[private.Span]], word: str) -> Finding | None:
-    found = [(text, spans) for text in texts.row_texts(row) if (spans := find(text))]
-    if not found:
+    places = [(text, spans) for text in texts.row_texts(row) if (spans := find(text))]
+    if not places:
         return None
-    kinds = dict.fromkeys(span.kind for _, spans in found for span in spans)
-    text, spans = found[0]
+    kinds = dict.fromkeys(span.kind for _, spans in places for span in spans)
+    text, spans = places[0]
     mended = texts.changed_row(row, lambda part: private.without(part, find(part), word))
     return Finding(", ".join(kinds), private.without(text, spans, word), spans[0].start, mended)
 

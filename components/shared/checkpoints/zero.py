@@ -104,8 +104,8 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _alone(tensor: Tensor) -> Tensor:
     """Returns a tensor on the CPU that is not a part of a larger one, which would be written along with it."""
-    found = tensor.detach().cpu().contiguous()
-    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
+    copied = tensor.detach().cpu().contiguous()
+    return copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
 
 
 def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -119,6 +119,6 @@ def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "dict":
         return {key: _decoded(each, tensors) for key, each in content}
     if kind in ("list", "tuple"):
-        found = [_decoded(each, tensors) for each in content]
-        return found if kind == "list" else tuple(found)
+        members = [_decoded(each, tensors) for each in content]
+        return members if kind == "list" else tuple(members)
     raise ValueError(f"{kind!r} is no kind of value")

@@ -42,8 +42,8 @@ def wait(path: str) -> None:
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            found = file.read()
+            content = file.read()
     except FileNotFoundError:
-        found = b""
-    if found != FREE:
+        content = b""
+    if content != FREE:
         raise BatonError("the process that this one stood by for has gone; it has done nothing.")

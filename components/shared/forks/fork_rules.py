@@ -79,10 +79,10 @@ PLATEAU = ("reduce_lr_on_plateau", "greedy")
 def differences(before: Any, after: Any, path: str = "") -> Changes:
     """Returns the dotted paths whose values differ between two plain documents."""
     if isinstance(before, dict) and isinstance(after, dict):
-        found: Changes = {}
+        differing: Changes = {}
         for key in sorted(before.keys() | after.keys()):
-            found |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
-        return found
+            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        return differing
     return {} if before == after else {path: [before, after]}
 
 
@@ -116,8 +116,8 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
 
 def of_state(before: Recipe, after: Recipe) -> Changes:
     """Returns the changes that a warm fork's trainer has to make in the state it restores."""
-    found, deciding = changes(before, after)
-    return {path: found[path] for path in found if path in deciding and path.startswith(OF_STATE)}
+    changed, deciding = changes(before, after)
+    return {path: changed[path] for path in changed if path in deciding and path.startswith(OF_STATE)}
 
 
 def require_cold(before: Recipe, after: Recipe) -> Changes:
@@ -157,10 +157,10 @@ def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -
         inherited: What its parent had changed, where the parent is a fork that has not trained since.
         own: What it changes itself.
     """
-    found = {path: list(values) for path, values in inherited.items()}
+    merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
-        found[path] = [found[path][0] if path in found else before, after]
-    return {path: values for path, values in found.items() if values[0] != values[1]}
+        merged[path] = [merged[path][0] if path in merged else before, after]
+    return {path: values for path, values in merged.items() if values[0] != values[1]}
 
 
 def _form(recipe: Recipe) -> str:

@@ -176,8 +176,8 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
         raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
-    if found := code_in(folder):
-        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(found)}.")
+    if problems := code_in(folder):
+        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(problems)}.")
     return folder
 
 

@@ -57,8 +57,8 @@ def metrics(hooks: Hooks) -> Callable[[Any], dict[str, float]] | None:
     """Returns one function for all of the user's metrics, or None where there are none."""
     if not hooks.metrics:
         return None
-    found = [functools.partial(find(hook.use), **hook.options) for hook in hooks.metrics]
-    return lambda prediction: {name: value for metric in found for name, value in metric(prediction).items()}
+    functions = [functools.partial(find(hook.use), **hook.options) for hook in hooks.metrics]
+    return lambda prediction: {name: value for metric in functions for name, value in metric(prediction).items()}
 
 
 class SeededCollator:

@@ -140,14 +140,14 @@ def _moments(shape: Shape) -> list[tuple[str, int, str]]:
     training, text = shape.training, shape.text
     steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
     step = 4 * shape.trainable // shape.shards if steps_here else 0
-    found = [("optimizer's step", step, "temporaries as large as the weights trained")]
+    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
     if training.completions:
         rows = training.round_size // shape.recipe.world_size
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
         cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
-        found.append(("completions", int(cache), f"keys and values of {rows} being written"))
-    return found
+        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
+    return moments
 
 
 def _count(number: int) -> str:

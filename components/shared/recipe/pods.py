@@ -108,11 +108,11 @@ class Resources(Section):
     @property
     def secrets(self) -> list[tuple[str, dict[str, str]]]:
         """Environment of every pod that is secret: name of the Secret, and its keys → environment variables."""
-        found = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
+        named = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
         for variable, source in self.secret_env.items():
             secret, _, key = source.partition("/")
-            found.append((secret, {key: variable}))
-        return found
+            named.append((secret, {key: variable}))
+        return named
 
     def pod_labels(self, recipe_name: str, stage: str) -> dict[str, str]:
         """Returns the labels of a stage's pod."""

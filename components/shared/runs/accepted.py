@@ -45,7 +45,7 @@ def newest(storage: Storage, name: str) -> Accepted:
         storage: The store.
         name: The recipe's.
     """
-    numbers = [int(match[1]) for found in storage.list(_folder(name)) if (match := _NAME.fullmatch(found))]
+    numbers = [int(match[1]) for entry in storage.list(_folder(name)) if (match := _NAME.fullmatch(entry))]
     return _read(storage, name, max(numbers)) if numbers else Accepted()
 
 

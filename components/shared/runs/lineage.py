@@ -101,14 +101,14 @@ def around(run: Run) -> Family:
     if len(run.storage.list("runs")) <= MOST:
         members = family(run.storage)
         return relatives(members, run.name) if run.name in members else {}
-    found: Family = {}
+    kin: Family = {}
     name: str | None = run.name
     below: str | None = None
-    while name and name not in found:
-        found[name] = member = _known(run.storage, name) or Member(name)
+    while name and name not in kin:
+        kin[name] = member = _known(run.storage, name) or Member(name)
         member.children = [below] if below else []
         name, below = member.parent, name
-    return found
+    return kin
 
 
 def relatives(members: Family, name: str) -> Family:

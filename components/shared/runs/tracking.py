@@ -214,8 +214,8 @@ def connect(uri: str) -> Any:
 def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
     """Returns the number of an experiment, made where there is none; beside a local database its artifacts go into the
     store."""
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
+    if existing := client.get_experiment_by_name(name):
+        return str(existing.experiment_id)
     local = str(recipe.tracking.mlflow).startswith("sqlite:") and storage.is_local
     return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
 

@@ -109,15 +109,15 @@ def words(values: Values) -> str:
 
 def _drawn(parameters: Parameters, source: random.Random, count: int, before: list[Values]) -> list[Values]:
     seen = {json.dumps(values, sort_keys=True) for values in before}
-    found: list[Values] = []
-    while len(found) < count:
+    drawn: list[Values] = []
+    while len(drawn) < count:
         for _ in range(TRIES):
             values = {path: _one(choices, source) for path, choices in parameters.items()}
             if json.dumps(values, sort_keys=True) not in seen:
                 break
         seen.add(json.dumps(values, sort_keys=True))
-        found.append(values)
-    return found
+        drawn.append(values)
+    return drawn
 
 
 def _one(choices: list[Any] | Range, source: random.Random) -> Any:

@@ -273,8 +273,8 @@ def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
     if not any(trial.parent for trial in trials):
         return {}
     members = lineage.family(sweep.storage)
-    found: lineage.Family = {}
+    families: lineage.Family = {}
     for trial in trials:
-        if trial.parent and trial.run in members and trial.run not in found:
-            found |= lineage.relatives(members, trial.run)
-    return found
+        if trial.parent and trial.run in members and trial.run not in families:
+            families |= lineage.relatives(members, trial.run)
+    return families

@@ -35,11 +35,11 @@ def make(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable
 
 def number(text: str, mark: str = "####") -> Decimal | None:
     """Returns the number a text ends on: the first after the last mark, else the last one, or None."""
-    _, found, tail = text.rpartition(mark)
-    numbers = _NUMBER.findall(tail) if found else _NUMBER.findall(text)
+    _, separator, tail = text.rpartition(mark)
+    numbers = _NUMBER.findall(tail) if separator else _NUMBER.findall(text)
     if not numbers:
         return None
-    chosen = numbers[0] if found else numbers[-1]
+    chosen = numbers[0] if separator else numbers[-1]
     try:
         return Decimal(chosen.replace(",", "").replace("$", "")).normalize()
     except InvalidOperation:
