@@ -112,7 +112,7 @@ def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetun
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
         split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
         placed(split, "data split")
-        tokens = tokenize(run_uri=split.outputs["Output"], standing=split.outputs["standing"])
+        tokens = tokenize(run_uri=split.outputs["Output"], cache_key=split.outputs["cache_key"])
         placed(tokens, "tokenize")
     return dsl.Collected(tokens.outputs["Output"])
 

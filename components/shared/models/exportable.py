@@ -1,4 +1,4 @@
-"""What can be handed out in which form, as far as it is known before anything is trained."""
+"""Tells which models can be exported in which format, as far as it is known before training."""
 
 from __future__ import annotations
 

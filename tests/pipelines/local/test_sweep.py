@@ -222,16 +222,16 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
 def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_path: Path) -> None:
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
     sweep = Sweep(Storage(recipe.store.uri), "b")
-    standing: list[bool] = []
+    standing_by: list[bool] = []
 
     def ask(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 6:  # of the first to train its second chunk
-            standing.append(watched._standing is not None)
+            standing_by.append(watched._standby is not None)
             sweep.ask("t001", "stop", "seen enough")
 
     watched = Watched(recipe, "b", ask)
     assert watched.run().name == "b-t000"
-    assert standing == [True]
+    assert standing_by == [True]
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
     assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
     # It may have seen the wish itself, and then says so in a record.
