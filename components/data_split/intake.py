@@ -109,6 +109,7 @@ class Intake:
         normal = formats.normalise(row.values, supply.layout)
         if isinstance(normal, dict):
             shape = {name: type(value) for name, value in normal.items()}
+            # The first row that can be used decides for all sources.
             self._shape = self._shape or shape
             normal = normal if shape == self._shape else _unlike(self._shape, shape)
         if isinstance(normal, dict):
@@ -148,6 +149,7 @@ def _open(source: Source, recipe: Recipe) -> Supply:
         name = getattr(recipe.data.split, setting)
         if name and present and not source.side and name not in present:
             raise layouts.missing(f"data.split.{setting}", name, source.uri, present)
+    # What was looked at comes again: the source is read once.
     return Supply(source=source, layout=layout, rows=chain(head, rows), files=files)
 
 

@@ -41,6 +41,7 @@ def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> 
         UserError: nothing is new, or the data of what was learnt is gone.
     """
     learnt = _learnt(storage, recipe.retrain.learnt, scratch)
+    # Gone through twice: the largest number that is drawn is known only after the last row.
     spool = Spool((replace(record, side=side) for record, side in placed), f"{scratch}/replay.jsonl")
     key = f"replay:{recipe.retrain.learnt[-1]}"
     drawn, num_new = [], 0
@@ -56,6 +57,7 @@ def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> 
         )
     share = recipe.retrain.replay
     count = min(round(num_new * share / (1 - share)), len(drawn))
+    # Below every number: none is drawn.
     last = sorted(drawn)[count - 1] if count else -1
     for record in spool:
         is_old = record.side == "train" and _is_in(learnt, record)

@@ -99,9 +99,12 @@ class Sides:
             path = f"{self._folder}/{generation}.json"
             if not self._storage.exists(path):
                 missing = {stratum: positions[stratum] for stratum in sorted(positions.keys() - self._cuts.keys())}
+                # All strata have cuts. Those that came with later data get a document of their own: what is pinned
+                # never changes.
                 if generation and not missing:
                     break
                 pin = self._decide(missing, count)
+                # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
             pin = json.loads(self._storage.read(path))  # of the writer that was first
             self._sizes, self._plain = pin["shares"], _plain(pin["shares"])

@@ -37,6 +37,7 @@ class Parts:
     def __init__(self, storage: Storage, prefix: str) -> None:
         self.storage = storage
         self.prefix = prefix
+        # A folder that was marked is never gone back to: its parts name files that are missing or differ.
         names = storage.list(prefix)
         number = 1
         while {f"{mark}files-{number}" for mark in (bundles.DAMAGED, bundles.REMOVED)} & set(names):
@@ -60,6 +61,7 @@ class Parts:
             name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
             size = os.path.getsize(local)
             files[name] = {"size": size, "sha256": self.storage.upload(local, self._path(name))}
+            # The disk needs room for the segments under way alone.
             os.unlink(local)
         return self._claim(made.name, {"files": files, **made.figures})
 
@@ -100,16 +102,21 @@ class Parts:
         Raises:
             DamagedError: a file of a part that was there is gone.
         """
+        # Sizes by one listing; the bytes were hashed as they were sent, by this process or one before.
         present = self.storage.find(self._path(""))
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
                 self._give_up(name)
         writer = BundleWriter(self.storage, self.prefix, kind="tokens")
+        # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
+        # them.
         writer.folder, writer.files = self.folder, files
         return writer.commit(meta)[0]
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
         path = self._path(f"parts/{name}.json")
+        # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
+        # segment is made again.
         self.storage.create(path, json.dumps(part, sort_keys=True).encode())
         existing: dict[str, Any] = json.loads(self.storage.read(path))
         return existing

@@ -77,6 +77,8 @@ class Made:
 
 def cut(path: str, side: str) -> list[Segment]:
     """Returns the segments of a file of lines."""
+    # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
+    # them are made.
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
     segments: list[Segment] = []
     start, line = 0, 1

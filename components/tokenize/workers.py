@@ -54,6 +54,7 @@ def each(
             while True:
                 for segment in waiting:
                     running[pool.submit(make, segment)] = segment
+                    # One more than there are workers, so that none of them waits while the caller uploads.
                     if len(running) > count:
                         break
                 if not running:

@@ -82,6 +82,7 @@ def _fetch(context: TrainContext, restorer: Restorer, tokens: Tokens, scratch: s
         if early.result() != start < context.target:  # a damaged checkpoint was passed over: other rows are needed
             tokens.fetch(start, context.target)
     if restored is None:
+        # Before training: a warm fork must not begin with the base's weights.
         forking.require_start(context.run)
     return _Folders(restored, restorer.skipped, tokens.folder, models.result(), own_code.result())
 

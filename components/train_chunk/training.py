@@ -99,6 +99,7 @@ class Attempt:
         if self._standby:
             wait(self._standby)
             self._standby = None
+            # The wait is the other chunk's time, not this one's.
             self._context.clock.restart()
 
     def _finish(self, trainer: ChunkTrainer, attached: assembly.Assembly) -> None:
@@ -106,8 +107,10 @@ class Attempt:
         try:
             score = self._score(trainer, attached)
         finally:
+            # Also where scoring has failed: the checkpoint is on its way, and it is what the chunk was for.
             attached.manager.finish()
         if score and self._scoring:
+            # Not before the commit: a score without its checkpoint would be of a state that nobody has.
             self._scoring.keep(score)
 
     def _score(self, trainer: ChunkTrainer, attached: assembly.Assembly) -> Score | None:

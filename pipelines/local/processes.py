@@ -63,6 +63,7 @@ class Fresh:
     """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

@@ -112,6 +112,7 @@ class Forked:
             )
             self._process.start()
         finally:
+            # The child's copy alone counts: with one here, reading would not end with it.
             os.close(writer)
 
     @property
@@ -153,6 +154,7 @@ class Forked:
         if self._process.exitcode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
+            # Itself first: it makes its group after it has begun, and may not have come so far.
             os.kill(self.pid, signal.SIGKILL)
         if self._own_group:
             with contextlib.suppress(ProcessLookupError):
@@ -177,6 +179,7 @@ def installed() -> Iterator[None]:
     def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
         return _run(full_command, {**os.environ, **(env_vars or {})})
 
+    # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL anew.
     handler.run_local_subprocess = run
     try:
         yield
@@ -188,6 +191,8 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     """Runs a stage from the command that kfp compiled for it: shell, option, script, component, arguments."""
     shell, option, script, component, *arguments = command
     if _EXECUTOR not in script:
+        # The command is taken apart by position: one of another form, as another version of kfp may write it, is
+        # refused.
         raise ValueError(f"a stage is to be run by {_EXECUTOR}, got {[shell, option, script]}")
     with tempfile.TemporaryDirectory(prefix="baton-stage-") as folder:
         path = os.path.join(folder, "ephemeral_component.py")
@@ -212,6 +217,7 @@ def _serve(
     os.close(descriptor)
     if reason := _unlike_fresh(environment):
         print(f"a fresh interpreter for {module}: {reason}", flush=True)
+        # Process number and pipe stay as they are: who started it sees no difference.
         os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
     os.environ.clear()
     os.environ.update(environment)
@@ -219,6 +225,7 @@ def _serve(
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
+    # Every fork begins with the server's state: all stages would draw the same.
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()

@@ -68,6 +68,7 @@ class Signatures:
 
         if self._waiting:
             matrix = RMinHash.digest_matrix_from_token_sets(self._waiting, NUM_HASHES, SEED)
+            # Cut to 16 bits, 256 bytes a row: hashes that differ agree there once in 65,536.
             self._file.write(np.array(matrix.to_rows(), dtype=np.uint32).astype("<u2").tobytes())
             self._waiting.clear()
             self._size = 0
@@ -124,6 +125,7 @@ class Neighbours:
         near = {other for key in self._keys(row) for other in tables.get(key, ())[-MOST_COMPARED:]}
         if not near:
             return None
+        # In order, so that of several that are as near the same one is named in every process.
         others = sorted(near)
         equal = (self._signatures[others] == self._signatures[row]).sum(axis=1)
         best = int(equal.argmax())
@@ -151,5 +153,6 @@ def _mixed(columns: np.ndarray) -> np.ndarray:
     """Returns one 64-bit hash per row of 16-bit columns (FNV-1a over them)."""
     hashes = np.full(len(columns), 0xCBF29CE484222325, dtype=np.uint64)
     for column in columns.T:
+        # A collision costs a comparison: whether rows are near is told by their signatures.
         hashes = (hashes ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
     return hashes

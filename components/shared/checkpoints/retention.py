@@ -89,12 +89,14 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps = _inventory(store)
     whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
+    # Without a whole checkpoint nothing is older than the newest one, and anything may be the last resort.
     if not whole:
         return []
     newest = max(whole)
     staying = _staying(store, whole, keep, targets) | {in_use}
     removals = []
     for step in sorted(steps):
+        # Not whole yet: another process may be uploading it right now.
         if step > newest:
             continue
         if step not in staying:
@@ -125,9 +127,13 @@ def _take(store: CheckpointStore, removal: Removal) -> None:
     marks = [f"{prefix}/{REMOVED}{attempt}" for attempt in removal.attempts]
     for mark in marks:
         storage.write(mark, b"")
+    # Of several generations all but the highest are marked as damaged or removed, or nothing would have been committed
+    # above them: none of them is read while the others go.
     for path in sorted(removal.manifests, reverse=True):
         storage.remove(path)
+    # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
     bundles.each(storage.remove, removal.files)
+    # Last: while files are left, the mark says that nobody may read them and that they may go.
     for mark in marks if removal.forget else ():
         storage.remove(mark)
     for attempt in removal.attempts:
@@ -171,11 +177,15 @@ def _whole(store: CheckpointStore, step: int, found: _Step) -> Checkpoint | None
 def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
     proven = store.proven_chunks()
+    # The proof of a chunk is read off its last checkpoint, which must be there until the checkpoint stage has done so.
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
+    # Also the run's last, which evaluation and export read, and the newest that was read back: what is newer may yet
+    # turn out damaged.
     staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
     if keep.best:
+        # The newest log holds the values of all steps before it.
         losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
         staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
@@ -188,6 +198,8 @@ def _committed(step: int, found: _Step, whole: Checkpoint | None) -> list[Remova
         return []
     removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=found.manifests)
     if whole:
+        # This attempt alone: another one under the same step may be under way, and is for `_strays` to judge by its
+        # age.
         removal.attempts = [whole.manifest.folder]
         removal.files = _sizes(found.attempts[whole.manifest.folder])
     return [removal]

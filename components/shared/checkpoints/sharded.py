@@ -91,6 +91,7 @@ def code_in(folder: str) -> list[str]:
             continue
         for entry in entries:
             try:
+                # These lie between the tensors' bytes in the same files, each an archive of its own.
                 unsafe = get_unsafe_globals_in_checkpoint(_slice(path, entry))
             except Exception as error:
                 unsafe = [f"unreadable, {type(error).__name__}"]
@@ -125,6 +126,7 @@ class _Reader(pickle.Unpickler):
     """Reads a pickle of harmless classes, and refuses any other."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # Called for each class that a pickle names, before it is imported.
         is_dtype = module == "torch" and name.startswith(_DTYPES)
         if (module, name) not in _HARMLESS and not is_dtype:
             raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
@@ -132,6 +134,7 @@ class _Reader(pickle.Unpickler):
         if is_dtype:
             import torch
 
+            # `torch.float_power` begins like a type of numbers and is a function.
             if not isinstance(found, torch.dtype):
                 raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
         return found
@@ -250,6 +253,7 @@ def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, t
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+    # torch's own would unpickle `.metadata` whatever it asks for.
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return read_metadata(folder)

@@ -85,6 +85,7 @@ class CheckpointStore:
         Args:
             on_damaged: Called with the step and the error of each whose manifest is damaged, in its turn.
         """
+        # One listing; manifests are read as they are asked for, so that who wants the newest alone pays for one.
         for step in reversed(self.steps()):
             try:
                 checkpoint = self.read(step)
@@ -113,6 +114,7 @@ class CheckpointStore:
 
     def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
         """Commits what was sent; see `bundles.BundleWriter.commit`."""
+        # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
         manifest, ours = writer.commit({**meta.to_json(), "run": self.run.name, "step": step})
         return self._checked(step, manifest), ours
 
@@ -139,6 +141,8 @@ class CheckpointStore:
         """
         prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
         problems = bundles.torn_files(self.storage, prefix, manifest)
+        # One listing where the checkpoint stage has read the bytes; a run that is complete is looked through in
+        # seconds.
         if not problems and not self.is_proven(checkpoint):
             problems = self.verify(checkpoint)
         self.require_whole(checkpoint, problems)
@@ -146,6 +150,7 @@ class CheckpointStore:
     def is_proven(self, checkpoint: Checkpoint) -> bool:
         """Tells whether the checkpoint stage has read these very files back."""
         part = self.run.read(ProofPart, checkpoint.meta.chunk)
+        # The address has the attempt in it: the proof of files that were since replaced says nothing of these.
         return part is not None and part.uri == self.uri(checkpoint)
 
     def code(self, checkpoint: Checkpoint) -> list[str]:

@@ -88,13 +88,16 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     from torch import Tensor
 
     if isinstance(value, Tensor):
+        # By order of visit: equal states get equal names, and files of equal bytes.
         name = f"{len(tensors):06d}"
         tensors[name] = _alone(value)
         return {"tensor": name}
     if isinstance(value, dict):
         if not all(type(key) in (int, str) for key in value):
             raise TypeError(f"keys in ZeRO's state are names or numbers, not {sorted(map(repr, value))}")
+        # Pairs: an object of JSON would turn keys that are numbers into text.
         return {"dict": [[key, _encoded(each, tensors)] for key, each in value.items()]}
+    # Exact types: an instance of a subclass would come back as something else.
     if type(value) in (list, tuple):
         return {type(value).__name__: [_encoded(each, tensors) for each in value]}
     if value is None or type(value) in (bool, int, float, str):

@@ -89,6 +89,8 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     plan = _plan(parent, after, step) if warm else None
     with tempfile.TemporaryDirectory(prefix="baton-fork-") as scratch:
         folder = _fetched(store, checkpoint, scratch)
+        # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
+        # a chunk from beginning with weights of its own meanwhile (`require_start`).
         run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, _Start(checkpoint, folder), fork_rules.of_state(before, after))
@@ -203,9 +205,11 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
         writer.send(start.folder)
+    # Where the store is a folder the files were read in place, and not from a copy.
     if writer.files != start.checkpoint.manifest.files:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
+    # Last: with it the fork is complete, and a chunk may resume from it.
     store.commit(step, writer, _meta(parent, start.checkpoint, changed, identity))
 
 
@@ -236,6 +240,7 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     os.makedirs(model)
     _merge(before, folder, model) if before.adapter else _copy_model(folder, model)
     digest = _folder_digest(model)
+    # By content: the same command, given again, finds what it had sent.
     prefix = run.path(f"start/{digest[:16]}")
     manifest = bundles.usable_manifest(run.storage, prefix)
     if manifest is None:

@@ -79,5 +79,5 @@ def require_packages(export_format: str) -> None:
     if missing:
         raise UserError(
             f"export.formats: {export_format} needs {', '.join(missing)}, which is not installed.",
-            remedy="Run `pip install baton[export]`.",
+            remedy="Run `pip install baton-llm[export]`.",
         )

@@ -65,6 +65,8 @@ def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accept
         BatonError: another run's model was accepted meanwhile.
     """
     data = as_json(model.to_json())
+    # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
+    # written it before. So it is read back.
     storage.create(f"{_folder(name)}/{after + 1:06d}.json", data)
     committed = _read(storage, name, after + 1)
     assert committed.model is not None

@@ -56,6 +56,7 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
             f"chunks.count is {count}, but {rows} rows at batch_size {training.batch_size} give {num_steps} steps.",
             remedy=f"Use at most {num_steps} chunks, or train longer.",
         )
+    # Rounded up: the last one is `num_steps`, and with no more chunks than steps no two are the same.
     targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
     return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)
 

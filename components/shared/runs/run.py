@@ -43,6 +43,8 @@ class Run(Documents):
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
         if not self.put_new(RunHead.NAME, document):
             self.require_same(recipe)
+            # Its settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart
+            # by it.
             self.put(RunHead.NAME, {**document, "created": self.need(RunHead).created})
 
     def require_same(self, recipe: Recipe) -> None:
@@ -109,6 +111,7 @@ class Run(Documents):
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
         """Keeps what one attempt at a stage did, under its own name."""
+        # Time at a fixed width, so that names sort by it; the rest keeps apart attempts of the same millisecond.
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
         self.put(name, {"stage": stage, "at": now(), **document})
 
@@ -133,6 +136,8 @@ def identity(recipe: Recipe) -> Json:
     written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
     """
     document = recipe.model_dump(mode="json")
+    # By what is left out, not by what is taken: a new setting is part of the identity until somebody decides that it
+    # changes no bit.
     for section in ("name", "store", "resources", "tracking", "export", "sweep"):
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint

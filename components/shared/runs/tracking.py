@@ -43,6 +43,7 @@ def start(run: Run, recipe: Recipe) -> None:
     except Exception as error:
         logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
         return
+    # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
     run.write(
         Tracking(mlflow=recipe.tracking.mlflow, run_id=tracked.info.run_id, experiment_id=str(number)),
     )
@@ -120,6 +121,8 @@ class Tracker:
         self._process: subprocess.Popen[str] | None = None
         if run.read(Tracking):
             command = [sys.executable, "-m", "baton.components.shared.runs.tracking", run.uri, str(int(system_metrics))]
+            # In a session of its own: Ctrl-C ends training, and what was handed over is sent still; it ends with its
+            # input.
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def __enter__(self) -> Tracker:
@@ -132,6 +135,7 @@ class Tracker:
         """Hands metrics of a step over; returns at once."""
         if self._process and self._process.stdin:
             try:
+                # With the time of the step: it may be sent much later.
                 self._process.stdin.write(json.dumps([metrics, step, int(time.time() * 1000)]) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
@@ -151,6 +155,7 @@ class Tracker:
 
 def serve(run_uri: str, system_metrics: bool) -> None:
     """Reads `[metrics, step, milliseconds]` lines from standard input until it ends, and logs them."""
+    # Training comes first.
     os.nice(10)
     run = Run.open(run_uri)
     tracking = run.need(Tracking)

@@ -111,10 +111,12 @@ class Turns:
                 self._create(max(number, 1), "turn.json", self._document())
                 continue  # whose it is, is read back
             is_over = self._get(number, "ended.json") is not None
+            # A stage of this retraining that was started again: the turn is its own still.
             if holder["owner"] == self._owner and not is_over:
                 return number, holder
             if not is_over and not self._is_gone(number, holder, expires_s):
                 return number, holder
+            # Others may see the same end and create it too: the loop reads back whose it is.
             self._create(number + 1, "turn.json", self._document())
 
     def _path(self, number: int) -> str:
@@ -147,6 +149,7 @@ class Turns:
             return False
         finally:
             self._storage.remove(clock)
+        # `signs` has the turn itself at least, which `_claimed` has read.
         return (present - max(signs)).total_seconds() > expires_s
 
 

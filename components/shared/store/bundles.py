@@ -89,6 +89,7 @@ class BundleWriter:
 
         def upload(name: str) -> None:
             local = os.path.join(local_dir, name)
+            # Noted only once all of the file is up: another `send`, after an error, then sends what is still missing.
             digest = self.storage.upload(local, f"{self.prefix}/{self.folder}/{name}", self._check)
             self.files[name] = {"size": os.path.getsize(local), "sha256": digest}
 
@@ -169,12 +170,14 @@ def fetch(
     present = storage.find(manifest.path(prefix))
 
     def receive(name: str) -> str | None:
+        # Read in place: nothing is copied, and the bytes are hashed all the same.
         if storage.is_local:
             return _problem(storage, prefix, manifest, name, present, None)
         local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
         if cache and cache.take(digest, local_path):
             return None
         problem = _problem(storage, prefix, manifest, name, present, local_path)
+        # Only what has the committed hash: a bad file here would be handed to every pod of this node.
         if cache and problem is None:
             cache.keep(digest, local_path)
         return problem
@@ -233,6 +236,7 @@ def file_sha256(local_path: str) -> str:
 def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Calls a function with each item, several at a time, and returns the results in the items' order."""
     with ThreadPoolExecutor(PARALLEL) as pool:
+        # The first error cancels what has not begun; it is raised once what is under way has ended.
         return list(pool.map(work, items))
 
 
@@ -247,6 +251,8 @@ def _problem(
     """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""
     expected, path = manifest.files[name], manifest.path(prefix, name)
     size = present[name].size if name in present else None
+    # The listing tells a wrong size before a byte is read. What it lacks is asked for all the same: the request
+    # decides.
     if size not in (None, expected["size"]):
         return f"{name}: {size} bytes, committed were {expected['size']}"
     try:

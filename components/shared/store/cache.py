@@ -44,10 +44,13 @@ class NodeCache:
         kept = os.path.join(self.folder, digest)
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
         try:
+            # First the link, then the hash of what was linked: another process may remove or replace the name in
+            # between.
             _link_or_copy(kept, local_path)
         except OSError:
             return False
         with contextlib.suppress(OSError):  # others may only read it
+            # The time of its last use, by which `_make_room` chooses.
             os.utime(kept)
         with open(local_path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
@@ -68,6 +71,8 @@ class NodeCache:
             if os.path.exists(kept) or wanted > self.max_bytes:
                 return
             self._make_room(wanted)
+            # Beside its name and then renamed: another process must never link half a copy. A crash in between leaves
+            # the temporary, which `_make_room` removes in its turn like any other file.
             _link_or_copy(local_path, temporary)
             os.replace(temporary, kept)
         except OSError as error:
@@ -88,6 +93,7 @@ class NodeCache:
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+            # Also where another process has removed it: the room is there either way.
             total -= size
 
 

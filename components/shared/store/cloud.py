@@ -103,6 +103,7 @@ class CloudStore(ABC):
         """Writes an object unless there is one, by a conditional put."""
         try:
             obstore.put(self._store, self._key(path), data, mode="create")
+        # Either says that there is an object, depending on the cloud.
         except (AlreadyExistsError, PreconditionError):
             return False
         return True
@@ -171,6 +172,7 @@ class CloudStore(ABC):
         """
         digest = hashlib.sha256()
         with open(local_path, "wb") as file:
+            # Ranges are written where they belong, in the order in which they come.
             os.ftruncate(file.fileno(), size)
             self._fetch_into(self._key(path), file.fileno(), size, digest)
         return digest.hexdigest()
@@ -198,14 +200,18 @@ class CloudStore(ABC):
 
         starts = iter(range(0, size, RANGE))
         with ThreadPoolExecutor(PARALLEL) as pool:
+            # Two more than are in flight, so that no request waits for the hash; this is also all that memory holds of
+            # the object.
             coming = deque(pool.submit(receive, start) for start in islice(starts, PARALLEL + 2))
             try:
                 while coming:
                     data = coming.popleft().result()
+                    # The next request goes out before this answer is hashed.
                     coming.extend(pool.submit(receive, start) for start in islice(starts, 1))
                     digest.update(data)  # from the answer itself: reading the file back costs a fault per page
             finally:
                 for request in coming:
+                    # After an error: what has not begun would only hold up its report.
                     request.cancel()
 
 

@@ -94,6 +94,9 @@ class FileSystem:
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
         """Copies a file into the store; `seen` is called with its bytes in their order, and may raise to stop."""
+        # Not atomic: a writer that is killed leaves half a file. A bundle's lie below the name of an attempt, and
+        # neither
+        # a manifest nor a part's note names it then; what else is sent this way is nothing that a run resumes from.
         with open(local_path, "rb") as source, self._opened(path) as target:
             _copy(source, target, seen)
 

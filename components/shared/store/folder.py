@@ -41,6 +41,8 @@ class Folder(FileSystem):
         with _sibling(self._key(path)) as temporary:
             _write_synced(temporary, data)
             try:
+                # Not a rename, which would replace what is there. The name appears with all its bytes, which are on the
+                # disk by then.
                 os.link(temporary, self._key(path))
             except FileExistsError:
                 return False

@@ -50,6 +50,7 @@ def _acquire(client: ObjectStore, path: str, lease: str, owner: bytes) -> bool:
         if client.size(path) is not None:
             break
         holder = _holder(client, lease)
+        # A holder's name is new with each attempt: as long as it changes, somebody is alive.
         if holder != seen:
             seen, since = holder, time.monotonic()
         if not holder or time.monotonic() - since > GOOD_FOR:

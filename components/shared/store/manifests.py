@@ -77,10 +77,12 @@ def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
 
 def newest_usable(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
     """Returns what is committed and not known to be damaged, and the highest generation, whatever its state."""
+    # One listing for both answers: with two, a commit in between would make them speak of different generations.
     names = storage.list(prefix)
     try:
         manifest = _read_newest(storage, prefix, names)
     except DamagedError:
+        # It counts as none, and its generation as taken: what comes in its place is committed above it.
         manifest = None
     return manifest, _highest(names)
 
@@ -90,6 +92,7 @@ def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
 
     The mark names the attempt: one that comes after a new commit says nothing against that.
     """
+    # A plain write: any number of readers who find the same damage leave the same empty mark.
     storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")
 
 
@@ -108,6 +111,7 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
         manifest = _parsed(storage.read(path), storage.uri(path))
     except FileNotFoundError:  # retention took it between the listing and this
         return None
+    # Before the mark of damage: what retention is removing is absent, and no error.
     if REMOVED + manifest.folder in names:
         return None
     if DAMAGED + manifest.folder in names:

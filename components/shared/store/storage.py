@@ -88,6 +88,8 @@ class Storage:
             Whether this call created it. Among any number of writers at most one is told yes; none is
             where the answer to the put that won was lost on its way.
         """
+        # Where a put was answered and the answer lost, the next try finds its own object and says False: who needs to
+        # know whose it is, reads it back (`BundleWriter.commit`, `accepted.add`).
         if self.has_conditional_put:
             return self._patiently(lambda: self.client.create(path, data))
         return self._patiently(lambda: lease.create(self.client, path, data))
@@ -97,10 +99,12 @@ class Storage:
         """Whether the store refuses a put where there is an object: known, or tried once with an object made for it."""
         if self.client.create_is_certain:
             return True
+        # A name of its own, as many processes try at once; a crash leaves an object that `list` does not show.
         path = f"{OWN}probe-{uuid.uuid4().hex}"
 
         def probe() -> bool:
             try:
+                # A server that ignores the condition lets both through; one that does not know it refuses the first.
                 return self.client.create(path, b"1") and not self.client.create(path, b"2")
             finally:
                 self.client.remove(path)
@@ -149,6 +153,7 @@ class Storage:
 
         def send() -> str:
             check()
+            # New with each try, which sends the file from its first byte.
             digest = hashlib.sha256()
 
             def seen(block: bytes) -> None:
@@ -160,6 +165,7 @@ class Storage:
             except Exception:
                 check()  # the client may have put another error in the place of the one raised
                 raise
+            # What was sent in vain does not count.
             self.sent += os.path.getsize(local_path)
             return digest.hexdigest()
 
@@ -229,6 +235,7 @@ class Storage:
             with self.translated():
                 return operation()
 
+        # Of the translated errors only `UnavailableError` is tried again: what is denied or missing stays so.
         tries = attempts(self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25)
         return insist(attempt, UnavailableError, tries, _warn)
 

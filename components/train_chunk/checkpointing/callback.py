@@ -84,6 +84,7 @@ class CheckpointCallback(TrainerCallback):
         torch.serialization.set_crc32_options(False)
         trainer.places = self._places
         trainer.remove_callback(state.PrinterCallback)
+        # Last, so that it sees `control` as all others have left it.
         trainer.add_callback(self)
         for name in state.without_state(trainer):
             logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
@@ -99,6 +100,7 @@ class CheckpointCallback(TrainerCallback):
             trainer_state.compute_steps(
                 self._trainer.args, trainer_state.max_steps
             )  # those of the parent were restored
+        # Tensors and plain values alone: a checkpoint may come from elsewhere, and must not run code here.
         extra = torch.load(self._extra_file(folder), weights_only=True)
         state.restore_log_window(self._trainer, extra["log_window"])
         if "method" not in self._resumption.leave_out:
@@ -128,10 +130,13 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
         step, every = trainer_state.global_step, self._schedule.every_seconds
+        # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
+        # in it.
         self._watchdog.beat("end")
         decision = self._manager.agree(bool(every and time.monotonic() - self._saved_at >= every))
         self._late, self._is_free = decision.is_late, decision.is_free
         self._watchdog.beat("rows", step + 1)
+        # The same in all ranks: one that saved alone would wait for the others for ever.
         self._leaving = decision.leave or step >= self._schedule.target
         # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
         control.should_training_stop = control.should_training_stop or (self._leaving and not control.should_evaluate)
@@ -153,6 +158,8 @@ class CheckpointCallback(TrainerCallback):
             self._is_best = control.should_save = True
         at_end = trainer_state.global_step >= trainer_state.max_steps
         if control.should_training_stop and not at_end:
+            # `on_step_end` leaves the flag alone where this step is evaluated: what has set it since is early stopping
+            # or another callback, and that ends the run.
             self.finished = self._leaving = control.should_save = True
         control.should_training_stop = self._leaving or at_end
 
@@ -217,11 +224,13 @@ class CheckpointCallback(TrainerCallback):
         ours["rng"] = self._trainer.restored_rng or "not restored"
         if self._resumption.takeover:
             ours |= self._resumption.takeover.restored(self._trainer)
+        # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
         digests, expected = self._joined(ours), self._resumption.digests
         of_each = self._trainer.of_each if self._replicated else (*self._trainer.of_each, *state.IN_SHARDS)
         for part in PARTS:
             if part in self._resumption.leave_out:
                 self.checked[part] = "left out"
+            # Digests by rank of another number of ranks: there is nothing to compare them with.
             elif self._resumption.is_reshaped and part in of_each:
                 self.checked[part] = "of other processes"
             elif digests[part] != expected[part]:

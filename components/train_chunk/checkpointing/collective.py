@@ -82,7 +82,9 @@ class CollectiveCheckpointManager:
         ours = self._judge(is_late)
         leave = ours.leave or self._watch.notice is not None
         numbers = [leave, ours.is_late, ours.is_free, self._watchdog.take_busy()]
+        # One gather a step for all that the ranks must agree on.
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
+        # What is due by time is the first rank's word: clocks differ, and all must save at the same step.
         decision = Decision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]))
         if decision.leave:  # the same in all ranks, so that all gather once more or none does
             self._hear(self._ranks.gather(self._watch.notice))
@@ -169,5 +171,6 @@ class CollectiveCheckpointManager:
         part.folder = attempt
         if self._ranks.leads_node and self._ranks.node:
             part.send(folder)
+        # After each machine has sent its files: the first one then commits what is in the store, and nothing else.
         for files in self._ranks.gather(part.files):
             self._add_files(step, files)

@@ -87,6 +87,7 @@ class Committer:
         """Sends a snapshot on its way and returns at once; `make_way` comes before."""
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._snapshot, self._is_failing = snapshot, False
+        # A daemon: where it hangs in a request it must not keep a process that is to end.
         self._thread = threading.Thread(target=self._work, args=(snapshot,), name="baton-commit", daemon=True)
         self._thread.start()
 
@@ -128,6 +129,7 @@ class Committer:
         except Superseded:
             logger.info("the checkpoint of step %d makes way for a newer one", snapshot.step)
             events.emit("superseded", step=snapshot.step)
+        # Training hears of it at the end of its step, see `raise_failure`: a thread's own error would be lost.
         except BaseException as error:
             if not snapshot.superseded.is_set():  # what fails after that says nothing of the newer one
                 self._failure = error
@@ -155,12 +157,15 @@ class Committer:
             events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
             logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
+        # Counted from the last commit: snapshots that take each other's place share one bound.
         patience = self._max_unsaved - (began - self._saved_at)
         try:
+            # A newer snapshot ends the pause, so that `make_way` need not sit it out.
             tries = attempts(patience, pause=PAUSE, sleep=snapshot.superseded.wait)
             checkpoint, ours, uploaded = insist(send, UnavailableError, tries, bear)
         except UnavailableError as error:
             raise self._lost_patience(error, snapshot) from error
+        # Before the callback: retention in it may fail, and this one is saved.
         self._saved_at, self._is_failing = time.monotonic(), False
         self._committed(snapshot, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 

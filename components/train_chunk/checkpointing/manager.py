@@ -131,6 +131,7 @@ class CheckpointManager(CollectiveCheckpointManager):
 
     def _send_off(self, folder: str) -> None:
         assert self._writing
+        # Part of the attempt that `_take` hands on: the manifest names these files too.
         self._writing.send(folder)
         for name in os.listdir(folder):
             os.remove(os.path.join(folder, name))
@@ -174,6 +175,8 @@ class CheckpointManager(CollectiveCheckpointManager):
         self._saved_at = time.monotonic()
         uri = self._context.store.uri(checkpoint)
         events.emit("checkpoint", step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds)
+        # Before the staged folder goes: the files are linked, or copied from memory, and the next pod here need not
+        # fetch them.
         if ours and self._cache and not self._context.run.storage.is_local:
             for name, entry in checkpoint.manifest.files.items():
                 self._cache.keep(entry["sha256"], os.path.join(snapshot.folder, name))
@@ -184,6 +187,8 @@ class CheckpointManager(CollectiveCheckpointManager):
         """Sees whether another process is ahead, and applies retention; failing in it is no reason to stop."""
         context = self._context
         try:
+            # Another process may train the same chunk, such as a pod that was thought gone. Both are right; one can
+            # stop.
             self.overtaken = committed_at_target(context.store, context.target) is not None
             keep, in_use = context.recipe.chunks.keep, self.lineage.start_step
             retention.prune(context.store, keep, targets=context.plan.targets, in_use=in_use)

@@ -45,6 +45,7 @@ class Restored:
 def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
     """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there."""
     for checkpoint in store.committed():
+        # They come newest first: nothing before this one is nearer to the target.
         if not _is_final(checkpoint, target):
             return None
         if store.is_whole(checkpoint):
@@ -135,6 +136,7 @@ class Restorer:
                 self._store.require_whole(restored.checkpoint, problems)  # marks it, so that `fetch` passes it over
             except DamagedError as error:
                 self._skip(restored.step, error)
+            # The pickle's code never ran: `code_in` reads what it would call, and calls nothing.
             restored = self.fetch()
         return None
 

@@ -51,6 +51,7 @@ class Staging:
             yield self._folder(place), True
         self._say(None, num_bytes)
         usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
+        # Room for the largest file is needed still: each goes when it is sent.
         yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
 
     def drop(self, path: str) -> None:
@@ -92,6 +93,7 @@ def _clear_up() -> None:
     for place in {MEMORY, tempfile.gettempdir()}:
         for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
             pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
+            # A number that was given to another process keeps a dead one's folder: a waste, and no harm.
             if pid.isdigit() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -102,4 +104,5 @@ def _has_room(place: str, num_bytes: int) -> bool:
     wanted = int(num_bytes * MARGIN)
     if shutil.disk_usage(place).free < wanted:
         return False
+    # tmpfs has a size of its own and takes the machine's memory: both must have room.
     return place != MEMORY or psutil.virtual_memory().available >= wanted + LEFT_FREE

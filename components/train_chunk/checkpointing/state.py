@@ -80,6 +80,7 @@ def extra_file(rank: int) -> str:
 
 def combined(parts: Mapping[str, str]) -> str:
     """Returns one digest for all parts."""
+    # By name and in a fixed order, whatever the order in which parts were hashed.
     return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
 
 
@@ -92,6 +93,7 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def num_bytes(trainer: ChunkTrainer) -> int:
     """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
+    # An estimate: where it is too low, the write fails for want of room and goes to the next place.
     whole = _size([trained_weights(trainer.model), trainer.method_state()])
     return whole + trainer.num_parts() * _size(trainer.optimizer_state()) + 2**20
 
@@ -113,6 +115,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 def log_window(trainer: ChunkTrainer) -> StateDict:
     """Returns the running sums of values that will be logged at a later step."""
     return {
+        # Attributes of `Trainer` and TRL that neither saves: without them the first average logged after a resume lacks
+        # the steps before it, and the count of tokens begins at 0.
         "tr_loss": trainer._tr_loss.detach().cpu(),
         "globalstep_last_logged": trainer._globalstep_last_logged,
         "metrics": {mode: dict(values) for mode, values in _windows(trainer).items()},
@@ -192,6 +196,7 @@ def _stateful(trainer: ChunkTrainer) -> dict[str, TrainerCallback]:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, ExportableState) or _has_state_dict(callback):
             name = type(callback).__name__
+            # With the position: upstream goes by class alone, and two of one class overwrite each other.
             stateful[f"{name}#{sum(key.startswith(f'{name}#') for key in stateful)}"] = callback
     return stateful
 

@@ -79,6 +79,7 @@ class DistributedBatches(Sampler[list[int]]):
         num_rows = rest if step == steps else self.full
         pieces = list(self._pieces(list(range(num_rows))))[rank :: self.world_size]
         counted = [0 if self.is_filler(step, rank) else len(piece) for piece in pieces]
+        # Gradients are then averaged over ranks and passes, which takes both factors away again.
         return [rows * self.world_size * len(pieces) / num_rows for rows in counted]
 
     def _rounds(self, num_rows: int) -> int:
@@ -101,6 +102,7 @@ def distribute(loader: DataLoaderShard, *, batch_size: int, micro: int, world_si
     """Has a loader that Accelerate prepared for one of several ranks draw its rows from `DistributedBatches`."""
     shard = loader.batch_sampler
     batches = DistributedBatches(shard.batch_sampler.sampler, batch_size=batch_size, micro=micro, world_size=world_size)
+    # Every step has as many pieces for one rank as for another, so that nothing is left for Accelerate to fill up.
     shard.batch_sampler, shard.batch_size, shard.even_batches = batches, None, False
     return batches
 
@@ -132,6 +134,7 @@ def uneven(accelerator: Accelerator) -> Iterator[None]:
     def gathered(rows: object) -> object:
         if not isinstance(rows, torch.Tensor) or rows.dim() == 0:
             return gather(rows)
+        # Two gathers in all ranks alike: how many rows each has, then the rows, filled up to the most.
         counts = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
         filled = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, max(counts) - len(rows)))
         pieces = gather(filled).split(max(counts))
@@ -141,4 +144,5 @@ def uneven(accelerator: Accelerator) -> Iterator[None]:
     try:
         yield
     finally:
+        # The instance's own; the class's is seen again.
         del accelerator.gather

@@ -44,6 +44,7 @@ class GroupedByLength(Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
+        # Upstream draws this from the global state as an epoch begins, which a resumed process has in another place.
         generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch))
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
 
@@ -104,6 +105,7 @@ class EasyFirst(Sampler[int]):
             step = self.epoch * per_epoch + index
             size = min(self.batch_size, len(self.order) - index * self.batch_size)
             pool = max(size, math.ceil(share(self.curriculum, step / self.num_steps) * len(self.order)))
+            # A generator for each step: nothing has to be known of the steps before.
             drawn = random.Random(_mixed(self.seed, step)).sample(range(pool), size)
             yield from (self.order[position] for position in drawn)
 

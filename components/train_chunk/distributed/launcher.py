@@ -66,6 +66,7 @@ def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str,
             if _preempted.is_set():
                 _pass_on(told)
     except BaseException:
+        # Ranks sit in collective calls and would wait there for one another.
         for child in psutil.Process().children(recursive=True):
             child.kill()
         raise
@@ -113,6 +114,7 @@ class _Agent(threading.Thread, Generic[T]):
         config = LaunchConfig(
             **rendezvous.settings(self._rendezvous),
             nproc_per_node=self._processes,
+            # A rank that starts again alone cannot join the others: the stage's retry starts all of them.
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=self._folder.name),
             # A process that has imported everything and done nothing is as good as a fresh interpreter, and quicker.

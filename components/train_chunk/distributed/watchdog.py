@@ -217,6 +217,7 @@ class Watchdog(NullWatchdog):
         self._store.set(str(self.ranks.rank), str(sign))
 
     def _work(self) -> None:
+        # No count is below 0: the first look tells the others that this rank is there.
         told = (-1, 0)
         pause = min(PAUSE, self.hang_after / 4)
         while not self._ended.wait(pause):
@@ -242,6 +243,7 @@ class Watchdog(NullWatchdog):
             return math.inf
         signs = self._others()
         if signs != self._heard or any(sign.is_excused for sign in signs):
+            # Any rank's sign will do: while one gets on, the others wait with reason.
             self._heard, self._heard_at = signs, now
         return now - self._heard_at
 
@@ -258,6 +260,7 @@ class Watchdog(NullWatchdog):
         faulthandler.dump_traceback(file=2, all_threads=True)
         time.sleep(PAUSE + STAGGER * (self.ranks.size + 1 - self.ranks.local_rank))
         message = self.verdict(self._others())
+        # The first to come here speaks for all: a launcher's report of every rank would say the same of each.
         if self._store.compare_set("verdict", "", str(self.ranks.rank)).decode() == str(self.ranks.rank):
             self._fail(message)
         time.sleep(10.0)  # the launcher ends the others

@@ -100,6 +100,7 @@ class Setup:
             "peft_config": trainable.lora(recipe),
         }
         if recipe.hooks.trainer:
+            # The user's class first: its `super()` reaches Baton's mixins, and theirs TRL's trainer.
             kind = type(kind.__name__, (hooks.find(recipe.hooks.trainer), kind), {})
         trainer: Chunked = kind(
             model=self.model,

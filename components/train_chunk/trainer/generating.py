@@ -38,6 +38,7 @@ class SeekingRepeatSampler(RepeatSampler):
         if self.shuffle:
             self.generator.manual_seed(self.seed)
             for _ in range(self.epoch):
+                # Drawn and dropped: the generator is then where an uninterrupted process has it.
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
 
@@ -54,6 +55,7 @@ class Completing(Chunked):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         sampler = super()._get_train_sampler(dataset)
+        # TRL's own, built with all its settings; only how it iterates is ours.
         sampler.__class__ = SeekingRepeatSampler
         return sampler
 
@@ -62,6 +64,7 @@ class Completing(Chunked):
         super().load_method_state(saved)
         if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
+            # TRL generates when there is nothing in the buffer.
             self._buffered_inputs = None
 
     def _generate_single_turn(self, *arguments: object, **options: object) -> Any:

@@ -43,6 +43,7 @@ class Resumable(ChunkTrainer):
         if "rng" in self.resumption.leave_out:
             return
         if self.resumption.is_reshaped and checkpoint:
+            # There is no state of this rank to restore: it draws anew from seed, rank and step (docs/exactness.md).
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
             return
         super()._load_rng_state(checkpoint)
@@ -69,7 +70,9 @@ class Resumable(ChunkTrainer):
             try:
                 super()._save_checkpoint(model, trial)
                 self._join_weights()
+            # torch's is a `BaseException`, which `Exception` alone does not catch.
             except (Exception, CheckpointException) as error:
+                # The thread must be out of the folder before it is removed.
                 self._join_weights(failed=True)
                 failure = error if isinstance(error, Exception) else OSError(str(error))
             if not self._all_ran_out_of_room(failure, last=place.send is not None):

@@ -111,6 +111,7 @@ class Zero(ChunkTrainer):
             _clear_padding(optimizer)
         if resume_from_checkpoint is not None:
             if "optimizer" in self.resumption.leave_out:
+                # The negative control leaves out the optimizer alone; with it in the file are the weights' masters.
                 self._load_part(resume_from_checkpoint, weights_alone=True)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
             self._load_scaler(resume_from_checkpoint)
@@ -134,6 +135,7 @@ class Zero(ChunkTrainer):
         optimizer = self.deepspeed.optimizer
         rank, size = self.args.process_index, self.args.world_size
         saved = zero.read(os.path.join(checkpoint, zero.file_name(rank)))
+        # DeepSpeed expects the states of all ranks, and reads its own.
         parts: list[StateDict | None] = [None] * size
         parts[rank] = {**saved, "loss_scaler": optimizer.loss_scaler}
         _load_buffers(self.model, checkpoint)

@@ -77,8 +77,11 @@ class Job:
         Raises:
             BatonError: it failed, does not start, or Kubernetes does not answer.
         """
+        # First: nodes of an earlier attempt hold the devices that this one asks for.
         self._clear()
         created = self._patiently(lambda: self._cluster.create(self._document))
+        # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
+        # next attempt, or taken over where it asks for the same.
         with self._deleted_after():
             if not created:
                 self._take_over()
@@ -113,6 +116,7 @@ class Job:
                 self._hear_out()
                 return True
             if reasons.condition(job, "Failed"):
+                # The last lines say whether the nodes left early.
                 self._hear_out()
                 if self.left_early:  # all is saved; that a machine was preempted meanwhile is no failure of the chunk
                     return True
