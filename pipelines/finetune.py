@@ -49,9 +49,9 @@ def _single(recipe: Recipe) -> BaseComponent:
         """Trains a model in chunks.
 
         Args:
-            run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
-            store: Folder or s3://bucket for runs and data.
-            source: Rows to learn from: file, folder, glob, s3:// or hf://; several joined by a comma.
+            run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
+            source: Rows to learn from: file, folder, glob, s3://, gs://, az:// or hf://; several joined by a comma.
             learning_rate: Peak learning rate.
             epochs: Passes over the training rows; 0 where max_steps counts.
             max_steps: Optimizer steps; 0 where epochs counts.
@@ -85,8 +85,8 @@ def _phased(recipe: Recipe) -> BaseComponent:
         """Trains a model in phases.
 
         Args:
-            run_name: Name of the training run; the same name goes on where it stopped. Empty: a new run.
-            store: Folder or s3://bucket for runs and data.
+            run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
         return phases(recipe, run_name, store)
 
@@ -177,14 +177,14 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
 def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
     """Adds the stages of one training and returns the address of its model."""
     placed = placing(recipe, prefix)
-    run_uri, standing = placed(split, "data split").outputs["Output"], split.outputs["standing"]
-    tokens = placed(tokenize(run_uri=run_uri, standing=standing), "tokenize")
+    run_uri, cache_key = placed(split, "data split").outputs["Output"], split.outputs["cache_key"]
+    tokens = placed(tokenize(run_uri=run_uri, cache_key=cache_key), "tokenize")
     # Safe, as the key holds what the split has seen of the run: it is another one where a run was deleted or what a
     # stage had left is gone (see DECISIONS.md).
     resources.with_cache(tokens)
     previous = tokens.outputs["Output"]
     if recipe.training.lr_find:
-        trial = lr_find(run_uri=run_uri, previous=previous, standing=standing)
+        trial = lr_find(run_uri=run_uri, previous=previous, cache_key=cache_key)
         found = placed(trial, "learning-rate finder", compute=True)
         resources.with_cache(found)
         previous = found.outputs["Output"]
@@ -192,7 +192,7 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
     slots = recipe.chunks.slots
     for index in range(1, slots + 1):
         name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
-        chunk, kept = one_chunk(recipe, run_uri, index, previous, standing, name, placed)
+        chunk, kept = one_chunk(recipe, run_uri, index, previous, cache_key, name, placed)
         if index < slots:  # the last one always looks, and trains whatever the others only seem to have left
             resources.with_cache(chunk)
         previous = chunk.outputs["Output"]
@@ -201,10 +201,10 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
 
 
 def one_chunk(
-    recipe: Recipe, run_uri: Value, index: int, previous: Value, standing: Value, name: str, placed: Placed
+    recipe: Recipe, run_uri: Value, index: int, previous: Value, cache_key: Value, name: str, placed: Placed
 ) -> tuple[dsl.PipelineTask, dsl.PipelineTask]:
     """Adds a train-chunk and the stage beside the next one that reads back what it committed, and returns both."""
-    part = train_chunk(run_uri=run_uri, index=index, previous=previous, standing=standing)
+    part = train_chunk(run_uri=run_uri, index=index, previous=previous, cache_key=cache_key)
     chunk = placed(part, name, compute=True)
     resources.on_chunk(chunk, recipe)
     kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=chunk.outputs["Output"])

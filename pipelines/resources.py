@@ -28,7 +28,7 @@ def of_run(resources: Resources) -> PipelineConfig:
 
 
 def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, stage: str) -> None:
-    """Image, credentials by reference, plain environment, labels, and no right to be root."""
+    """Sets image, credentials by reference, plain environment, labels, and takes the right to be root."""
     task.set_container_image(resources.image)
     task.set_caching_options(False)  # see `with_cache` for those that may be
     for name, value in resources.plain_env.items():
@@ -47,13 +47,13 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
 def with_cache(task: PipelineTask) -> None:
     """Lets Kubeflow skip a stage whose inputs are those of a time when it succeeded.
 
-    Right for a stage that leaves nothing but what `standing` vouches for; any later stage must do without what is lost.
+    Right for a stage that leaves nothing but what `cache_key` vouches for: later stages do without what is lost.
     """
     task.set_caching_options(True)
 
 
 def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
-    """Accelerators, memory, the nodes that have them and the cache, for stages that run the model.
+    """Requests accelerators, memory, the nodes that have them and the cache, for stages that run the model.
 
     A chunk on several nodes has none of it: its pod follows a job whose pods do.
     """
@@ -78,7 +78,7 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
 
 
 def with_memory(task: PipelineTask, resources: Resources) -> None:
-    """Cores and memory, for stages that hold the whole model."""
+    """Requests cores and memory, for stages that hold the whole model."""
     if resources.cpu:
         task.set_cpu_request(resources.cpu).set_cpu_limit(resources.cpu)
     if resources.memory:
@@ -86,8 +86,8 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Retries of a train-chunk, which resume from the newest checkpoint, the name of the node that it watches,
-    and the port at which Prometheus finds its figures."""
+    """Sets the retries of a train-chunk, which resume from the newest checkpoint, the name of the node that it
+    watches, and the port at which Prometheus finds its figures."""
     if recipe.resources.retries:
         task.set_retry(
             num_retries=recipe.resources.retries,

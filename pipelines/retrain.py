@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from baton.components.retrain.component import look, release, settle
+from baton.components.retrain.component import look, promote_or_keep, release
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
 from baton.pipelines import finetune, resources
@@ -31,7 +31,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         """Looks for a change, trains, judges against the model in use, promotes or keeps.
 
         Args:
-            store: Folder or s3://bucket for runs, data and the model in use.
+            store: Folder, s3://, gs:// or az:// bucket, for runs, data and the model in use.
             source: Rows to learn from instead of the recipe's, several joined by a comma. Empty: the recipe's.
         """
         owner = dsl.PIPELINE_JOB_ID_PLACEHOLDER
@@ -60,14 +60,14 @@ def require_gate(recipe: Recipe) -> None:
 
 
 def _trained(recipe: Recipe, found: Mapping[str, finetune.Value], store: finetune.Value) -> dsl.PipelineTask:
-    """Adds the stages of the fine-tuning and returns the one that settles what becomes of its model."""
+    """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""
     if recipe.phases:
         outcome = finetune.phases(recipe, found["run_name"], store)
-        return settle(store=store, run_name=found["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
+        return promote_or_keep(store=store, run_name=found["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
     split = finetune.split_task(
         recipe, store, run_name=found["run_name"], document=found["changed"], source=found["sources"]
     )
-    return settle(store=store, run_name=found["run_name"], phase="", outcome=finetune.stages(recipe, split))
+    return promote_or_keep(store=store, run_name=found["run_name"], phase="", outcome=finetune.stages(recipe, split))
 
 
 def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:

@@ -41,8 +41,8 @@ def sweep(recipe: Recipe) -> BaseComponent:
         """Compares configurations while they train, and hands out the best.
 
         Args:
-            sweep_name: Name of the sweep; the same name goes on where it stopped. Empty: a new sweep.
-            store: Folder or s3://bucket for runs and data.
+            sweep_name: Name of the sweep; the same name resumes where it stopped. Empty: a new sweep.
+            store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
         winner: Value = ""
         for bracket in planned:
@@ -112,7 +112,7 @@ def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetun
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
         split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
         placed(split, "data split")
-        tokens = tokenize(run_uri=split.outputs["Output"], standing=split.outputs["standing"])
+        tokens = tokenize(run_uri=split.outputs["Output"], cache_key=split.outputs["cache_key"])
         placed(tokens, "tokenize")
     return dsl.Collected(tokens.outputs["Output"])
 

@@ -21,7 +21,7 @@ FIGURES = frozenset(Attempt.model_fields)
 
 
 def promote(run_uri: str, index: int) -> ProofPart | None:
-    """Verifies the checkpoint that a chunk left: at its target, or before it where its machine was taken away.
+    """Verifies the checkpoint that a chunk left: at its target, or before it where it was preempted.
 
     Args:
         run_uri: Address of the run.
@@ -42,8 +42,8 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
     if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return before
-    behind = plan.target(index) < forking.began(run)
-    checkpoint = None if behind else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
+    is_before_fork = plan.target(index) < forking.began(run)
+    checkpoint = None if is_before_fork else _left_by(store, plan.target(index), attempts[-1] if attempts else None)
     if checkpoint is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
@@ -74,7 +74,7 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
     """Returns the part of the proof from when the run was here before, if the checkpoint has gone since.
 
     Retention has taken it, or it is lost while Kubeflow's cache knows of the chunk's success. A later chunk then makes
-    up for it, and there is none behind the last.
+    up for it, and there is none after the last.
     """
     before = run.read(ProofPart, index)
     if before is None or before.step != target or store.read(target) is not None:

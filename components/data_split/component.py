@@ -19,13 +19,13 @@ def data_split(
     metrics: dsl.Output[dsl.Metrics],
     page: dsl.Output[dsl.HTML],
     links: dsl.Output[dsl.Markdown],
-    standing: dsl.OutputPath(str),  # type: ignore[valid-type]
+    cache_key: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
         recipe: The recipe as JSON.
-        run_name: Name of the run; one that exists goes on where it stopped. Empty: a new one.
+        run_name: Name of the run; one that exists resumes. Empty: a new one.
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
@@ -38,13 +38,13 @@ def data_split(
         metrics: Counts of rows.
         page: What was found in the rows.
         links: Where else the run is to be found.
-        standing: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
+        cache_key: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
 
     Returns:
         Address of the run.
     """
+    from baton.components.data_split.cache_key import cache_key as cache_key_of
     from baton.components.data_split.split import split_data
-    from baton.components.data_split.standing import standing as standing_of
     from baton.components.shared.core import events
     from baton.components.shared.runs import links as pages
     from baton.components.shared.runs.run import Run
@@ -60,15 +60,15 @@ def data_split(
         }
         if start_from:
             changes |= {"model.base": start_from}
-        given = run_name or f"{new_name}-{job_id}"
-        found = split_data(recipe, f"{given}-{phase}" if phase else given, changes)
+        chosen_name = run_name or f"{new_name}-{job_id}"
+        split = split_data(recipe, f"{chosen_name}-{phase}" if phase else chosen_name, changes)
         for name in ("rows", "train", "eval", "test", "rejected"):
-            metrics.log_metric(name, found[name])
+            metrics.log_metric(name, split[name])
         with open(page.path, "w", encoding="utf-8") as file:
-            file.write(found["page"])
-        run = Run.open(found["run_uri"])
+            file.write(split["page"])
+        run = Run.open(split["run_uri"])
         with open(links.path, "w", encoding="utf-8") as file:
-            file.write(pages.as_markdown(run, given))
-        with open(standing, "w", encoding="utf-8") as file:
-            file.write(standing_of(run))
-    return found["run_uri"]
+            file.write(pages.as_markdown(run, chosen_name))
+        with open(cache_key, "w", encoding="utf-8") as file:
+            file.write(cache_key_of(run))
+    return split["run_uri"]

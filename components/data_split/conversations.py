@@ -28,28 +28,28 @@ def is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def conversation(messages: Any, name: str = "messages") -> dict[str, Any] | str:
+def conversation(messages: Any, name: str = "messages") -> dict[str, object] | str:
     """Returns `{messages}`, or the reason why they cannot be used."""
-    found = _messages(messages, name)
-    if isinstance(found, str):
-        return found
-    if not any(message["role"] == "assistant" for message in found):
+    turns = _messages(messages, name)
+    if isinstance(turns, str):
+        return turns
+    if not any(message["role"] == "assistant" for message in turns):
         return f"{name} has no assistant turn"
-    return {"messages": found}
+    return {"messages": turns}
 
 
-def preference(row: dict[str, Any]) -> dict[str, Any] | str:
+def preference(row: dict[str, object]) -> dict[str, object] | str:
     """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
 
     Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
-    text behind a prompt of messages.
+    text after a prompt of messages.
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):
-        found = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
-        if isinstance(found, str):
-            return found
-        sides[side] = found
+        messages = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
+        if isinstance(messages, str):
+            return messages
+        sides[side] = messages
     if isinstance(row.get("prompt"), str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     head = _messages(row["prompt"], "prompt") if "prompt" in row else _shared(sides["chosen"], sides["rejected"])
@@ -57,14 +57,16 @@ def preference(row: dict[str, Any]) -> dict[str, Any] | str:
         return head
     if not head:
         return "chosen and rejected share no first message, and there is no prompt"
-    answers = {side: found[len(head) :] if found[: len(head)] == head else found for side, found in sides.items()}
-    for side, found in answers.items():
-        if not found or found[-1]["role"] != "assistant":
+    answers = {
+        side: messages[len(head) :] if messages[: len(head)] == head else messages for side, messages in sides.items()
+    }
+    for side, messages in answers.items():
+        if not messages or messages[-1]["role"] != "assistant":
             return f"{side} does not end on an assistant turn"
     return {"prompt": head, **answers}
 
 
-def prompt(row: dict[str, Any]) -> dict[str, Any] | str:
+def prompt(row: dict[str, object]) -> dict[str, object] | str:
     """Returns a row whose prompt is messages: `{prompt, answer}`, or `{prompt, completion, label}` for rated ones."""
     head = _messages(row["prompt"], "prompt")
     if isinstance(head, str):
@@ -93,13 +95,13 @@ def _shared(a: list[Message], b: list[Message]) -> list[Message]:
 def _messages(messages: Any, name: str) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
-    found = []
+    turns = []
     for position, given in enumerate(messages, 1):
         message = _message(given)
         if isinstance(message, str):
             return f"message {position} {message}"
-        found.append(message)
-    return found
+        turns.append(message)
+    return turns
 
 
 def _message(message: Any) -> Message | str:

@@ -18,7 +18,7 @@ ALPACA = (
 TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 
 
-def normalise(values: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
+def normalise(values: dict[str, object], layout: Layout) -> dict[str, Any] | str:
     """Brings a row to `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
     `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns` beside it.
 
@@ -47,7 +47,7 @@ def normalise(values: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
     return normal
 
 
-def _joined(values: dict[str, Any], theirs: str | list[str], join: str) -> Any:
+def _joined(values: dict[str, object], theirs: str | list[str], join: str) -> Any:
     if isinstance(theirs, str):
         return values.get(theirs)
     parts = [as_text(values[name]) for name in theirs if values.get(name) is not None]
@@ -106,7 +106,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def as_json(values: dict[str, Any]) -> str:
+def as_json(values: dict[str, object]) -> str:
     """Returns a row as it was read, for people."""
     return json.dumps(values, ensure_ascii=True, default=str)
 

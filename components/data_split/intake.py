@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from baton.components.data_split import formats, layouts, readers
 from baton.components.data_split.conversations import is_encodable
@@ -42,7 +41,7 @@ class Supply:
     used: int = 0
     rejected: int = 0
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Returns what was found, for people."""
         return {
             "uri": self.source.uri,
@@ -92,13 +91,13 @@ class Intake:
         """Yields the rows that can be used, source by source."""
         for place, supply in enumerate(self.supplies):
             for row in supply.rows:
-                found = row if isinstance(row, Rejected) else self._record(row, supply, place)
-                if isinstance(found, Record):
+                outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+                if isinstance(outcome, Record):
                     supply.used += 1
-                    yield found
+                    yield outcome
                 else:
                     supply.rejected += 1
-                    self._refused.add(found)
+                    self._refused.add(outcome)
 
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
@@ -120,7 +119,7 @@ class Intake:
             normal = placed
         return Rejected(row.file, row.line, normal, formats.as_json(row.values))
 
-    def _placed(self, values: dict[str, Any], source: Source) -> dict[str, str] | str:
+    def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
         """Returns what decides a row's side beside its content, or why it has none."""
         split = self._recipe.data.split
         if source.side:

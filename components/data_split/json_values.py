@@ -37,7 +37,7 @@ def values(file: str, stream: Iterable[bytes]) -> Iterator[Row | Rejected]:
         stream: Its bytes.
 
     Raises:
-        UnreadableError: behind a place, values cannot be told apart.
+        UnreadableError: after a place, values cannot be told apart.
     """
     text = _Text(stream)
     in_array = text.peek() == "["
@@ -56,7 +56,7 @@ def values(file: str, stream: Iterable[bytes]) -> Iterator[Row | Rejected]:
             raise text.damaged("broken JSON: the array does not end")
         text.at += in_array
         if text.peek() or text.broken_off:
-            raise text.damaged("broken JSON: text behind the array")
+            raise text.damaged("broken JSON: text after the array")
     except UnreadableError as error:
         raise UnreadableError(error.reason, number, error.raw or text.rest()) from None
 
@@ -76,17 +76,17 @@ class _Text:
     def more(self) -> bool:
         """Reads as much again as is there, so that a long value is looked at few times; tells whether there was any."""
         wanted = max(len(self._text) - self.at, BLOCK)
-        found = [self._text[self.at :]]
+        blocks = [self._text[self.at :]]
         while wanted > 0 and not self._ended:
             try:
                 block = next(self._stream, b"")
             except UnreadableError as error:  # what came before it is read first
                 self._error, block = error, b""
             self._ended = not block
-            found.append(self._decoder.decode(block, final=self._ended))
-            wanted -= len(found[-1])
-        before = len(found[0])
-        self._text, self.at = "".join(found), 0
+            blocks.append(self._decoder.decode(block, final=self._ended))
+            wanted -= len(blocks[-1])
+        before = len(blocks[0])
+        self._text, self.at = "".join(blocks), 0
         return len(self._text) > before
 
     def peek(self) -> str:
@@ -109,7 +109,7 @@ class _Text:
             except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
                 return self._broken(file, number, f"broken JSON: {error}", in_array)
             if end == len(self._text) and self._may_grow() and self.more():
-                continue  # a number may go on
+                continue  # a number may continue
             raw, self.at = self._text[self.at : end], end
             if len(raw) > MAX_ROW:
                 return Rejected(file, number, TOO_LONG, _as_read(raw[:SHOWN]))
@@ -131,13 +131,13 @@ class _Text:
 
     def _end(self, in_array: bool) -> int | None:
         depth = 0
-        for found in TOKEN.finditer(self._text, self.at):
-            sign = found[0]
+        for token in TOKEN.finditer(self._text, self.at):
+            sign = token[0]
             depth += (sign in "[{") - (sign in "]}")
             if in_array and (depth < 0 or (depth == 0 and sign == ",")):
-                return found.start()
+                return token.start()
             if not in_array and depth <= 0 and sign in "]}":
-                return found.end()
+                return token.end()
         return None
 
     def _may_grow(self) -> bool:

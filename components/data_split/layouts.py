@@ -49,7 +49,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How rows of a source become Baton's.
+    """Maps a source's columns and format to Baton's rows.
 
     Attributes:
         format: Shape of a row.
@@ -90,11 +90,11 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
     tried = [name for name in NEEDED if name in spec.formats] if named == "auto" else [named]
     for common in (False, True):
         for name in tried:
-            found = _columns(NEEDED[name], mapped, present, common)
-            if found is not None:
-                optional = _optional(OPTIONAL.get(name, {}), mapped, present, found)
+            columns = _columns(NEEDED[name], mapped, present, common)
+            if columns is not None:
+                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns)
                 layout = Layout(
-                    format=name, columns=found | optional, join=data.join, extra_columns=tuple(data.extra_columns)
+                    format=name, columns=columns | optional, join=data.join, extra_columns=tuple(data.extra_columns)
                 )
                 _check_extras(layout, source, present)
                 return layout
@@ -102,13 +102,13 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
 
 def _columns(needed: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], common: bool) -> Columns | None:
-    found: Columns = {}
+    columns: Columns = {}
     for ours, names in needed.items():
-        theirs = _column(ours, names, mapped, present, common=common, taken=found)
+        theirs = _column(ours, names, mapped, present, common=common, taken=columns)
         if theirs is None:
             return None
-        found[ours] = theirs
-    return found
+        columns[ours] = theirs
+    return columns
 
 
 def _optional(taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], found: Columns) -> Columns:

@@ -42,7 +42,7 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], 
     if recipe.retrain.learnt:
         kept = replay.replayed(kept, recipe, run.storage, scratch)
     written = _write(recipe, kept, folder)
-    found = {
+    counts = {
         **written,
         "source": ", ".join(source.uri for source in recipe.data.sources),
         "sources": [supply.summary() for supply in intake.supplies],
@@ -51,13 +51,13 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], 
         "rejected": refused.count,
         "rejected_uri": run.storage.uri(run.path("rejected.jsonl")) if refused.count else None,
     }
-    page = verdicts.keep(run, inspection, found, refused.path)
-    _check_sides(recipe, found, inspection.dropped)
-    prefix = f"data/{found['digest']}/split"
+    page = verdicts.keep(run, inspection, counts, refused.path)
+    _check_sides(recipe, counts, inspection.dropped)
+    prefix = f"data/{counts['digest']}/split"
     # Named by content: what is there, of whichever run, is this.
     if bundles.usable_manifest(run.storage, prefix) is None:
-        bundles.publish(run.storage, prefix, folder, kind="split", meta=found)
-    return found, page
+        bundles.publish(run.storage, prefix, folder, kind="split", meta=counts)
+    return counts, page
 
 
 def _placed(
@@ -73,7 +73,7 @@ def _placed(
     sides = Sides(recipe, run.storage)
     if sides.needs_all:
         spool = Spool(records, f"{scratch}/chosen.jsonl")
-        sides.settle(spool)
+        sides.set_cuts(spool)
         records = iter(spool)
     return sides, ((record, sides.side(record)) for record in records)
 
@@ -91,11 +91,11 @@ def _resolved(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
             inspection.place(record, side)
             yield replace(record, side=side)
 
-    for record in inspection.settle(Spool(remembered(), f"{scratch}/placed.jsonl")):
+    for record in inspection.resolve(Spool(remembered(), f"{scratch}/placed.jsonl")):
         yield record, record.side
 
 
-def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
+def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, object]:
     """Writes the sides, and returns their digest and counts.
 
     The digest is of what is written, and of the settings by which the next stage tells one column from another.
@@ -116,21 +116,21 @@ def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, Any]:
     return {"digest": digest.hexdigest(), **counts}
 
 
-def _check_sides(recipe: Recipe, found: dict[str, Any], num_dropped: int) -> None:
-    if found["rows"] == 0 and num_dropped:
+def _check_sides(recipe: Recipe, counts: dict[str, object], num_dropped: int) -> None:
+    if counts["rows"] == 0 and num_dropped:
         raise UserError(
-            f"no row of data.source {found['source']!r} is left: data.quality dropped all {num_dropped} of them.",
+            f"no row of data.source {counts['source']!r} is left: data.quality dropped all {num_dropped} of them.",
             remedy="Set the checks that dropped them to warn; the page of this stage names them.",
         )
-    if found["rows"] == 0:
-        raise UserError(f"data.source {found['source']!r} holds no rows.", remedy="Check the path and data.columns.")
+    if counts["rows"] == 0:
+        raise UserError(f"data.source {counts['source']!r} holds no rows.", remedy="Check the path and data.columns.")
     split = recipe.data.split
     wanted = [side for side in SIDES if side != "test" or split.test]
-    given = split.column is not None or any(source.side for source in recipe.data.sources)
+    is_given = split.column is not None or any(source.side for source in recipe.data.sources)
     for side in wanted:
-        if found[side] == 0:
+        if counts[side] == 0:
             sizes = f"data.split.{'test' if side == 'test' else 'eval'} {getattr(split, side, split.eval):g}"
             raise UserError(
-                f"{'the given split' if given else sizes} leaves no {side} rows of {found['rows']}.",
+                f"{'the given split' if is_given else sizes} leaves no {side} rows of {counts['rows']}.",
                 remedy="Change the fraction or give more rows.",
             )

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 
-def pair(row: dict[str, Any]) -> dict[str, Any] | str:
+def pair(row: dict[str, object]) -> dict[str, object] | str:
     """Returns `{prompt, chosen, rejected}`, or the reason why no pair can be made.
 
     The best response is preferred to one of those below it, which the row's content draws: the rule of the binarized

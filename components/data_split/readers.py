@@ -66,15 +66,15 @@ def kind_of(file: SourceFile, head: bytes) -> str:
         return _json_kind(text, ".json")
     raise UserError(
         f"data.source: {file.uri} has type {file.suffix!r}, and its content is of no known one.",
-        remedy=f"Supported: {', '.join(sources.SUFFIXES)}, also with {', '.join(sources.COMPRESSED)} behind these.",
+        remedy=f"Supported: {', '.join(sources.SUFFIXES)}, each also followed by {', '.join(sources.COMPRESSED)}.",
     )
 
 
 def _json_kind(text: bytes, suffix: str) -> str:
     """Tells lines of JSON from an array, and from objects that are spread over lines."""
-    first, _, behind = text.strip().partition(b"\n")
+    first, _, rest = text.strip().partition(b"\n")
     if json_values.is_array(text):
-        return "jsonl" if suffix != ".json" and behind and _is_value(first) else "json"
+        return "jsonl" if suffix != ".json" and rest and _is_value(first) else "json"
     whole_lines = (line for line in islice(text.lstrip().split(b"\n"), LOOKED_AT) if line.startswith(b"{"))
     if suffix != ".json" or len(first) >= streams.BLOCK // 2 or any(map(_is_value, whole_lines)):
         return "jsonl"

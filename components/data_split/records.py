@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass
-from typing import Any
 
 from baton.components.data_split.rows import Rejected
 
@@ -31,13 +30,13 @@ class Record:
     key: str = ""
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The row, parsed anew each time."""
-        row: dict[str, Any] = json.loads(self.content)
+        row: dict[str, object] = json.loads(self.content)
         return row
 
 
-def as_content(row: dict[str, Any]) -> str:
+def as_content(row: dict[str, object]) -> str:
     """Returns a row as it is written: the same row is the same text."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False)
 

@@ -43,7 +43,7 @@ def check(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -> None:
         raise UserError(
             f"data.source: {last.file} cannot be read from line {last.line} on, and how many rows that loses is "
             f"unknown: {last.reason}.",
-            remedy="Write the file again, or set data.max_rejected to 1 to go on with what can be read.",
+            remedy="Write the file again, or set data.max_rejected to 1 to continue with what can be read.",
         )
     if not intake.used:
         raise UserError(f"none of {total} rows is usable; {_most_frequent(refused)}. {kept}", remedy=NONE_USABLE)

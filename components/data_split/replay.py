@@ -24,7 +24,7 @@ Placed = Iterator[tuple[Record, str]]
 
 
 def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> Placed:
-    """Yields the records on which a model that has learnt `retrain.learnt` goes on.
+    """Yields the records on which a model that has learnt `retrain.learnt` trains on.
 
     Those that are held out stay as they are. Of those to train on, the new ones, and so many of the others that they
     make up `retrain.replay` of the whole, as far as there are enough: those whose drawn numbers are smallest. The draw
@@ -52,7 +52,7 @@ def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> 
             num_new += 1
     if not num_new:
         raise UserError(
-            "data.source holds no training row that the accepted model has not learnt; rows can have been taken away.",
+            "data.source holds no training row that the accepted model has not learnt; rows can have been removed.",
             remedy="Set retrain.start to base, to train without the rows that are gone.",
         )
     share = recipe.retrain.replay

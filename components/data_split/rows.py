@@ -1,9 +1,8 @@
-"""What readers hand on: rows as found, and what could not be read."""
+"""Rows and rejected rows, as readers return them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 
@@ -40,11 +39,11 @@ class Row:
 
     file: str
     line: int
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 class UnreadableError(BatonError):
-    """Behind a place, nothing more can be read from a file.
+    """After a place, nothing more can be read from a file.
 
     Args:
         reason: Why.

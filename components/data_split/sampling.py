@@ -1,4 +1,4 @@
-"""How many rows are used, and how often: `max_samples`, `shuffle` and weights, decided by content and seed."""
+"""Chooses rows and how often each is used: `max_samples`, `shuffle` and weights, decided by content and seed."""
 
 from __future__ import annotations
 

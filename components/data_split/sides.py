@@ -84,7 +84,7 @@ class Sides:
         below, above = self._cuts.get(self._stratum(record), self._plain)
         return "eval" if at < below else "test" if at >= above else "train"
 
-    def settle(self, records: Iterable[Record]) -> None:
+    def set_cuts(self, records: Iterable[Record]) -> None:
         """Sets the cuts where they need all rows, or takes those that are pinned.
 
         Args:
@@ -93,12 +93,12 @@ class Sides:
         Raises:
             UserError: too many strata, or fewer rows than are to be held out.
         """
-        found, count = self._gather(records)
+        positions, count = self._gather(records)
         generation = 0
         while count:
             path = f"{self._folder}/{generation}.json"
             if not self._storage.exists(path):
-                missing = {stratum: found[stratum] for stratum in sorted(found.keys() - self._cuts.keys())}
+                missing = {stratum: positions[stratum] for stratum in sorted(positions.keys() - self._cuts.keys())}
                 # All strata have cuts. Those that came with later data get a document of their own: what is pinned
                 # never changes.
                 if generation and not missing:
@@ -106,7 +106,7 @@ class Sides:
                 pin = self._decide(missing, count)
                 # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
-            pin = json.loads(self._storage.read(path))  # of whoever was first
+            pin = json.loads(self._storage.read(path))  # of the writer that was first
             self._sizes, self._plain = pin["shares"], _plain(pin["shares"])
             self._cuts |= {stratum: (below, above) for stratum, (below, above) in pin["cuts"].items()}
             self.pinned = self._storage.uri(self._folder)
@@ -114,23 +114,23 @@ class Sides:
 
     def _gather(self, records: Iterable[Record]) -> tuple[dict[str, array[int]], int]:
         """Returns the positions in each stratum, none at all where they are too many, and how many rows there are."""
-        found: dict[str, array[int]] = {}
+        gathered: dict[str, array[int]] = {}
         count = 0
         for record in records:
             if record.side:
                 continue
-            positions = found.setdefault(self._stratum(record), array("Q"))
+            positions = gathered.setdefault(self._stratum(record), array("Q"))
             if count < MAX_POSITIONS:
                 positions.append(self._position(record))
             count += 1
-            if len(found) > MAX_STRATA:
+            if len(gathered) > MAX_STRATA:
                 raise UserError(
                     f"data.split.stratify_by: {self._split.stratify_by!r} has more than {MAX_STRATA} values.",
                     remedy="Name a column with few, or use data.split.group_by to keep rows of one value together.",
                 )
-        return {name: array("Q") if count > MAX_POSITIONS else each for name, each in found.items()}, count
+        return {name: array("Q") if count > MAX_POSITIONS else each for name, each in gathered.items()}, count
 
-    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, Any]:
+    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, object]:
         shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
         if sum(shares.values()) >= 1:
             held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)

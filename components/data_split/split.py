@@ -15,7 +15,7 @@ from baton.components.shared.runs.run import Run, check_name
 from baton.components.shared.store.storage import Storage
 
 
-def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict[str, Any]:
+def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> dict[str, Any]:
     """Starts a run and splits its data.
 
     Args:
@@ -39,16 +39,16 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, Any]) -> dict
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
-        found, page = split_into(recipe, run, scratch)
+        counts, page = split_into(recipe, run, scratch)
     # After the rows are committed: once this is there, a run has its data, and never other ones.
-    run.write_once(SplitData(digest=found["digest"], rows=found["rows"]))
-    run.put(SplitCounts.NAME, found)
+    run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
+    run.put(SplitCounts.NAME, counts)
     run.record("data-split", {"seconds": time.time() - started})
-    events.emit("split", **{key: found[key] for key in ("format", "rows", *SIDES, "rejected")})
-    return {"run_uri": run.uri, **found, "page": page}
+    events.emit("split", **{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")})
+    return {"run_uri": run.uri, **counts, "page": page}
 
 
-def with_changes(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+def with_changes(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     """Returns the recipe with values from the pipeline's parameters, checked like any recipe."""
     document = recipe.model_dump(mode="json")
     for path, value in changes.items():

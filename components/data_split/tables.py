@@ -112,7 +112,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
         raise UnreadableError(f"broken {kind}: {' '.join(str(error).split())}", number) from None
 
 
-def _values(batch: Any) -> list[dict[str, Any] | str]:
+def _values(batch: Any) -> list[dict[str, object] | str]:
     """Returns the rows of a batch, or why a row is none; a file's own word about its buffers is not trusted."""
     import pyarrow
 

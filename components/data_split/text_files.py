@@ -94,7 +94,7 @@ class _Record:
 def delimited(file: str, lines: Iterator[Line], separator: str | None = None) -> Iterator[Row | Rejected]:
     """Reads a CSV with a header.
 
-    A quote that is never closed takes the lines behind it along, up to the longest record: each counts as rejected.
+    A quote that is never closed takes the lines after it along, up to the longest record: each counts as rejected.
 
     Args:
         file: Its address.

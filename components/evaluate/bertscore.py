@@ -53,8 +53,8 @@ class BertScore:
             each[at] = 0.0
         written = [at for at in rows if completions[at].strip()]
         if written:
-            found = self._scores([references[at] for at in written], [completions[at] for at in written])
-            for at, value in zip(written, found, strict=True):
+            scores = self._scores([references[at] for at in written], [completions[at] for at in written])
+            for at, value in zip(written, scores, strict=True):
                 each[at] = value
         return Scored({"bertscore": mean(each)}, {"bertscore": self.signature})
 
@@ -64,7 +64,7 @@ class BertScore:
         weights: dict[int | None, float] = collections.defaultdict(lambda: 1.0)
         weights |= {self._tokenizer.sep_token_id: 0.0, self._tokenizer.cls_token_id: 0.0}  # as bert_score.score does
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        found = self._utils.bert_cos_score_idf(
+        scored = self._utils.bert_cos_score_idf(
             self._model.to(device),
             references,
             completions,
@@ -73,7 +73,7 @@ class BertScore:
             batch_size=self._batch_size,
             device=device,
         )
-        scores: list[float] = found[:, 2].tolist()
+        scores: list[float] = scored[:, 2].tolist()
         return scores
 
     def _load(self, encoder: str, folder: str) -> tuple[Any, int]:

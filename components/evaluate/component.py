@@ -19,8 +19,8 @@ def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]
     from baton.components.shared.core import events
 
     with events.stage("evaluate"):
-        found = evaluate_run(run_uri)
+        evaluation = evaluate_run(run_uri)
         for when in ("before", "after"):
-            for name, value in found[when].items():
+            for name, value in evaluation[when].items():
                 metrics.log_metric(f"{name}_{when}", value)
-    return found["summary"]
+    return evaluation["summary"]

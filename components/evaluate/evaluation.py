@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from baton.components.evaluate import figures, measures, production
-from baton.components.evaluate.ground import Findings, Ground
+from baton.components.evaluate.evaluation_set import EvaluationSet, Findings
 from baton.components.evaluate.production import Production
 from baton.components.shared.core import events
 from baton.components.shared.models import loading, trained
@@ -45,45 +45,47 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     transformers.utils.logging.disable_progress_bar()
     started = time.time()
     run = Run.open(run_uri)
-    recipe = run.settled_recipe()
+    recipe = run.resolved_recipe()
     trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
     with tempfile.TemporaryDirectory(prefix="baton-evaluate-") as scratch:
-        ground = Ground(run, recipe, scratch)
+        evaluation_set = EvaluationSet(run, recipe, scratch)
         rival = production.find(run, recipe, scratch)
-        judged, words, parameters = _judge_all(ground, rival, scratch)
-        found = _document(ground, judged, ground.compare(judged))
-    found |= {"production_model": words, "parameters": parameters}
+        judged, words, parameters = _judge_all(evaluation_set, rival, scratch)
+        evaluation = _document(evaluation_set, judged, evaluation_set.compare(judged))
+    evaluation |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
-        events.emit("evaluated", when=when, **found[when])
+        events.emit("evaluated", when=when, **evaluation[when])
     # In the store before it is sent on: a tracking server may be out of reach.
-    run.put(Evaluation.NAME, found)
-    logged = {f"final_{when}_{name}": value for when in judged for name, value in found[when].items()}
+    run.put(Evaluation.NAME, evaluation)
+    logged = {f"final_{when}_{name}": value for when in judged for name, value in evaluation[when].items()}
     tracking.log_metrics(run, logged, run.plan().num_steps)
     run.record("evaluate", {"seconds": time.time() - started})
-    return found
+    return evaluation
 
 
 def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str, float] | None = None) -> str:
-    """Returns the figures that say most, in words; behind each that of the model in use, if there is one."""
+    """Returns the figures that say most, in words, each followed by that of the model in use, if there is one."""
     named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy", "divergence": "divergence"}
     scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
-    found = []
+    parts = []
     for key, words in (named | {key: key.replace("_", " ") for key in scored}).items():
         if key in after and key in before:
             rival = f" (production {in_use[key]:.4g})" if in_use and key in in_use else ""
-            found.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
+            parts.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
     if "reward_accuracy" in after:
-        found.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
-    return ", ".join(found)
+        parts.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
+    return ", ".join(parts)
 
 
-def _judge_all(ground: Ground, rival: Production | None, scratch: str) -> tuple[dict[str, Findings], str | None, int]:
+def _judge_all(
+    evaluation_set: EvaluationSet, rival: Production | None, scratch: str
+) -> tuple[dict[str, Findings], str | None, int]:
     """Judges the models one after the other, so that one is in memory at a time.
 
     Returns:
         What was found of each, what the production model is in words, and the trained model's parameters.
     """
-    recipe, tokenizer, run = ground.recipe, ground.tokenizer, ground.run
+    recipe, tokenizer, run = evaluation_set.recipe, evaluation_set.tokenizer, evaluation_set.run
     builders: dict[str, Builder] = {
         "before": lambda: (loading.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
         "after": lambda: (trained.trained_model(recipe, tokenizer, trained.final_folder(run, scratch)), None),
@@ -101,7 +103,7 @@ def _judge_all(ground: Ground, rival: Production | None, scratch: str) -> tuple[
         if own is not None:
             words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
         model = _placed(model)
-        judged[when] = ground.judge(when, model, own)
+        judged[when] = evaluation_set.judge(when, model, own)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
         _let_go()
@@ -111,34 +113,36 @@ def _judge_all(ground: Ground, rival: Production | None, scratch: str) -> tuple[
     return judged, words, parameters
 
 
-def _document(ground: Ground, judged: dict[str, Findings], signatures: dict[str, str]) -> dict[str, Any]:
+def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signatures: dict[str, str]) -> dict[str, Any]:
     """Returns what `evaluation.json` says of the models, and writes all examples beside it."""
-    recipe = ground.recipe
-    found: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
-    found.setdefault("production", None)
-    rows = _examples(ground, judged)
+    recipe = evaluation_set.recipe
+    values: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
+    values.setdefault("production", None)
+    rows = _examples(evaluation_set, judged)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    ground.run.storage.write(ground.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace"))
+    evaluation_set.run.storage.write(
+        evaluation_set.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace")
+    )
     over_rows = {when: each.figures for when, each in judged.items()}
-    return found | {
-        "side": ground.side,
+    return values | {
+        "side": evaluation_set.side,
         "intervals": figures.intervals(over_rows, recipe.evaluation.confidence, recipe.seed),
         "signatures": signatures,
-        "without_reference": ground.without_reference,
+        "without_reference": evaluation_set.without_reference,
         "samples": [{key: row[key] for key in ("prompt", "reference", *judged)} for row in rows[:SHOWN]],
         "examples": {"count": len(rows), "path": "examples.jsonl"},
-        "summary": summary(found["before"], found["after"], found["production"]),
+        "summary": summary(values["before"], values["after"], values["production"]),
     }
 
 
-def _examples(ground: Ground, judged: dict[str, Findings]) -> list[dict[str, Any]]:
+def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> list[dict[str, object]]:
     """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
     rows = []
-    for number, (prompt, reference) in enumerate(ground.prompts):
-        writes = {when: found.writes[number] for when, found in judged.items()}
+    for number, (prompt, reference) in enumerate(evaluation_set.prompts):
+        writes = {when: findings.writes[number] for when, findings in judged.items()}
         scores = {
-            when: {name: each for name, figure in found.scores.items() if (each := figure.each[number]) is not None}
-            for when, found in judged.items()
+            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
+            for when, findings in judged.items()
         }
         rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
     return rows

@@ -59,8 +59,8 @@ def quotient(sums: Array) -> Array:
 
 def values(figures: Mapping[str, Figure]) -> dict[str, float]:
     """Returns the figures as numbers, without those for which no row counted."""
-    found = {name: figure.value for name, figure in figures.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    by_name = {name: figure.value for name, figure in figures.items()}
+    return {name: value for name, value in by_name.items() if math.isfinite(value)}
 
 
 def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: int) -> dict[str, dict[str, Interval]]:
@@ -78,14 +78,14 @@ def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: in
         `before`, `after`, `production`, `gain` (after − before) and `gain_on_production` (after − production), each a
         mapping of the figure's name to the interval's ends; none for a figure that some draw leaves undefined.
     """
-    drawn = {when: _drawn(found, seed) for when, found in models.items()}
+    drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
     for name, against in (("gain", "before"), ("gain_on_production", "production")):
         theirs = drawn.get(against, {})
         shared = [x for x in drawn["after"] if x in theirs and _paired(models["after"][x], models[against][x])]
         drawn[name] = {x: drawn["after"][x] - theirs[x] for x in shared}
     return {
-        when: {name: ends for name, draws in found.items() if (ends := _ends(draws, level))}
-        for when, found in drawn.items()
+        when: {name: ends for name, draws in by_name.items() if (ends := _ends(draws, level))}
+        for when, by_name in drawn.items()
     }
 
 
@@ -102,14 +102,14 @@ def _ends(draws: Array, level: float) -> Interval | None:
 
 def _drawn(figures: Mapping[str, Figure], seed: int) -> dict[str, Array]:
     """Returns each figure over rows drawn with replacement, of shape (`RESAMPLES`,)."""
-    found: dict[str, Array] = {}
+    draws: dict[str, Array] = {}
     for rows in {len(figure.statistics) for figure in figures.values()} - {0}:
         same = {name: figure for name, figure in figures.items() if len(figure.statistics) == rows}
         sums = _resampled(np.hstack([figure.statistics for figure in same.values()]), seed)
         ends = np.cumsum([figure.statistics.shape[1] for figure in same.values()])[:-1]
         for (name, figure), own in zip(same.items(), np.split(sums, ends, axis=1), strict=True):
-            found[name] = figure.compute(own)
-    return {name: found[name] for name in figures if name in found}
+            draws[name] = figure.compute(own)
+    return {name: draws[name] for name in figures if name in draws}
 
 
 def _resampled(statistics: Array, seed: int) -> Array:

@@ -20,21 +20,21 @@ TAKEN = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity",
 Function = Callable[..., Any]
 
 
-def load(given: Sequence[Hook]) -> dict[str, Function]:
-    """Returns the functions by the names that their figures have: what stands behind the colon.
+def load(configured: Sequence[Hook]) -> dict[str, Function]:
+    """Returns the functions by the names that their figures have: what follows the colon.
 
     Raises:
         UserError: one cannot be found, or has the name of another figure.
     """
-    found: dict[str, Function] = {}
-    for hook in given:
+    loaded: dict[str, Function] = {}
+    for hook in configured:
         name = hook.use.rpartition(":")[2]
-        if name in found or name in TAKEN or name.partition("_")[0] == "reward":
+        if name in loaded or name in TAKEN or name.partition("_")[0] == "reward":
             raise UserError(
                 f"evaluation.functions: {hook.use!r} has the name of another figure, {name!r}.", remedy="Rename it."
             )
-        found[name] = functools.partial(hooks.find(hook.use), **hook.options)
-    return found
+        loaded[name] = functools.partial(hooks.find(hook.use), **hook.options)
+    return loaded
 
 
 def score(
@@ -46,13 +46,13 @@ def score(
         UserError: it fails, or does not return a number for each row.
     """
     try:
-        said = function(prompts=list(prompts), completions=list(completions), references=list(references))
+        values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"evaluation.functions: {name} failed: {type(error).__name__}: {error}") from None
     try:
-        numbers = [None if value is None else float(value) for value in said]
+        numbers = [None if value is None else float(value) for value in values]
     except (TypeError, ValueError):
-        raise UserError(f"evaluation.functions: {name} returned {said!r:.200}, expected a list of numbers.") from None
+        raise UserError(f"evaluation.functions: {name} returned {values!r:.200}, expected a list of numbers.") from None
     if len(numbers) != len(completions):
         raise UserError(
             f"evaluation.functions: {name} returned {len(numbers)} numbers for {len(completions)} rows, expected one "

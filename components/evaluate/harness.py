@@ -60,7 +60,7 @@ class Harness:
         A task that says itself that it has no examples gets none, whatever `few_shot` says.
 
         Returns:
-            Figures named `<task>.<metric>`, with the harness's filter behind them where a metric has several: those
+            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several: those
             that are means over documents, and the others as plain numbers.
 
         Raises:
@@ -72,7 +72,7 @@ class Harness:
         judged = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         with self._beside():
             try:
-                found: Any = simple_evaluate(
+                evaluated: Any = simple_evaluate(
                     model=judged,
                     tasks=list(self._tasks.names),
                     num_fewshot=self._tasks.few_shot,
@@ -84,9 +84,9 @@ class Harness:
                 raise self._failed("run", error) from None
         figures: dict[str, Figure] = {}
         plain: dict[str, float] = {}
-        for task, results in found["results"].items():
+        for task, results in evaluated["results"].items():
             for name, key, value in _measured(task, results):
-                figure = _of_documents(found["samples"].get(task, []), key, value)
+                figure = _of_documents(evaluated["samples"].get(task, []), key, value)
                 if figure:
                     figures[name] = figure
                 else:
@@ -95,7 +95,7 @@ class Harness:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
-        """Lets a task name files of its own folder by their relative paths."""
+        """Lets a task name its own folder's files by their relative paths."""
         with contextlib.chdir(self._folder or "."):
             yield
 
@@ -116,12 +116,12 @@ def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]
     keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
     keys = [key for key in keys if isinstance(results[key], int | float) and math.isfinite(results[key])]
     metrics = [key.partition(",")[0] for key in keys]
-    found = []
+    measured = []
     for key, metric in zip(keys, metrics, strict=True):
         filtered = key.partition(",")[2]
         several = metrics.count(metric) > 1 and filtered != NO_FILTER
-        found.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
-    return found
+        measured.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
+    return measured
 
 
 def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> Figure | None:

@@ -1,4 +1,4 @@
-"""What is measured on held-out rows, by the kind of rows a method learns from."""
+"""Measures models on held-out rows, by the kind of rows a method learns from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _silent(done: int, of: int) -> None:
 
 @dataclass
 class Measured:
-    """What was found on the rows of a method.
+    """Figures of one model on held-out rows.
 
     Attributes:
         figures: By name.
@@ -74,9 +74,9 @@ def measure(
             side: row_losses(model, _answered(rows, f"{side}_ids", limit), batch_size, progress)
             for side in ("chosen", "rejected")
         }
-        found = held_out(sums["chosen"])
-        found.likelihoods = {side: (-losses[:, 0]).tolist() for side, losses in sums.items()}
-        return found
+        measured = held_out(sums["chosen"])
+        measured.likelihoods = {side: (-losses[:, 0]).tolist() for side, losses in sums.items()}
+        return measured
     if "completion_ids" in rows.column_names:
         good = rows.filter(lambda row: row["label"])
         if not len(good):
@@ -106,13 +106,13 @@ def row_losses(model: PreTrainedModel, rows: Dataset, batch_size: int, progress:
         batch_size: Rows per forward pass; does not change the result beyond rounding.
         progress: Called after each batch with the rows that are done, and all.
     """
-    found, done = np.zeros((len(rows), 2)), 0
+    losses_and_counts, done = np.zeros((len(rows), 2)), 0
     for numbers, losses, counted in _token_losses(model, rows, batch_size):
-        found[numbers, 0] = losses.double().sum(1).cpu().numpy()
-        found[numbers, 1] = counted.sum(1).cpu().numpy()
+        losses_and_counts[numbers, 0] = losses.double().sum(1).cpu().numpy()
+        losses_and_counts[numbers, 1] = counted.sum(1).cpu().numpy()
         done += len(numbers)
         progress(done, len(rows))
-    return found
+    return losses_and_counts
 
 
 def held_out(sums: Array) -> Measured:
@@ -162,7 +162,7 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
     import torch
 
     order = _by_length(sequences)
-    found = torch.zeros(len(order))
+    scored = torch.zeros(len(order))
     with torch.inference_mode():
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
@@ -170,8 +170,8 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
             ids = _padded(batch, model.config.get_text_config().pad_token_id or 0)
             mask = _padded([[1] * len(x) for x in batch], 0)
             scores = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits[:, 0]
-            found[torch.tensor(numbers)] = scores.float().cpu()
-    return found
+            scored[torch.tensor(numbers)] = scores.float().cpu()
+    return scored
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
@@ -195,11 +195,11 @@ def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progr
 
     assert recipe.training.second_model
     role, _ = recipe.training.second_model
-    _, prompts, said = _completions(model, tokenizer, rows, recipe, progress)
+    _, prompts, completions = _completions(model, tokenizer, rows, recipe, progress)
     teacher: Any = loading.second_model(recipe, pinned.fetch(recipe)[role])
     teacher = teacher.to(model.device)
     sums, counts = [], []
-    for prompt, text in zip(prompts, said, strict=True):
+    for prompt, text in zip(prompts, completions, strict=True):
         begin = generation.prompt_ids(tokenizer, prompt, recipe.data.max_length)
         written = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = torch.tensor([begin + written], device=model.device)
@@ -221,7 +221,7 @@ def _completions(
     assert settings
     some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
     prompts = [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]]
-    said = generation.write_all(
+    completions = generation.write_all(
         model,
         tokenizer,
         prompts,
@@ -230,7 +230,7 @@ def _completions(
         batch_size=recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
         progress=progress,
     )
-    return some, prompts, said
+    return some, prompts, completions
 
 
 def _weighted(parts: list[Figure], weights: list[float]) -> Figure:

@@ -47,18 +47,18 @@ def find(run: Run, recipe: Recipe, scratch: str) -> Production | None:
     Raises:
         UserError: it is gone, or is another kind of model than the run trains.
     """
-    given = recipe.evaluation.production
-    if given is None:
+    reference = recipe.evaluation.production
+    if reference is None:
         return None
-    if given == ACCEPTED:
-        found = _accepted(run, recipe)
-    elif given.startswith("models:"):
-        found = _registered(run, recipe, given, scratch)
+    if reference == ACCEPTED:
+        production = _accepted(run, recipe)
+    elif reference.startswith("models:"):
+        production = _registered(run, recipe, reference, scratch)
     else:
-        found = Production(loading.local_model(given), given)
-    if found.folder:
-        _check(found.folder, given, recipe)
-    return found
+        production = Production(loading.local_model(reference), reference)
+    if production.folder:
+        _check(production.folder, reference, recipe)
+    return production
 
 
 def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -93,22 +93,22 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
 
 def _accepted(run: Run, recipe: Recipe) -> Production:
     note = run.read(RetrainNote)
-    name = note.model if note else recipe.name  # a phase has a name of its own
-    standing = accepted.newest(run.storage, name)
-    if standing.model_uri is None:
+    name = note.model if note else recipe.name  # a phase has its own name
+    in_use = accepted.newest(run.storage, name)
+    if in_use.model_uri is None:
         return Production(None, f"{ACCEPTED}: there is none yet")
-    return Production(loading.local_model(standing.model_uri), f"{ACCEPTED}, model {standing.number} of {name}")
+    return Production(loading.local_model(in_use.model_uri), f"{ACCEPTED}, model {in_use.number} of {name}")
 
 
-def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Production:
-    match = REGISTERED.fullmatch(given)
+def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> Production:
+    match = REGISTERED.fullmatch(reference)
     if match is None:
-        raise UserError(f"evaluation.production {given!r} is not of the form models:/NAME@ALIAS.")
+        raise UserError(f"evaluation.production {reference!r} is not of the form models:/NAME@ALIAS.")
     tracking = run.read(Tracking)
     uri = (tracking and tracking.mlflow) or recipe.tracking.mlflow
     if uri is None:
         raise UserError(
-            f"evaluation.production {given!r} is in MLflow's registry, and the run has no MLflow.",
+            f"evaluation.production {reference!r} is in MLflow's registry, and the run has no MLflow.",
             remedy="Set tracking.mlflow, or name a folder, s3://… or a hub id.",
         )
     import mlflow
@@ -125,36 +125,37 @@ def _registered(run: Run, recipe: Recipe, given: str, scratch: str) -> Productio
     except (MlflowException, ImportError, OSError) as error:
         # The alias was asked for and is not there. A version that is known and cannot be had is an error.
         if version is None and getattr(error, "error_code", None) in ABSENT:
-            return Production(None, f"{given}: there is none yet")
+            return Production(None, f"{reference}: there is none yet")
         raise UserError(
-            f"evaluation.production {given!r} cannot be had from {uri}: {' '.join(str(error).split())[:300]}",
+            f"evaluation.production {reference!r} cannot be had from {uri}: {' '.join(str(error).split())[:300]}",
             remedy="Check the name and the tracking server.",
         ) from None
-    return Production(folder, f"{given}, version {version}" if alias else given)
+    return Production(folder, f"{reference}, version {version}" if alias else reference)
 
 
-def _check(folder: str, given: str, recipe: Recipe) -> None:
+def _check(folder: str, reference: str, recipe: Recipe) -> None:
     """Raises an error for a model that does something else than the run's."""
     where = _holding(folder, "config.json")
     if where is None:
         if _holding(folder, "adapter_config.json"):
             return
         raise UserError(
-            f"evaluation.production {given!r} holds no config.json.", remedy="Name a model in Hugging Face format."
+            f"evaluation.production {reference!r} holds no config.json.", remedy="Name a model in Hugging Face format."
         )
     kinds = _read(where, "config.json").get("architectures") or []
     wanted = SCORERS if recipe.training.spec.scores else WRITERS
     if kinds and not any(kind.endswith(wanted) for kind in kinds):
         raise UserError(
-            f"evaluation.production {given!r} is a {', '.join(kinds)}; expected …{wanted[0]}, as the run trains one.",
+            f"evaluation.production {reference!r} is a {', '.join(kinds)}; "
+            f"expected …{wanted[0]}, as the run trains one.",
             remedy="Name a model of the same kind.",
         )
 
 
 def _holding(folder: str, name: str) -> str | None:
     """Returns the folder nearest to the top that has a file: MLflow keeps model and tokenizer apart."""
-    found = [parent for parent, _, names in os.walk(folder) if name in names]
-    return min(found, key=lambda parent: (parent.count(os.sep), parent), default=None)
+    holding = [parent for parent, _, names in os.walk(folder) if name in names]
+    return min(holding, key=lambda parent: (parent.count(os.sep), parent), default=None)
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the model writes, compared with the rows' own answers: by the metrics' reference implementations."""
+"""Compares a model's completions with the rows' own answers, by the metrics' reference implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.components.shared.recipe.evaluation import ROUGE
 
 @dataclass
 class Scored:
-    """What a metric found.
+    """A metric's figures and their signatures.
 
     Attributes:
         figures: By name, each over all rows; a row without a reference does not count.
@@ -39,7 +39,7 @@ def exact_match(completions: Sequence[str], references: Sequence[str]) -> Scored
 
 
 def numeric_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
-    """Returns the share of texts whose number is the reference's: that behind `####`, else the last one.
+    """Returns the share of texts whose number is the reference's: that after `####`, else the last one.
 
     A row whose reference has no number does not count.
     """
@@ -82,7 +82,7 @@ METRICS: dict[str, Metric] = {
     "chrf": chrf,
     "rouge": rouge,
 }
-"""By the recipe's names; `bertscore` needs a model, and has a module of its own."""
+"""By the recipe's names; `bertscore` needs a model, and has its own module."""
 
 
 def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> Scored:

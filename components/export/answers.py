@@ -1,4 +1,4 @@
-"""What a model is and what it says to a few token sequences: weights, tokens written greedily, logits."""
+"""A model's answers to a few token sequences: digests of weights, tokens written greedily, logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Questions:
-    """What models are asked.
+    """Prompts, as tokens, and how many tokens to write after each.
 
     Attributes:
         prompts: Token ids of each prompt.
@@ -31,7 +31,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says to one prompt.
+    """A model's tokens and logits for one prompt.
 
     Attributes:
         tokens: Ids of what it writes.
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a model that an export is compared with is and says.
+    """Weights' digests and answers of the model that an export is compared with.
 
     Attributes:
         answers: One for each prompt.

@@ -39,7 +39,7 @@ LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf", "
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says that the run's documents do not.
+    """Facts of a model card that the run's documents do not hold.
 
     Attributes:
         step: Step of the checkpoint.
@@ -86,11 +86,11 @@ def licence(recipe: Recipe, base_folder: str | None) -> str | None:
         from huggingface_hub import ModelCard
 
         try:
-            found = ModelCard.load(f"{base_folder}/README.md", ignore_metadata_errors=True).data.license
+            named = ModelCard.load(f"{base_folder}/README.md", ignore_metadata_errors=True).data.license
         except ValueError:
-            found = None
-        if isinstance(found, str):
-            return found
+            named = None
+        if isinstance(named, str):
+            return named
     if os.path.isfile(f"{base_folder}/LICENSE"):
         with open(f"{base_folder}/LICENSE", encoding="utf-8", errors="replace") as file:
             head = file.read(400)
@@ -107,8 +107,8 @@ def _hub_licence(base: str, revision: str | None) -> str | None:
         about = HfApi().model_info(base, revision=revision, timeout=PATIENCE).card_data
     except Exception:  # a card without licence is better than no export
         return None
-    found = about.license if about else None
-    return found if isinstance(found, str) else None
+    licence = about.license if about else None
+    return licence if isinstance(licence, str) else None
 
 
 def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:

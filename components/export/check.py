@@ -31,11 +31,11 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Context:
-    """What every check of a run needs.
+    """Questions and settings that all checks of a run share.
 
     Attributes:
         questions: What is asked.
-        texts: Texts whose tokens are compared, where a format has a tokenizer of its own.
+        texts: Texts whose tokens are compared, where a format has its own tokenizer.
         kind: Name of the class of Transformers that loads the model.
         trust_remote_code: As in the recipe.
     """
@@ -48,7 +48,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an export said in its own process.
+    """An export's answers from its own process.
 
     Attributes:
         answers: One for each prompt; a second round where the format was asked in two ways.
@@ -60,7 +60,7 @@ class Reading:
 
 
 def read(export_format: str, folder: str, context: Context, expected: Expected, **request: Any) -> Reading:
-    """Asks an export in a process of its own, without network, for logits along the tokens that it is to write.
+    """Asks an export in its own process, without network, for logits along the tokens that it is to write.
 
     Raises:
         BatonError: its library cannot load it.
@@ -97,7 +97,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
             return Reading(answers.load(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, Any]:
+def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, object]:
     """Holds what an export said against what it must say.
 
     Args:
@@ -116,15 +116,15 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     rounds = len(reading.answers) // len(expected.answers)
     tokens = sum(len(answer.tokens) for answer in expected.answers)
     furthest, shared = 0.0, []
-    for said, due in zip(reading.answers, expected.answers * rounds, strict=True):
-        difference, limit = distance(said, due), share * float(abs(due.logits).max())
+    for actual, due in zip(reading.answers, expected.answers * rounds, strict=True):
+        difference, limit = distance(actual, due), share * float(abs(due.logits).max())
         if not difference <= limit:  # nor where one of them is no number
             raise BatonError(
                 f"the {export_format} export's logits differ from the trained model's by {difference:.3g}; at most "
                 f"{limit:.3g} was expected. It does not count."
             )
         furthest = max(furthest, difference)
-        shared.append(require_tokens(f"the {export_format} export", said.tokens, due, limit))
+        shared.append(require_tokens(f"the {export_format} export", actual.tokens, due, limit))
     same = sum(shared[: len(expected.answers)])
     words = [f"{same} of {tokens} tokens the same" if tokens else "scores compared"]
     if same < tokens:
@@ -141,7 +141,7 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     }
 
 
-def require_tokens(what: str, said: list[int], due: Answer, limit: float) -> int:
+def require_tokens(what: str, tokens: list[int], due: Answer, limit: float) -> int:
     """Holds tokens that were written greedily against those that must be.
 
     Where logits may be `limit` off on either side, of two tokens nearer to each other than twice that either may be
@@ -154,11 +154,11 @@ def require_tokens(what: str, said: list[int], due: Answer, limit: float) -> int
         BatonError: one differs, and the model prefers the other by more.
     """
     first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
-    for place, (mine, theirs) in enumerate(zip(said, due.tokens, strict=True)):
+    for place, (mine, theirs) in enumerate(zip(tokens, due.tokens, strict=True)):
         if mine != theirs:
             logits = due.logits[first + place]
             if not logits[theirs] - logits[mine] <= 2 * limit:
-                raise BatonError(f"{what} writes {said} instead of {due.tokens}; it does not count.")
+                raise BatonError(f"{what} writes {tokens} instead of {due.tokens}; it does not count.")
             return place
     return len(due.tokens)
 
@@ -176,7 +176,7 @@ def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) 
 
 def of_llama_cpp(
     name: str, reading: Reading, expected: Expected, texts: list[list[int]], *, exact: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Holds what llama.cpp said, where its binding is installed, against what it must say.
 
     It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,
@@ -195,16 +195,16 @@ def of_llama_cpp(
     Raises:
         BatonError: it reads the vocabulary in another way, or writes other tokens where it must not.
     """
-    said = reading.notes.get("llama_cpp")
-    if said is None:
+    answers = reading.notes.get("llama_cpp")
+    if answers is None:
         return {}
-    if said["texts"] != texts:
+    if answers["texts"] != texts:
         raise BatonError(f"llama.cpp splits texts into other tokens by {name} than the tokenizer does.")
-    shared = agreement(said["tokens"], [answer.tokens for answer in expected.answers])
+    shared = agreement(answers["tokens"], [answer.tokens for answer in expected.answers])
     if exact:
-        for tokens, due in zip(said["tokens"], expected.answers, strict=True):
+        for tokens, due in zip(answers["tokens"], expected.answers, strict=True):
             require_tokens(f"llama.cpp with {name}", tokens, due, TOLERANCE * float(abs(due.logits).max()))
-    return {"llama_cpp": {"version": said["version"], "tokens": shared}}
+    return {"llama_cpp": {"version": answers["version"], "tokens": shared}}
 
 
 def distance(one: Answer, other: Answer) -> float:

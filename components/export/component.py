@@ -19,7 +19,7 @@ def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> s
     from baton.components.shared.core import events
 
     with events.stage("export"):
-        found = export_run(run_uri)
-        metrics.log_metric("bytes", found["bytes"])
-        metrics.log_metric("formats", len(found["exports"]))
-    return found["model_uri"]
+        exported = export_run(run_uri)
+        metrics.log_metric("bytes", exported["bytes"])
+        metrics.log_metric("formats", len(exported["exports"]))
+    return exported["model_uri"]

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from baton.components.export import hub, registry
+from baton.components.export.export_source import ExportSource
 from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
-from baton.components.export.subject import Subject
 from baton.components.shared.core import events
 from baton.components.shared.models import exportable
 from baton.components.shared.recipe import Recipe
@@ -42,22 +42,22 @@ def export_run(run_uri: str) -> dict[str, Any]:
     recipe = run.recipe()
     exportable.check(recipe)
     with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
-        subject = Subject(run, recipe, scratch)
+        source = ExportSource(run, recipe, scratch)
         main_format, *others = _order(recipe)
-        main = _export(subject, main_format, None)
-        made = {main_format: main, **{name: _export(subject, name, main) for name in others}}
-        handed_on = _hand_on(subject, recipe, main, made.get("mlflow"))
-    found = {
+        main = _export(source, main_format, None)
+        made = {main_format: main, **{name: _export(source, name, main) for name in others}}
+        handed_on = _hand_on(source, recipe, main, made.get("mlflow"))
+    exported = {
         "model_uri": main.uri,
         "bytes": main.manifest.bytes,
         "files": len(main.manifest.files),
         "exports": [_entry(name, export) for name, export in made.items()],
         **handed_on,
     }
-    run.put(ExportedModel.NAME, found)
+    run.put(ExportedModel.NAME, exported)
     run.record("export", {"seconds": time.time() - started})
     events.emit("exported", uri=main.uri, bytes=main.manifest.bytes)
-    return found
+    return exported
 
 
 def _order(recipe: Recipe) -> list[str]:
@@ -67,25 +67,25 @@ def _order(recipe: Recipe) -> list[str]:
     return [main, *(name for name in formats if name != main)]
 
 
-def _export(subject: Subject, export_format: str, main: Export | None) -> Export:
+def _export(source: ExportSource, export_format: str, main: Export | None) -> Export:
     """Returns the export in a format, made and checked unless it is there."""
-    run = subject.run
-    settings = _settings(subject, export_format, main)
+    run = source.run
+    settings = _settings(source, export_format, main)
     prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
     manifest = _standing(run, prefix)
     if manifest is None:
         exportable.require_packages(export_format)
-        target = f"{subject.scratch}/{export_format}"
+        target = f"{source.scratch}/{export_format}"
         os.makedirs(target)
-        draft = Draft(subject, target, main)
+        draft = Draft(source, target, main)
         FORMATS[export_format].write(draft)
         finding = FORMATS[export_format].check(draft)
         write_card(draft, export_format, finding)
         meta = {
             "run": run.name,
             "format": export_format,
-            "digest": subject.digest,
-            "step": subject.checkpoint.step,
+            "digest": source.digest,
+            "step": source.checkpoint.step,
             "settings": settings,
             "checked": finding,
         }
@@ -93,7 +93,7 @@ def _export(subject: Subject, export_format: str, main: Export | None) -> Export
         manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
         shutil.rmtree(target)
         events.emit("handed_out", format=export_format, bytes=manifest.bytes, checked=finding["words"])
-    folder = f"{subject.scratch}/fetched-{export_format}"
+    folder = f"{source.scratch}/fetched-{export_format}"
     return Export(
         uri=run.storage.uri(manifest.path(prefix)),
         manifest=manifest,
@@ -104,8 +104,8 @@ def _export(subject: Subject, export_format: str, main: Export | None) -> Export
 
 def _prefix(run: Run, name: str, settings: str) -> str:
     """Returns where an export lies: below its settings' digest too, where the name is taken by one with others."""
-    standing = bundles.usable_manifest(run.storage, run.path(name))
-    if standing is None or standing.meta.get("settings", settings) == settings:
+    committed = bundles.usable_manifest(run.storage, run.path(name))
+    if committed is None or committed.meta.get("settings", settings) == settings:
         return run.path(name)
     return run.path(f"{name}-{settings[:8]}")
 
@@ -122,26 +122,26 @@ def _standing(run: Run, prefix: str) -> Manifest | None:
     return manifest
 
 
-def _settings(subject: Subject, export_format: str, main: Export | None) -> str:
+def _settings(source: ExportSource, export_format: str, main: Export | None) -> str:
     """Returns a digest of what decides an export's bytes."""
-    spec = subject.recipe.export.model_dump(mode="json")
-    decisive: dict[str, Any] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
-    decisive |= {"format": export_format, "state": subject.digest}
+    spec = source.recipe.export.model_dump(mode="json")
+    decisive: dict[str, object] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
+    decisive |= {"format": export_format, "state": source.digest}
     if export_format in MADE_OF_MAIN and main:
         decisive["main"] = main.manifest.folder
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _hand_on(subject: Subject, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, Any]:
+def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, object]:
     """Sends the model on to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
-    found: dict[str, Any] = {}
-    if mlflow and (there := registry.log(subject.run, recipe, mlflow.manifest, mlflow.folder(), subject.digest)):
-        found["registry"] = there
+    handed_on: dict[str, object] = {}
+    if mlflow and (there := registry.log(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
+        handed_on["registry"] = there
     if recipe.export.hub:
-        found["hub"] = hub.push(subject.run, recipe.export.hub, main.manifest, main.folder())
-    return found
+        handed_on["hub"] = hub.push(source.run, recipe.export.hub, main.manifest, main.folder())
+    return handed_on
 
 
-def _entry(export_format: str, export: Export) -> dict[str, Any]:
+def _entry(export_format: str, export: Export) -> dict[str, object]:
     checked = export.manifest.meta.get("checked")
     return {"format": export_format, "uri": export.uri, "bytes": export.manifest.bytes, "checked": checked}

@@ -19,7 +19,7 @@ from baton.components.export import (
     weights,
 )
 from baton.components.export.answers import Expected
-from baton.components.export.subject import Subject
+from baton.components.export.export_source import ExportSource
 from baton.components.shared.models import exportable
 from baton.components.shared.store.bundles import Manifest
 
@@ -46,13 +46,13 @@ class Draft:
     """An export that is written and not yet checked.
 
     Attributes:
-        subject: What is exported.
+        source: What is exported.
         target: Folder with the files.
         main: The main export; None while that itself is made.
         hashes: Of the tensors of each GGUF file.
     """
 
-    subject: Subject
+    source: ExportSource
     target: str
     main: Export | None = None
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -65,94 +65,94 @@ class Draft:
 
 def _compared(export_format: str, draft: Draft, expected: Expected, **request: Any) -> Finding:
     """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
-    reading = check.read(export_format, draft.target, draft.subject.context, expected, **request)
+    reading = check.read(export_format, draft.target, draft.source.context, expected, **request)
     check.require_weights(f"the {export_format} export", reading.notes["weights"], expected.weights)
     return check.compare(export_format, reading, expected, expected.rounding)
 
 
 def _write_safetensors(draft: Draft) -> None:
-    subject = draft.subject
-    weights.write_whole(subject.whole, subject.tokenizer, subject.recipe, subject.folder, draft.target)
+    source = draft.source
+    weights.write_whole(source.whole, source.tokenizer, source.recipe, source.folder, draft.target)
 
 
 def _check_safetensors(draft: Draft) -> Finding:
-    subject = draft.subject
-    return subject.beside_trained(_compared("safetensors", draft, subject.said_whole), subject.said_whole)
+    source = draft.source
+    return source.beside_trained(_compared("safetensors", draft, source.said_whole), source.said_whole)
 
 
 def _write_adapter(draft: Draft) -> None:
-    weights.copy_model(draft.subject.folder, draft.target)
+    weights.copy_model(draft.source.folder, draft.target)
 
 
 def _check_adapter(draft: Draft) -> Finding:
-    subject = draft.subject
-    asked = {"base": subject.base, "dtype": subject.recipe.model.dtype}
-    return _compared("adapter", draft, subject.said_trained, **asked)
+    source = draft.source
+    asked = {"base": source.base, "dtype": source.recipe.model.dtype}
+    return _compared("adapter", draft, source.said_trained, **asked)
 
 
 def _write_gguf(draft: Draft) -> None:
-    subject = draft.subject
-    exportable.check(subject.recipe, subject.whole.config.model_type)
-    for kind in subject.recipe.export.gguf.types:
-        name = _gguf_name(subject, kind)
-        about = {"name": subject.recipe.name, "license": subject.facts.licence or ""}
+    source = draft.source
+    exportable.check(source.recipe, source.whole.config.model_type)
+    for kind in source.recipe.export.gguf.types:
+        name = _gguf_name(source, kind)
+        about = {"name": source.recipe.name, "license": source.facts.licence or ""}
         path = f"{draft.target}/{name}"
         draft.hashes[name] = gguf_file.write(
-            subject.whole, subject.tokenizer, subject.tokenizer_folder, path, kind, **about
+            source.whole, source.tokenizer, source.tokenizer_folder, path, kind, **about
         )
 
 
-def _gguf_name(subject: Subject, kind: str) -> str:
-    return f"{subject.recipe.name}-{kind}.gguf"
+def _gguf_name(source: ExportSource, kind: str) -> str:
+    return f"{source.recipe.name}-{kind}.gguf"
 
 
 def _check_gguf(draft: Draft) -> Finding:
-    subject = draft.subject
-    config = gguf_settings.document(subject.whole.config)
+    source = draft.source
+    config = gguf_settings.document(source.whole.config)
     files = {}
-    for kind in subject.recipe.export.gguf.types:
-        name = _gguf_name(subject, kind)
-        expected = subject.ask(gguf_file.dequantized(subject.whole, kind))
-        reading = check.read("gguf", draft.target, subject.context, expected, file=name, config=config)
+    for kind in source.recipe.export.gguf.types:
+        name = _gguf_name(source, kind)
+        expected = source.ask(gguf_file.dequantized(source.whole, kind))
+        reading = check.read("gguf", draft.target, source.context, expected, file=name, config=config)
         check.require_weights(name, reading.notes["tensors"], draft.hashes[name])
         check.require_weights(f"{name}, once loaded,", reading.notes["weights"], expected.weights)
         finding = check.compare("gguf", reading, expected, expected.rounding)
-        expected_texts = [subject.tokenizer(text)["input_ids"] for text in subject.texts]
+        expected_texts = [source.tokenizer(text)["input_ids"] for text in source.texts]
         engine = check.of_llama_cpp(name, reading, expected, expected_texts, exact=kind == "f32")
-        files[name] = subject.beside_trained({**finding, **engine}, expected)
+        files[name] = source.beside_trained({**finding, **engine}, expected)
     words = "; ".join(f"{name} {finding['words']}" for name, finding in files.items())
     return {"library": finding["library"], "files": files, "words": words}
 
 
 def _write_onnx(draft: Draft) -> None:
-    subject = draft.subject
-    onnx_graph.write(subject.in_float32(), subject.tokenizer, subject.recipe.export.onnx, draft.target)
+    source = draft.source
+    onnx_graph.write(source.in_float32(), source.tokenizer, source.recipe.export.onnx, draft.target)
 
 
 def _check_onnx(draft: Draft) -> Finding:
-    subject = draft.subject
-    expected = subject.ask(subject.in_float32())
-    reading = check.read("onnx", draft.target, subject.context, expected)
+    source = draft.source
+    expected = source.ask(source.in_float32())
+    reading = check.read("onnx", draft.target, source.context, expected)
     finding = check.compare("onnx", reading, expected, check.TOLERANCE)
-    return subject.beside_trained(finding, expected)
+    return source.beside_trained(finding, expected)
 
 
 def _write_mlflow(draft: Draft) -> None:
-    subject = draft.subject
+    source = draft.source
     os.rmdir(draft.target)
-    example = subject.texts[0]
-    mlflow_model.write(subject.whole, subject.tokenizer, draft.target, example=example, scores=subject.scores)
+    example = source.texts[0]
+    mlflow_model.write(source.whole, source.tokenizer, draft.target, example=example, scores=source.scores)
 
 
 def _check_mlflow(draft: Draft) -> Finding:
-    subject = draft.subject
-    return subject.beside_trained(_compared("mlflow", draft, subject.said_whole), subject.said_whole)
+    source = draft.source
+    return source.beside_trained(_compared("mlflow", draft, source.said_whole), source.said_whole)
 
 
 def _write_oci(draft: Draft) -> None:
-    subject = draft.subject
-    labels = {"baton.run": subject.run.name, "baton.run_uri": subject.run.uri, "baton.digest": subject.digest}
-    oci.write(draft.require_main().folder(), draft.target, tag=subject.run.name, labels=labels)
+    source = draft.source
+    labels = {"baton.run": source.run.name, "baton.run_uri": source.run.uri, "baton.digest": source.digest}
+    oci.write(draft.require_main().folder(), draft.target, tag=source.run.name, labels=labels)
 
 
 def _check_oci(draft: Draft) -> Finding:
@@ -161,10 +161,10 @@ def _check_oci(draft: Draft) -> Finding:
 
 
 def _write_kserve(draft: Draft) -> None:
-    subject, main = draft.subject, draft.require_main()
-    uri = subject.recipe.export.kserve.model_uri or main.uri
-    about = {"run": subject.run.name, "digest": subject.digest}
-    kserve.write(subject.recipe, draft.target, model_uri=uri, size=main.manifest.bytes, **about)
+    source, main = draft.source, draft.require_main()
+    uri = source.recipe.export.kserve.model_uri or main.uri
+    about = {"run": source.run.name, "digest": source.digest}
+    kserve.write(source.recipe, draft.target, model_uri=uri, size=main.manifest.bytes, **about)
 
 
 def _check_kserve(draft: Draft) -> Finding:
@@ -204,5 +204,5 @@ MADE_OF_MAIN = ("oci", "kserve")
 def write_card(draft: Draft, export_format: str, finding: Finding) -> None:
     """Puts the model card beside the model, in formats that people look at."""
     if export_format in card.LOADING:
-        subject = draft.subject
-        card.write(subject.run, subject.recipe, subject.facts, export_format, draft.target, finding["words"])
+        source = draft.source
+        card.write(source.run, source.recipe, source.facts, export_format, draft.target, finding["words"])

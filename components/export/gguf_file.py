@@ -82,8 +82,8 @@ def dequantized(model: PreTrainedModel, kind: str) -> Any:
     import gguf
     import torch
 
-    found = copy.deepcopy(model).float()
-    state = found.state_dict()
+    copied = copy.deepcopy(model).float()
+    state = copied.state_dict()
     with torch.no_grad():
         for weight in gguf_tensors.weights(model):
             if weight.source is None:
@@ -92,7 +92,7 @@ def dequantized(model: PreTrainedModel, kind: str) -> Any:
             used = _type(weight.name, values, kind)
             read = gguf.dequantize(_quantized(values, used), used).reshape(values.shape)
             state[weight.source].copy_(torch.from_numpy(weight.back(read).copy()))
-    return found
+    return copied
 
 
 def _quantized(values: np.ndarray[Any, Any], used: GGMLQuantizationType) -> np.ndarray[Any, Any]:

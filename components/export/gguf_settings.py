@@ -66,10 +66,10 @@ def add(writer: GGUFWriter, config: Any) -> None:
 
 def document(config: Any) -> dict[str, Any]:
     """Returns a configuration as plain values, of the model type that Transformers reads the file as."""
-    found: dict[str, Any] = config.to_dict()
+    settings: dict[str, Any] = config.to_dict()
     if config.model_type == "mistral":  # where it is no other than Llama
-        found["model_type"] = "llama"
-    return found
+        settings["model_type"] = "llama"
+    return settings
 
 
 def head_size(config: Any) -> int:
@@ -79,8 +79,8 @@ def head_size(config: Any) -> int:
 
 def rope_settings(config: Any) -> dict[str, Any]:
     """Returns the settings of the rotary position embedding, of layers that see everything where there are two."""
-    found: dict[str, Any] = config.rope_parameters
-    return found.get("full_attention", found)
+    settings: dict[str, Any] = config.rope_parameters
+    return settings.get("full_attention", settings)
 
 
 def rope_factors(config: Any) -> np.ndarray[Any, Any] | None:

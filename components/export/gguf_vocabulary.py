@@ -64,8 +64,8 @@ def add(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, voc
 
 def _split_name(document: dict[str, Any]) -> str:
     """Returns llama.cpp's name for how a byte-level tokenizer splits text."""
-    given = document.get("pre_tokenizer") or {}
-    parts = given.get("pretokenizers", [given])
+    pre_tokenizer = document.get("pre_tokenizer") or {}
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     kinds = [part.get("type") for part in parts]
     if kinds == ["ByteLevel"] and parts[0].get("use_regex", True) and not parts[0]["add_prefix_space"]:
         return "gpt-2"
@@ -77,7 +77,7 @@ def _split_name(document: dict[str, Any]) -> str:
             return name
     raise UserError(
         "export.formats: gguf knows the ways in which GPT-2, Llama 3, Qwen 2 and SmolLM split text, not this "
-        f"tokenizer's: {json.dumps(given, ensure_ascii=False)[:200]}.",
+        f"tokenizer's: {json.dumps(pre_tokenizer, ensure_ascii=False)[:200]}.",
         remedy="Leave gguf out.",
     )
 

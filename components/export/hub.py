@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe.export import Hub
@@ -13,7 +12,7 @@ from baton.components.shared.store.bundles import Manifest
 DOCUMENT = "hub.json"
 
 
-def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, Any]:
+def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, object]:
     """Pushes the files of an export, once.
 
     Args:
@@ -39,9 +38,9 @@ def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, Any]
             f"export.hub.repo: nothing can be pushed to {spec.repo} without HF_TOKEN in the environment.",
             remedy="Set it to a token that may write there; in a cluster by resources.secret_env.",
         )
-    found = {**wanted, "commit": _push(spec, folder, token, run.name)}
-    run.put(DOCUMENT, found)
-    return found
+    pushed: dict[str, object] = {**wanted, "commit": _push(spec, folder, token, run.name)}
+    run.put(DOCUMENT, pushed)
+    return pushed
 
 
 def _push(spec: Hub, folder: str, token: str, name: str) -> str:
@@ -59,22 +58,22 @@ def _push(spec: Hub, folder: str, token: str, name: str) -> str:
         )
     except HfHubHTTPError as error:
         status = error.response.status_code
-        said = " ".join(str(error.server_message or error).split())[:200].replace(token, "…")
+        reason = " ".join(str(error.server_message or error).split())[:200].replace(token, "…")
         if status in (401, 403, 404):
             raise UserError(
-                f"export.hub.repo: the Hub refuses a push to {spec.repo} ({status}): {said}",
+                f"export.hub.repo: the Hub refuses a push to {spec.repo} ({status}): {reason}",
                 remedy="Check the name of the repository and that HF_TOKEN may write to it.",
             ) from None
-        raise BatonError(f"the push to {spec.repo} failed ({status}): {said}", remedy="Run again.") from None
+        raise BatonError(f"the push to {spec.repo} failed ({status}): {reason}", remedy="Run again.") from None
     except ValueError as error:
         raise UserError(
             f"export.hub.repo: a push to {spec.repo} is refused: {' '.join(str(error).split())[:300]}",
             remedy="If it is for the licence: the Hub knows licences by names such as apache-2.0 (export.licence).",
         ) from None
     except (HTTPError, OSError) as error:
-        said = " ".join(str(error).split())[:200].replace(token, "…")
+        reason = " ".join(str(error).split())[:200].replace(token, "…")
         raise BatonError(
-            f"the Hub cannot be reached for a push to {spec.repo}: {type(error).__name__}: {said}",
+            f"the Hub cannot be reached for a push to {spec.repo}: {type(error).__name__}: {reason}",
             remedy="The export itself is committed; run again.",
         ) from None
     return str(commit.oid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import yaml
 
@@ -34,7 +33,7 @@ def write(recipe: Recipe, target: str, *, model_uri: str, size: int, run: str, d
         yaml.safe_dump(manifest(recipe, model_uri=model_uri, size=size, run=run, digest=digest), file, sort_keys=False)
 
 
-def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str) -> dict[str, Any]:
+def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str) -> dict[str, object]:
     """Returns the `InferenceService`; see `write` for the arguments."""
     spec = recipe.export.kserve
     gpus = recipe.resources.gpus if spec.gpus is None else spec.gpus
@@ -71,7 +70,7 @@ def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str
     }
 
 
-def check(folder: str) -> dict[str, Any]:
+def check(folder: str) -> dict[str, object]:
     """Reads the manifest back and returns the finding.
 
     Raises:

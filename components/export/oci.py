@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import tarfile
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.store import bundles
@@ -19,7 +20,15 @@ from baton.components.shared.store import bundles
 MEDIA = "application/vnd.oci.image"
 LAYER = f"{MEDIA}.layer.v1.tar"
 FOLDER = "models"
-Descriptor = dict[str, Any]
+
+
+class Descriptor(TypedDict):
+    """Names a blob of the image: its kind, digest and bytes."""
+
+    mediaType: str
+    digest: str
+    size: int
+    annotations: NotRequired[dict[str, str]]
 
 
 def write(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None:
@@ -57,7 +66,7 @@ def write(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None
     _write(f"{target}/oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
 
 
-def check(folder: str, expected: dict[str, str]) -> dict[str, Any]:
+def check(folder: str, expected: dict[str, str]) -> dict[str, object]:
     """Reads a layout from its index down and compares every file of the model.
 
     Args:
@@ -75,18 +84,18 @@ def check(folder: str, expected: dict[str, str]) -> dict[str, Any]:
     config = json.loads(_blob(folder, manifest["config"]))
     if config["rootfs"]["diff_ids"] != [layer["digest"] for layer in manifest["layers"]]:
         raise BatonError("the oci export's configuration lists other layers than its manifest; it does not count.")
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for layer in manifest["layers"]:
         _require(folder, layer)
         with tarfile.open(_path(folder, layer), "r:") as tar:
             for member in (member for member in tar if member.isfile()):
                 content = tar.extractfile(member)
                 assert content
-                found[member.name.removeprefix(f"{FOLDER}/")] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
-    if found != expected:
-        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+                digests[member.name.removeprefix(f"{FOLDER}/")] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digests != expected:
+        wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
         raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
-    return {"library": "tarfile", "words": f"all digests and sizes, {len(found)} files as in the model"}
+    return {"library": "tarfile", "words": f"all digests and sizes, {len(digests)} files as in the model"}
 
 
 def _layer(source: str, names: list[str], blobs: str) -> Descriptor:
@@ -105,7 +114,7 @@ def _layer(source: str, names: list[str], blobs: str) -> Descriptor:
     return {"mediaType": LAYER, "digest": f"sha256:{digest}", "size": os.path.getsize(f"{blobs}/{digest}")}
 
 
-def _document(content: dict[str, Any], media: str, blobs: str) -> Descriptor:
+def _document(content: Mapping[str, object], media: str, blobs: str) -> Descriptor:
     data = _json(content)
     digest = hashlib.sha256(data).hexdigest()
     _write(f"{blobs}/{digest}", data)
@@ -136,7 +145,7 @@ def _read(path: str) -> dict[str, Any]:
     return document
 
 
-def _json(document: dict[str, Any]) -> bytes:
+def _json(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -64,11 +64,11 @@ def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Ans
     # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
     config = AutoConfig.for_model(**request["config"])
     model = _model(folder, request, gguf_file=request["file"], dtype=torch.float32, config=config)
-    found, notes = _asked(model, questions)
+    answers, notes = _asked(model, questions)
     notes["tensors"] = hashes
     if llama := _llama_cpp(path, request):
         notes["llama_cpp"] = llama
-    return found, notes
+    return answers, notes
 
 
 def _llama_cpp(path: str, request: Request) -> Request | None:
@@ -103,22 +103,22 @@ def _onnx(folder: str, request: Request, questions: Questions) -> tuple[list[Ans
     def logits(rows: list[list[int]], width: int) -> np.ndarray[Any, Any]:
         ids = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
         mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], dtype=np.int64)
-        found: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
-        return found
+        answers: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
+        return answers
 
     if not questions.num_tokens:
         return [Answer([], logits([prompt], len(prompt))) for prompt in questions.prompts], {}
-    found, paths = [], []
+    answers, paths = [], []
     for number, prompt in enumerate(questions.prompts):
         ids = list(prompt)
         for _ in range(questions.num_tokens):
             ids.append(int(logits([ids], len(ids))[0, -1].argmax()))
         tokens = ids[len(prompt) :]
         paths.append(prompt + questions.continuation(number, tokens)[:-1])
-        found.append(Answer(tokens, logits(paths[-1:], len(paths[-1]))[0]))
+        answers.append(Answer(tokens, logits(paths[-1:], len(paths[-1]))[0]))
     together = logits(paths, max(map(len, paths)) + 1)  # the shapes are free: all rows at once, padded
-    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(paths, together, found, strict=True)]
-    return found + batch, {}
+    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(paths, together, answers, strict=True)]
+    return answers + batch, {}
 
 
 def _mlflow(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:

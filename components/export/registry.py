@@ -48,32 +48,32 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
     if server is None:
         return {}
     done = run.get(DOCUMENT) or {}
-    found = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": server}
+    logged = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": server}
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
         client = _client(server)
-        if "model_id" not in found:
+        if "model_id" not in logged:
             experiment = _experiment(client, run, recipe, run_id)
-            found["model_id"] = _log(client, folder, experiment, run_id, tags)
-            run.put(DOCUMENT, found)
+            logged["model_id"] = _log(client, folder, experiment, run_id, tags)
+            run.put(DOCUMENT, logged)
         name = recipe.export.registered_model
         if name:
-            found |= {"name": name, "version": _register(client, name, found["model_id"], run_id, tags)}
-            run.put(DOCUMENT, found)
+            logged |= {"name": name, "version": _register(client, name, logged["model_id"], run_id, tags)}
+            run.put(DOCUMENT, logged)
         if name and recipe.export.alias and _gate_held(run):
-            client.set_registered_model_alias(name, recipe.export.alias, found["version"])
-            found["alias"] = recipe.export.alias
-            run.put(DOCUMENT, found)
+            client.set_registered_model_alias(name, recipe.export.alias, logged["version"])
+            logged["alias"] = recipe.export.alias
+            run.put(DOCUMENT, logged)
     except Exception as error:
-        said = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
-        said = CREDENTIALS.sub("//", " ".join(said.split()))[:400]
+        message = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
+        message = CREDENTIALS.sub("//", " ".join(message.split()))[:400]
         if recipe.export.registered_model is None:
-            logger.warning("%s", said)
+            logger.warning("%s", message)
             return {}
         raise BatonError(
-            said, remedy="The export itself is committed; run the stage again when the server can be had."
+            message, remedy="The export itself is committed; run the stage again when the server can be had."
         ) from None
-    return found
+    return logged
 
 
 def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: dict[str, str]) -> str:
@@ -107,8 +107,8 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     # An attempt may have died between making a version and noting it: the server knows it by its tag.
-    standing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
-    for version in standing:
+    existing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
+    for version in existing:
         if version.name == name:
             return str(version.version)
     made = client.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
@@ -119,8 +119,8 @@ def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> st
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)
     name = recipe.tracking.experiment or recipe.name
-    standing = client.get_experiment_by_name(name)
-    return str(standing.experiment_id if standing else client.create_experiment(name))
+    existing = client.get_experiment_by_name(name)
+    return str(existing.experiment_id if existing else client.create_experiment(name))
 
 
 def _gate_held(run: Run) -> bool:

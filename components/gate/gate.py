@@ -82,8 +82,8 @@ def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
         if match["operator"]:
             limit = OPERATORS[match["operator"]](limit, float(match["by"]))
     held = SIGNS[match["sign"]](value, limit)
-    said = f"{limit:.4g}" if match["number"] else f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
-    words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {said}"
+    bound = f"{limit:.4g}" if match["number"] else f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
+    words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {bound}"
     if held and not math.isfinite(value):
         held, words = False, f"{words}, but not finite"
     return GateLine(figure=figure, line=line, value=value, limit=limit, held=held, words=words)

@@ -5,14 +5,14 @@ from kfp import dsl
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def lr_find(
-    run_uri: str, previous: str, standing: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]
+    run_uri: str, previous: str, cache_key: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]
 ) -> str:
     """Tries learning rates on a model that is thrown away, and notes the one found with the run.
 
     Args:
         run_uri: Address of the run.
         previous: What this stage waits for; not read.
-        standing: Changes when something is gone that a finished stage had left; not read.
+        cache_key: Changes when something is gone that a finished stage had left; not read.
         metrics: The learning rate found.
         page: Loss by learning rate.
 

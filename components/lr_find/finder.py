@@ -140,7 +140,7 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 
 
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
-    """Returns the test as an HTML page of its own."""
+    """Returns the test as its own HTML page."""
     plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(test, spec, canvas))
     template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)

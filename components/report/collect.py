@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from typing import Any
 
 from baton.components.report import judged
 from baton.components.shared.checkpoints.proof import proof_part
@@ -22,7 +21,7 @@ from baton.components.shared.runs.run import Run
 logger = logging.getLogger("baton")
 
 
-def collect(run: Run) -> dict[str, Any]:
+def collect(run: Run) -> dict[str, object]:
     """Returns the report's content; parts that a run does not have yet are None or empty."""
     recipe, attempts = run.recipe(), run.attempts()
     evaluation = run.read(Evaluation)
@@ -82,11 +81,11 @@ def _state(done: bool, evaluation: Evaluation | None) -> str:
     return "rejected" if gate and not gate.passed else "succeeded"
 
 
-def _headline(run: Run, evaluation: Evaluation | None, newest: Checkpoint | None) -> dict[str, Any]:
+def _headline(run: Run, evaluation: Evaluation | None, newest: Checkpoint | None) -> dict[str, object]:
     tokens, split, plan = run.read(Tokens), run.read(SplitCounts), run.read(Plan)
     steps = newest.step if newest else 0
     epochs = steps / plan.steps_per_epoch if plan else 0
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "steps": steps,
         "stopped_before": plan.num_steps if plan and newest and newest.meta.finished else None,
         "chunks": len(plan.targets) if plan else None,
@@ -97,19 +96,19 @@ def _headline(run: Run, evaluation: Evaluation | None, newest: Checkpoint | None
         "trainable_parameters": newest and newest.meta.trainable_parameters,
     }
     for when in ("before", "after"):
-        found = (evaluation.figures(when) if evaluation else None) or {}
-        values |= {f"eval_loss_{when}": found.get("loss")}
-        values |= {f"{name}_{when}": found.get(name) for name in ("perplexity", "reward", "accuracy")}
+        judged_figures = (evaluation.figures(when) if evaluation else None) or {}
+        values |= {f"eval_loss_{when}": judged_figures.get("loss")}
+        values |= {f"{name}_{when}": judged_figures.get(name) for name in ("perplexity", "reward", "accuracy")}
     judged = evaluation.after if evaluation else {}
     return values | {name: judged.get(name) for name in ("reward_accuracy", "reward_margin")}
 
 
-def _tokens(run: Run) -> dict[str, Any]:
+def _tokens(run: Run) -> dict[str, object]:
     tokens = run.read(Tokens)
     return {name: tokens and getattr(tokens, name) for name in ("tokens", "truncated", "dropped")}
 
 
-def _chunks(plan: Plan | None, attempts: list[ChunkRecord]) -> list[dict[str, Any]]:
+def _chunks(plan: Plan | None, attempts: list[ChunkRecord]) -> list[dict[str, object]]:
     if plan is None:
         return []
     count = len(plan.targets)
@@ -126,7 +125,7 @@ def _chunks(plan: Plan | None, attempts: list[ChunkRecord]) -> list[dict[str, An
     ]
 
 
-def _attempt(record: ChunkRecord, steps_per_epoch: int) -> dict[str, Any]:
+def _attempt(record: ChunkRecord, steps_per_epoch: int) -> dict[str, object]:
     steps, trained = record.to_step - record.from_step, record.seconds.get("train", 0.0)
     rate = steps / trained if trained > 0 and steps else None
     return {
@@ -139,7 +138,7 @@ def _attempt(record: ChunkRecord, steps_per_epoch: int) -> dict[str, Any]:
     }
 
 
-def _cost(attempts: list[ChunkRecord], newest: Checkpoint | None) -> dict[str, Any]:
+def _cost(attempts: list[ChunkRecord], newest: Checkpoint | None) -> dict[str, object]:
     """Returns what training in chunks cost: time, steps trained in vain, bytes, and how long saving held it up."""
     stalls = [seconds for attempt in attempts for seconds in attempt.save_stalls]
     return {
@@ -151,7 +150,7 @@ def _cost(attempts: list[ChunkRecord], newest: Checkpoint | None) -> dict[str, A
     }
 
 
-def _stages(records: list[StageRecord]) -> list[dict[str, Any]]:
+def _stages(records: list[StageRecord]) -> list[dict[str, object]]:
     """Returns seconds per stage in the order of the pipeline, attempts added up."""
     seconds: dict[str, float] = {}
     for record in sorted(records, key=_place):
@@ -161,13 +160,13 @@ def _stages(records: list[StageRecord]) -> list[dict[str, Any]]:
 
 
 def _place(record: StageRecord) -> tuple[int, int, bool]:
-    """Orders stages as the pipeline has them: each chunk's checkpoint behind it."""
+    """Orders stages as the pipeline has them: each chunk's checkpoint after it."""
     order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
     at = order.index(record.kind if record.chunk is None else "train-chunk")
     return (at, record.chunk or 0, record.kind != "train-chunk")
 
 
-def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[dict[str, Any]]:
+def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[dict[str, object]]:
     """Returns a row for each checkpoint that is there, and for each that was read back before it went."""
     parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
@@ -178,11 +177,11 @@ def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[in
     return [rows[step] for step in sorted(rows)]
 
 
-def _row(part: ProofPart, gone: str | None) -> dict[str, Any]:
+def _row(part: ProofPart, gone: str | None) -> dict[str, object]:
     return {**part.model_dump(mode="json"), "fingerprint": part.fingerprint.to_json(), "gone": gone}
 
 
-def write_report(run_uri: str) -> dict[str, Any]:
+def write_report(run_uri: str) -> dict[str, str]:
     """Renders the run's report into the store and hands it to the tracking run.
 
     Returns:

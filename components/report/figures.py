@@ -38,7 +38,7 @@ Report = Mapping[str, Any]
 
 
 def draw(report: Report) -> dict[str, Markup]:
-    """All plots by name; one that has nothing to show is missing."""
+    """Returns all plots by name; one that has nothing to show is missing."""
     plots: dict[str, tuple[str, Callable[[Report, svg.Canvas], Figure | None]]] = {
         "loss": ("Training and eval loss by step", loss_plot),
         "method": ("What the method logs beside the loss, by step", method_plot),
@@ -83,8 +83,8 @@ def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -> Figure | None:
     """Plots of what was logged under these keys, two in a row."""
-    found = {name: svg.series(report["history"], key) for key, name in names.items()}
-    curves = {name: points for name, points in found.items() if len(points[0])}
+    series = {name: svg.series(report["history"], key) for key, name in names.items()}
+    curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:
         return None
     columns = min(2, len(curves)) if canvas is svg.WIDE else 1
@@ -163,7 +163,7 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
 
 
 def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = True) -> None:
-    """The step axis over the whole plan, with a thin line at each hand-over."""
+    """Returns the step axis over the whole plan, with a thin line at each hand-over."""
     planned = [chunk for chunk in report["chunks"] if not chunk["spare"]]
     ends = [chunk["target_step"] for chunk in planned]
     last = max([*ends, *(entry["step"] for entry in report["history"][-1:]), ax.get_xlim()[1] if not ends else 1])
@@ -217,7 +217,7 @@ def _mark_levels(ax: Axes, headline: Mapping[str, Any]) -> None:
 
 
 def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> list[tuple[str, dict[str, float], str]]:
-    """Label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
+    """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
     by_chunk = sum(len(chunk["attempts"]) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
     for chunk in chunks:
@@ -239,7 +239,7 @@ def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> li
 
 
 def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
-    """`train chunk 1` … `train chunk 100` become `train chunk × 100`."""
+    """Joins `train chunk 1` … `train chunk 100` to `train chunk × 100`."""
     bases = [re.sub(r"\W*\d+$", "", name) for name in stages]
     merged: dict[str, float] = {}
     for base, seconds in zip(bases, stages.values(), strict=True):
@@ -251,7 +251,7 @@ def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
 def _bar_figure(
     canvas: svg.Canvas, labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]
 ) -> tuple[Figure, Axes, float]:
-    """An empty bar plot with row labels, times at the bars' ends, and the seconds in its unit of time."""
+    """Returns an empty bar plot with row labels, times at the bars' ends, and the seconds in its unit of time."""
     row_height = 25 if len(labels) <= 16 else 17 if len(labels) <= 40 else 10
     figure, (ax,) = svg.blank_figure(canvas, row_height * len(labels) + 84)
     unit, scale = next((u for u in (("hours", 3600), ("minutes", 60)) if seconds.max() > 3 * u[1]), ("seconds", 1))
@@ -277,6 +277,6 @@ def _bar_figure(
 
 
 def _label(name: str) -> str:
-    """The name in at most 24 printable characters."""
+    """Returns the name in at most 24 printable characters."""
     printable = "".join(character for character in name if character.isprintable())
     return printable if len(printable) <= 24 else f"{printable[:23]}…"

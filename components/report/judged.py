@@ -50,7 +50,7 @@ class Figure:
     held: bool
 
 
-def collected(run: Run, evaluation: Evaluation | None) -> dict[str, Any] | None:
+def collected(run: Run, evaluation: Evaluation | None) -> dict[str, object] | None:
     """Returns the evaluation as the page shows it, with its examples; None for a run that was not evaluated."""
     if evaluation is None:
         return None

@@ -58,7 +58,7 @@ class Proof:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as one HTML document; the same report gives the same bytes."""
+    """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters["clip"] = clip
     proof = read_proof(report)
@@ -84,13 +84,13 @@ def render(report: dict[str, Any]) -> str:
 
 
 def family(report: Report) -> Markup | None:
-    """The tree of the run's relatives, None where it has none."""
+    """Returns the tree of the run's relatives, None where it has none."""
     members = report.get("family") or {}
     return tree_figure.draw(members, report["run"]) if len(members) > 1 else None
 
 
 def verdict(report: Report, proof: Proof) -> tuple[str, str]:
-    """The page's tone (good, warn, bad) and the one sentence that sums the run up."""
+    """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report["headline"])
     num_steps, num_chunks = report["headline"]["steps"], report["headline"]["chunks"]
     if report["state"] == "failed":
@@ -109,7 +109,7 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
 
 
 def loss_clause(headline: Mapping[str, Any]) -> tuple[str, str]:
-    """How what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
+    """Returns how what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
     for key, label in (("reward", "Reward"), ("accuracy", "Accuracy on held-out pairs")):
         old, new = headline.get(f"{key}_before"), headline.get(f"{key}_after")
         if old is not None and new is not None:
@@ -146,21 +146,21 @@ def read_proof(report: Report) -> Proof:
         checked = entry["checked"] or {}
         marks = tuple((part, *MARKS.get(result, ("✗", result))) for part, result in checked.items())
         wrong = {part: result for part, result in checked.items() if result not in MARKS}
-        problems = [f"{part} {'differs' if found == 'mismatch' else found}" for part, found in wrong.items()]
+        problems = [f"{part} {'differs' if problem == 'mismatch' else problem}" for part, problem in wrong.items()]
         if digests.get(entry["parent_step"], entry["parent_digest"]) != entry["parent_digest"]:
             problems.append(f"parent is not the checkpoint of step {entry['parent_step']:,}")
         before = entries[position - 1]["fingerprint"] or {} if position else {}
         now = entry["fingerprint"] or {}
         changes = tuple(f"{key} {before[key]} → {now[key]}" for key in now if before.get(key, now[key]) != now[key])
         rows.append(ProofRow(entry=entry, marks=marks, problems=tuple(problems), changes=changes))
-    found = {part for row in rows for part, _, _ in row.marks}
-    parts = tuple(part for part in PARTS if part in found) + tuple(sorted(found - set(PARTS)))
+    problem = {part for row in rows for part, _, _ in row.marks}
+    parts = tuple(part for part in PARTS if part in problem) + tuple(sorted(problem - set(PARTS)))
     tone, word, sentence = judge(rows, report)
     return Proof(rows=tuple(rows), parts=parts, tone=tone, word=word, sentence=sentence)
 
 
 def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
-    """Tone, one word and a clause for the whole proof; never more than the rows bear out."""
+    """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
     broken = [row for row in rows if row.problems]
@@ -200,22 +200,22 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
 
 
 def ran_through(report: Report, step: int) -> bool:
-    """Whether an attempt trained on past the end of a chunk before its own that had left it undone."""
+    """Tells whether an attempt trained on past the end of a chunk before its own that had left it undone."""
     attempts = [attempt for chunk in report["chunks"] for attempt in chunk["attempts"]]
     return any(attempt["from_step"] < step < (attempt["to_step"] or 0) for attempt in attempts)
 
 
 def progress(report: Report) -> tuple[int, int]:
-    """The last step that was reached and the last that was planned."""
+    """Returns the last step that was reached and the last that was planned."""
     reached = [entry["step"] for entry in report["history"][-1:]] + [entry["step"] for entry in report["proof"]]
     planned = [chunk["target_step"] for chunk in report["chunks"]] + [report["headline"]["steps"] or 0]
     return max(reached, default=0), max(planned)
 
 
 def tiles(report: Report) -> list[tuple[str, str, str]]:
-    """Label, value and a remark for each key figure that is known."""
+    """Returns label, value and a remark for each key figure that is known."""
     head = report["headline"]
-    found: list[tuple[str, str, str]] = []
+    shown: list[tuple[str, str, str]] = []
     for label, key in (
         ("Reward", "reward"),
         ("Accuracy", "accuracy"),
@@ -226,29 +226,29 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
         if before is not None or after is not None:
             remark = "not measured before" if before is None else f"before: {number(before)}"
             value, remark = (before, "before training") if after is None else (after, remark)
-            found.append((label, number(value), remark))
+            shown.append((label, number(value), remark))
     if head.get("reward_accuracy") is not None:
         remark = f"margin {number(head['reward_margin'])} nats"
-        found.append(("Preference accuracy", f"{head['reward_accuracy']:.0%}", remark))
+        shown.append(("Preference accuracy", f"{head['reward_accuracy']:.0%}", remark))
     if head["steps"]:
-        found.append(("Steps", f"{head['steps']:,}", f"in {count(head['chunks'], 'chunk')}"))
+        shown.append(("Steps", f"{head['steps']:,}", f"in {count(head['chunks'], 'chunk')}"))
     if head["trained_tokens"]:
-        found.append(("Tokens trained", number(head["trained_tokens"]), ""))
+        shown.append(("Tokens trained", number(head["trained_tokens"]), ""))
     if head["train_rows"] is not None:
-        found.append(("Training rows", number(head["train_rows"]), f"{number(head['eval_rows'])} for eval"))
+        shown.append(("Training rows", number(head["train_rows"]), f"{number(head['eval_rows'])} for eval"))
     if head["parameters"]:
         trained = head["trainable_parameters"]
         remark = "" if trained is None else f"{number(trained)} trained"
         remark = "all trained" if trained == head["parameters"] else remark
-        found.append(("Parameters", number(head["parameters"]), remark))
+        shown.append(("Parameters", number(head["parameters"]), remark))
     total, train = chunk_seconds(report["chunks"])
     if total:
-        found.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
-    return found
+        shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    return shown
 
 
 def chunk_seconds(chunks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """All seconds spent in chunk attempts, and those spent training."""
+    """Returns all seconds spent in chunk attempts, and those spent training."""
     phases = [attempt["seconds"] or {} for chunk in chunks for attempt in chunk["attempts"]]
     total = sum(part.get(phase) or 0.0 for part in phases for phase in figures.PHASES)
     return total, sum(part.get("train") or 0.0 for part in phases)
@@ -265,7 +265,7 @@ def time_note(chunks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost_note(cost: Mapping[str, Any]) -> str:
-    """What chunks cost beside training, in one line; parts that are not known are left out."""
+    """Returns what chunks cost beside training, in one line; parts that are not known are left out."""
     sent, received, stall = cost["bytes_sent"], cost["bytes_received"], cost["save_stall"]
     told = [
         "" if cost["goodput"] is None else f"goodput {cost['goodput']:.0%} since the run began",

@@ -33,21 +33,21 @@ def look(
     from baton.components.shared.core import events
 
     with events.stage("look"):
-        found = look(recipe, store, source, owner)
-        said = f"**{found.decision}**: {found.words}\n"
+        finding = look(recipe, store, source, owner)
+        words = f"**{finding.decision}**: {finding.words}\n"
         for path, text in (
-            (page.path, said),
-            (run_name, found.run),
-            (changed, found.recipe),
-            (sources, found.source),
+            (page.path, words),
+            (run_name, finding.run),
+            (changed, finding.recipe),
+            (sources, finding.source),
         ):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-    return found.decision
+    return finding.decision
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
+def promote_or_keep(store: str, run_name: str, phase: str, outcome: str) -> str:
     """Puts the new model in the place of the one in use, or keeps that.
 
     Args:
@@ -59,11 +59,11 @@ def settle(store: str, run_name: str, phase: str, outcome: str) -> str:
     Returns:
         `promoted` or `rejected`.
     """
-    from baton.components.retrain.settle import settle
+    from baton.components.retrain.promotion import promote_or_keep
     from baton.components.shared.core import events
 
     with events.stage("promote or keep"):
-        return settle(store, f"{run_name}-{phase}" if phase else run_name)
+        return promote_or_keep(store, f"{run_name}-{phase}" if phase else run_name)
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -76,7 +76,7 @@ def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalSta
         owner: This retraining.
         status: How it went.
     """
-    from baton.components.retrain.settle import release
+    from baton.components.retrain.promotion import release
     from baton.components.shared.core import events
 
     with events.stage("release"):

@@ -1,4 +1,4 @@
-"""What a recipe's sources hold: looked at cheaply first, and read only where they look different from last time."""
+"""Digests of a recipe's sources: read only where size or time differ from last time."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def data_digest(recipe: Recipe, storage: Storage) -> str:
     path = f"models/{recipe.name}/seen.json"
     before = _read(storage, path)
     now: Seen = {}
-    found = []
+    contents = []
     for part in recipe.phase_recipes() or [recipe]:
         for source in part.data.sources:
-            said = source.model_dump(mode="json", exclude={"uri"})
-            found.append([said, *sorted(_contents(source, before, now))])
+            settings = source.model_dump(mode="json", exclude={"uri"})
+            contents.append([settings, *sorted(_contents(source, before, now))])
     if now != before:
         storage.write(path, json.dumps(now).encode())
-    return _sha256(found)
+    return _sha256(contents)
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -55,12 +55,12 @@ def recipe_digest(recipe: Recipe) -> str:
 
     The number of chunks is not among it, nor what comes after training, nor how retraining itself is set.
     """
-    found = []
+    documents = []
     for part in recipe.phase_recipes() or [recipe]:
         document = identity(part)
         del document["chunks"], document["retrain"]
-        found.append([document, code.digest(part.hooks.source) if part.hooks.source else None])
-    return _sha256(found)
+        documents.append([document, code.digest(part.hooks.source) if part.hooks.source else None])
+    return _sha256(documents)
 
 
 def digest_of(*parts: Any) -> str:
@@ -83,9 +83,9 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
         return [signature, files[uri].storage.sha256(files[uri].path)[1]]
 
     files = {file.uri: file for file in sources.files([source.uri])}
-    found = dict(zip(sorted(files), bundles.each(look, sorted(files)), strict=True))
-    now |= found
-    return [digest for _, digest in found.values()]
+    digests = dict(zip(sorted(files), bundles.each(look, sorted(files)), strict=True))
+    now |= digests
+    return [digest for _, digest in digests.values()]
 
 
 def _signature(file: SourceFile) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from baton.components.retrain import outcome
 from baton.components.retrain.content import data_digest, digest_of, recipe_digest
@@ -13,14 +12,14 @@ from baton.components.shared.runs import accepted
 from baton.components.shared.runs.accepted import Accepted
 from baton.components.shared.runs.documents.outcome import RetrainNote
 from baton.components.shared.runs.run import Run
-from baton.components.shared.runs.turns import Turns
+from baton.components.shared.runs.turns import Holder, Turns
 from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
 
 
 @dataclass(frozen=True)
-class Found:
-    """What there is to do.
+class Decision:
+    """The decision, its reason and, where there is something to train, the run and its recipe.
 
     Attributes:
         decision: `train`, `unchanged` or `busy`.
@@ -37,7 +36,7 @@ class Found:
     source: str = ""
 
 
-def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
+def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
     """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
@@ -53,57 +52,57 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Found:
     """
     recipe = _with_changes(recipe_file.loads(recipe_json), store, source)
     storage = Storage(recipe.store.uri)
-    found, _ = _examine(recipe, storage)
+    result, _ = _examine(recipe, storage)
     turns = Turns(storage, recipe.name, owner)
-    if found.decision == "train":
+    if result.decision == "train":
         wait = recipe.retrain.concurrency == "queue"
         if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
-            found, note = _examine(recipe, storage)  # the one before may have done it
+            result, note = _examine(recipe, storage)  # the one before may have done it
             if note:
-                _begin(recipe, storage, found, note.model_copy(update={"owner": owner}), turns)
+                _begin(recipe, storage, result, note.model_copy(update={"owner": owner}), turns)
             else:
                 turns.end()
         else:
-            found = Found("busy", f"another retraining of {recipe.name} is under way")
-    if found.decision != "train":
-        outcome.keep(storage, recipe.name, owner, found.decision, found.words)
-    events.emit("looked", decision=found.decision, words=found.words, run=found.run)
-    return found
+            result = Decision("busy", f"another retraining of {recipe.name} is under way")
+    if result.decision != "train":
+        outcome.keep(storage, recipe.name, owner, result.decision, result.words)
+    events.emit("looked", decision=result.decision, words=result.words, run=result.run)
+    return result
 
 
-def _examine(recipe: Recipe, storage: Storage) -> tuple[Found, RetrainNote | None]:
+def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | None]:
     """Compares data and recipe with those of the model in use.
 
     Returns:
         What there is to do, and what the run is to know of it.
     """
-    standing = accepted.newest(storage, recipe.name)
+    in_use = accepted.newest(storage, recipe.name)
     now = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
-    before = standing.model
+    before = in_use.model
     changed = [name for name in now if before is None or getattr(before, name) != now[name]]
     if before and not changed:
-        return Found("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
-    goes_on = recipe.retrain.start == "accepted" and changed == ["data"]
-    start = [standing.number, recipe.retrain.replay] if goes_on else []
+        return Decision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
+    continues = recipe.retrain.start == "accepted" and changed == ["data"]
+    start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     # Named by what it is made of: one that broke off is found again without anybody remembering its name.
     run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
     # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
-    verdict = digest_of(now, start, standing.number, parts[-1].evaluation.model_dump(mode="json"))
+    verdict = digest_of(now, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
-        return Found("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
-    if goes_on:
-        recipe = _going_on(recipe, standing)
-    learnt = recipe.retrain.learnt if goes_on else []
-    note = RetrainNote(model=recipe.name, number=standing.number, verdict=verdict, learnt=learnt, **now)
+        return Decision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
+    if continues:
+        recipe = _continued(recipe, in_use)
+    learnt = recipe.retrain.learnt if continues else []
+    note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **now)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
-    words += f"; goes on from model {standing.number}" if goes_on else ""
+    words += f"; continues from model {in_use.number}" if continues else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
-    return Found("train", words, run, recipe_file.dumps(recipe), source_parameter), note
+    return Decision("train", words, run, recipe_file.dumps(recipe), source_parameter), note
 
 
-def _begin(recipe: Recipe, storage: Storage, found: Found, note: RetrainNote, turns: Turns) -> None:
-    runs = [f"{found.run}-{phase.name}" for phase in recipe.phases] or [found.run]
+def _begin(recipe: Recipe, storage: Storage, result: Decision, note: RetrainNote, turns: Turns) -> None:
+    runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
     Run(storage, runs[-1]).write(note)
     turns.note(runs)
 
@@ -116,14 +115,14 @@ def _with_changes(recipe: Recipe, store: str, source: str) -> Recipe:
     return recipe_file.validate(document, origin="pipeline parameters")
 
 
-def _going_on(recipe: Recipe, standing: Accepted) -> Recipe:
+def _continued(recipe: Recipe, in_use: Accepted) -> Recipe:
     """Returns the recipe that starts from the model in use."""
-    assert standing.model is not None
+    assert in_use.model is not None
     document = recipe.model_dump(mode="json")
-    document["model"] |= {"base": standing.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
-    document["retrain"]["learnt"] = standing.model.learnt
+    document["model"] |= {"base": in_use.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
+    document["retrain"]["learnt"] = in_use.model.learnt
     return recipe_file.validate(document, origin="the accepted model")
 
 
-def _tell_waiting(holder: dict[str, Any]) -> None:
+def _tell_waiting(holder: Holder) -> None:
     events.emit("queued", behind=holder["owner"], since=holder["at"])

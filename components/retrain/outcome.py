@@ -1,4 +1,4 @@
-"""What a retraining came to, kept in the store for whoever started it.
+"""Outcomes of retrainings, kept in the store for the process that started them.
 
 models/<name>/outcomes/<owner>.json     of each retraining: see `STATES`
 models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
@@ -26,7 +26,7 @@ STATES = ("unchanged", "busy", "promoted", "rejected", "failed")
 
 
 def keep(storage: Storage, name: str, owner: str, state: str, words: str, **more: object) -> None:
-    """Keeps what a retraining came to, and tells whoever watches.
+    """Keeps what a retraining came to, and emits it as an event.
 
     Args:
         storage: The store.

@@ -20,7 +20,7 @@ def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep,
 
     Args:
         recipe_json: The recipe with its sweep, as `recipe_file.dumps` writes it.
-        name: The sweep's name; one that exists goes on where it stopped.
+        name: The sweep's name; one that exists resumes.
         store: Folder or bucket.
         bracket: Number of the bracket, from 1.
 

@@ -18,7 +18,7 @@ def begin(
 
     Args:
         recipe: The recipe with its sweep, as JSON.
-        sweep_name: Name of the sweep; one that exists goes on where it stopped. Empty: a new one.
+        sweep_name: Name of the sweep; one that exists resumes. Empty: a new one.
         new_name: What the name of a new sweep begins with.
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
@@ -68,18 +68,18 @@ def judge(
     page: dsl.Output[dsl.HTML],
     winner: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> list:
-    """Compares the trials of a rung: the best go on.
+    """Compares the trials of a rung: the best advance.
 
     Args:
         sweep_uri: Address of the sweep.
         rung: Number of the rung, from 1.
         trained: What this stage waits for: the trials' checkpoints; not read.
-        summary: Who goes on, and who is stopped and why.
+        summary: Which trials advance, and which are stopped and why.
         page: The sweep so far.
         winner: Address of the best run that is trained to its end, empty before there is one.
 
     Returns:
-        Addresses of the runs that go on.
+        Addresses of the runs that advance.
     """
     from baton.components.shared.core import events
     from baton.components.shared.sweeps.sweep import Sweep

@@ -23,7 +23,7 @@ BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
 """Colours by rank, and what they stand for."""
 NAMED = 6
-"""Curves of survivors that have a line of their own in the legend."""
+"""Curves of survivors that have their own line in the legend."""
 
 
 def draw(view: View) -> dict[str, Markup]:
@@ -38,12 +38,12 @@ def draw(view: View) -> dict[str, Markup]:
 
 
 def score_plot(view: View, canvas: Canvas) -> Figure | None:
-    """The score behind each chunk."""
+    """Plots the score after each chunk."""
     return _curves(view, canvas, view.metric, lambda trial: _points(trial.scores), marks=True)
 
 
 def loss_plot(view: View, canvas: Canvas) -> Figure | None:
-    """The training loss."""
+    """Plots the training loss."""
     return _curves(view, canvas, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
 
 
@@ -60,15 +60,15 @@ def color(trial: Trial, scored: int) -> str:
 def _curves(
     view: View, canvas: Canvas, name: str, points: Callable[[Trial], svg.Points], *, marks: bool
 ) -> Figure | None:
-    found = {trial.id: points(trial) for trial in view.trials}
-    shown = [trial for trial in view.trials if len(found[trial.id][0])]
+    curves = {trial.id: points(trial) for trial in view.trials}
+    shown = [trial for trial in view.trials if len(curves[trial.id][0])]
     if not shown:
         return None
     scored = sum(trial.rank is not None for trial in view.trials)
     figure, (ax,) = svg.blank_figure(canvas, 360 if canvas is svg.WIDE else 320)
     limit = max(24, canvas.num_points // len(shown))
     for trial in reversed(shown):  # the best on top
-        xs, ys = found[trial.id]
+        xs, ys = curves[trial.id]
         if not marks:
             xs, ys = _smoothed(xs, ys)
         alive = trial.is_alive
@@ -81,7 +81,7 @@ def _curves(
             alpha=1.0 if alive else 0.45,
             zorder=3 if alive else 2,
         )
-    _log_if_wide(ax, np.concatenate([ys for _, ys in (found[trial.id] for trial in shown)]))
+    _log_if_wide(ax, np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)]))
     ax.set_ylabel(name)
     ax.set_xlabel("step")
     ax.set_xlim(left=0)
@@ -140,17 +140,17 @@ class Scale:
 
 def scales(view: View) -> list[Scale]:
     """Returns the axes: each parameter in which trials differ, and the score, the better end up."""
-    found = []
+    axes = []
     for path, log in view.parameters.items():
         values = [trial.values.get(path) for trial in view.trials]
         if len({repr(value) for value in values}) > 1:
-            found.append(_scale(_short(path, view), values, log=log))
+            axes.append(_scale(_short(path, view), values, log=log))
     scores = [trial.score if trial.rank else None for trial in view.trials]
     score = _scale(view.metric, scores, log=False)
     if view.mode == "min":
         flipped = [None if place is None else 1 - place for place in score.places]
         score = Scale(score.name, flipped, [(1 - place, text) for place, text in score.ticks])
-    return [*found, score]
+    return [*axes, score]
 
 
 def _scale(name: str, values: Sequence[Any], *, log: bool) -> Scale:
@@ -184,7 +184,7 @@ def _numeric(name: str, values: Sequence[Any], numbers: list[float], *, log: boo
 
 
 def parallel_plot(view: View, canvas: Canvas) -> Figure | None:
-    """A line for each trial through its values to its score; axes stand on a wide page and lie on a narrow one."""
+    """Plots a line for each trial through its values to its score; axes stand on a wide page, lie on a narrow one."""
     axes = scales(view)
     if len(axes) < 2 or not any(trial.rank for trial in view.trials):
         return None
@@ -215,18 +215,18 @@ def parallel_plot(view: View, canvas: Canvas) -> Figure | None:
 def _axis(ax: Axes, at: int, scale: Scale, *, wide: bool, last: bool) -> None:
     ends = ([at, at], [0, 1]) if wide else ([0, 1], [-at, -at])
     ax.plot(*ends, color=svg.MUTED, lw=1.2, zorder=1)
-    behind = {"facecolor": svg.PANEL, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+    box = {"facecolor": svg.PANEL, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
     title: dict[str, Any] = {"color": svg.INK, "fontweight": "bold" if last else "normal", "va": "bottom", "zorder": 4}
     if wide:
         ax.text(at, 1.06, scale.name, ha="center", **title)
     else:
-        ax.text(0, -at + 0.13, scale.name, ha="left", bbox=behind, **title)
+        ax.text(0, -at + 0.13, scale.name, ha="left", bbox=box, **title)
     shown: list[float] = []
     for place, text in scale.ticks:
         if any(abs(place - other) < (0.045 if wide else 0.12) for other in shown):
             continue
         shown.append(place)
-        style: dict[str, Any] = {"color": svg.MUTED, "fontsize": 10.5, "zorder": 4, "bbox": behind}
+        style: dict[str, Any] = {"color": svg.MUTED, "fontsize": 10.5, "zorder": 4, "bbox": box}
         if wide:
             ax.text(at + (0.04 if last else -0.04), place, text, ha="left" if last else "right", va="center", **style)
         else:

@@ -1,4 +1,4 @@
-"""A rung of a sweep: who goes on, who is stopped, and what people have asked for in the meantime."""
+"""A rung of a sweep: which trials advance, which are stopped, and what people have asked for in the meantime."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ logger = logging.getLogger("baton")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a rung comes to.
+    """The runs that advance from a rung, the winner of the last, and a summary.
 
     Attributes:
-        kept: Addresses of the runs that go on, the best first.
+        kept: Addresses of the runs that advance, the best first.
         winner: Address of the best run of all so far that is trained to its end, empty before there is one.
         summary: The rung in Markdown.
     """
@@ -54,13 +54,13 @@ def decide(
 
     Args:
         entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with None, cannot go on.
-        keep: How many go on.
+        values: Trial → score; one without, or with None, cannot advance.
+        keep: How many advance.
         mode: `min` or `max`.
         stopped: Trials that somebody has asked to stop.
 
     Returns:
-        Who goes on, the best first, and all others that were ranked, in their order.
+        Those that advance, the best first, and all others that were ranked, in their order.
     """
     sign = 1 if mode == "min" else -1
     scored = {trial: value for trial in entered if trial not in stopped and (value := values.get(trial)) is not None}
@@ -86,24 +86,24 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
-    standing = sweep.rung(number)
-    found = standing or _judged(sweep, document, rung, trials, wishes)
-    found = _with_wishes(sweep, found, trials, wishes)
-    if not found.kept:
+    committed = sweep.rung(number)
+    verdict = committed or _judged(sweep, document, rung, trials, wishes)
+    verdict = _with_wishes(sweep, verdict, trials, wishes)
+    if not verdict.kept:
         raise BatonError(
-            f"no trial of sweep {sweep.name!r} goes on from rung {number}: {_why(found.stopped)}.",
+            f"no trial of sweep {sweep.name!r} advances from rung {number}: {_why(verdict.stopped)}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     # Before all that follows from it: a judge that is started again after a crash finds the same verdict.
-    sweep.keep_rung(found)
-    for run in (sweep.run(trials[trial]) for trial in found.kept if trials[trial].bracket == 0):
+    sweep.keep_rung(verdict)
+    for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
         tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
     winner = _winner(sweep, document.mode, rungs, trials, wishes)
-    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=found.kept, stopped=len(found.stopped))
+    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
     return Verdict(
-        kept=[sweep.run(trials[trial]).uri for trial in found.kept],
+        kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
-        summary=_summary(document, found, trials, recipe),
+        summary=_summary(document, verdict, trials, recipe),
     )
 
 
@@ -154,24 +154,24 @@ def _judged(
 
 def _with_wishes(
     sweep: Sweep,
-    found: RungVerdict,
+    verdict: RungVerdict,
     trials: dict[str, TrialEntry],
     wishes: Mapping[str, Wish | None],
 ) -> RungVerdict:
-    """Returns a rung's document with the trials that somebody has asked for among those that go on."""
-    gone = [trial for trial in found.kept if _wish(wishes, trial) == "stop"]
-    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in found.kept]
+    """Returns a rung's document with the trials that somebody has asked for among those that advance."""
+    gone = [trial for trial in verdict.kept if _wish(wishes, trial) == "stop"]
+    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in verdict.kept]
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
-    stopped = [entry for entry in found.stopped if entry.id not in asked]
+    stopped = [entry for entry in verdict.stopped if entry.id not in asked]
     stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
-    kept = [trial for trial in found.kept if trial not in gone] + asked
-    return found.model_copy(update={"kept": kept, "stopped": stopped})
+    kept = [trial for trial in verdict.kept if trial not in gone] + asked
+    return verdict.model_copy(update={"kept": kept, "stopped": stopped})
 
 
 def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
     """Returns the trials that trained for a rung."""
     if rung.first == 1:
-        return [trial for trial, found in trials.items() if found.bracket == rung.bracket]
+        return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)
     if before is None:
         raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
@@ -186,8 +186,8 @@ def _winner(
     wishes: Mapping[str, Wish | None],
 ) -> str | None:
     """Returns the best of the trials that have come to their end, and notes it with the sweep."""
-    ended = [found for rung in rungs if rung.chunk == rungs[-1].chunk and (found := sweep.rung(rung.number))]
-    values = {trial: score.value for found in ended for trial, score in found.scores.items()}
+    ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]
+    values = {trial: score.value for verdict in ended for trial, score in verdict.scores.items()}
     stopped = {trial for trial in values if _wish(wishes, trial) == "stop"}
     best, _ = decide(list(values), values, 1, mode, stopped)
     if not best:
@@ -221,7 +221,7 @@ def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntr
     why = {entry.id: entry.why for entry in rung.stopped}
     paths = list(recipe.sweep.parameters) if recipe.sweep else []
     lines = [
-        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} go on",
+        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} advance",
         "",
         f"| trial | {' | '.join(paths)} | {document.metric} | |",
         "|" + "---|" * (len(paths) + 3),
@@ -230,6 +230,6 @@ def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntr
         score = rung.scores.get(trial)
         value = score.value if score else None
         values = [str(trials[trial].values.get(path, "")) for path in paths]
-        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "goes on")]
+        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "advances")]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"

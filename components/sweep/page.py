@@ -79,24 +79,24 @@ def sentence(view: View) -> str:
 
 def tiles(view: View) -> list[tuple[str, str, str]]:
     """Returns label, value and a remark for each key figure that is known."""
-    found, spent = [], sweep_view.cost(view)
+    shown, spent = [], sweep_view.cost(view)
     states = [trial.state for trial in view.trials]
     if view.best:
-        found.append((f"Best {view.metric}", score_text(view.best.score), f"{view.best.id}, of all that came as far"))
+        shown.append((f"Best {view.metric}", score_text(view.best.score), f"{view.best.id}, of all that came as far"))
     alive = sum(trial.is_alive for trial in view.trials)
     failed = f", {states.count('failed')} failed" if "failed" in states else ""
-    found.append(("Configurations", f"{len(states)}", f"{alive} not stopped{failed}"))
+    shown.append(("Configurations", f"{len(states)}", f"{alive} not stopped{failed}"))
     if spent["steps"]:
-        found.append(("Steps trained", number(spent["steps"]), _of(spent["steps"], spent["steps_all"], number)))
+        shown.append(("Steps trained", number(spent["steps"]), _of(spent["steps"], spent["steps_all"], number)))
     if spent["seconds"]:
-        found.append(("Time of all chunks", duration(spent["seconds"]), _of(*_pair(spent, "seconds"), duration)))
+        shown.append(("Time of all chunks", duration(spent["seconds"]), _of(*_pair(spent, "seconds"), duration)))
     if spent["gpu_hours"]:
-        found.append(("GPU-hours", number(spent["gpu_hours"]), _of(*_pair(spent, "gpu_hours"), number)))
+        shown.append(("GPU-hours", number(spent["gpu_hours"]), _of(*_pair(spent, "gpu_hours"), number)))
     if spent["seconds"] and spent["seconds_all"] and view.rungs:
         saved = max(spent["seconds_all"] - spent["seconds"] - _to_come(view, spent), 0.0)
         words = "by stopping early, against training all to the end"
-        found.append(("Saved", f"{saved / spent['seconds_all']:.0%}", f"{duration(saved)} {words}"))
-    return found
+        shown.append(("Saved", f"{saved / spent['seconds_all']:.0%}", f"{duration(saved)} {words}"))
+    return shown
 
 
 def _pair(spent: dict[str, float | None], name: str) -> tuple[float | None, float | None]:
@@ -129,7 +129,7 @@ def where(trial: Trial) -> str:
     if trial.state == "ended":
         place = trial.why.partition(",")[0]
         return f"trained to its end{f'; {place}' if place else ''}"
-    return f"went on from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
+    return f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
 
 
 def value_text(value: Any) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Written:
-    """What a file holds.
+    """Counts of a written file.
 
     Attributes:
         rows: Sequences.

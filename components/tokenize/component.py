@@ -4,12 +4,12 @@ from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def tokenize(run_uri: str, standing: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]) -> str:
+def tokenize(run_uri: str, cache_key: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]) -> str:
     """Turns the split into tokens once per content, and plans the steps of the run.
 
     Args:
         run_uri: Address of the run.
-        standing: Changes when something is gone that a finished stage had left; not read.
+        cache_key: Changes when something is gone that a finished stage had left; not read.
         metrics: Counts of sequences and tokens, and the number of steps.
         page: What was found in the rows, and how long they are.
 
@@ -22,9 +22,9 @@ def tokenize(run_uri: str, standing: str, metrics: dsl.Output[dsl.Metrics], page
     from baton.components.tokenize.tokenization import tokenize_run
 
     with events.stage("tokenize"):
-        found = tokenize_run(run_uri)
+        tokens = tokenize_run(run_uri)
         for name in ("train", "eval", "tokens", "truncated", "dropped", "steps"):
-            metrics.log_metric(name, found[name])
+            metrics.log_metric(name, tokens[name])
         with open(page.path, "w", encoding="utf-8") as file:
             file.write(quality_page.write(Run.open(run_uri)))
-    return found["data_uri"]
+    return tokens["data_uri"]

@@ -43,7 +43,7 @@ def batch_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callabl
         if not data.extra_columns:
             return made
         extras = [{name: row[name] for name in data.extra_columns} for row in rows]
-        return [[{**extra, **new} for new in found] for extra, found in zip(extras, made, strict=True)]
+        return [[{**extra, **new} for new in made_rows] for extra, made_rows in zip(extras, made, strict=True)]
 
     return encode_batch
 
@@ -98,11 +98,11 @@ def encode(
     wholes = _ids([x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows], tokenizer)
     if not completion_only:
         return [{"input_ids": ids, "labels": ids} for ids in wholes]
-    found = []
+    columns = []
     for prompt, whole in zip(_heads(rows, tokenizer, separator), wholes, strict=True):
         length = common_prefix_length(prompt, whole)
-        found.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
-    return found
+        columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
+    return columns
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
@@ -125,22 +125,22 @@ def _conversations(rows: list[Row], tokenizer: PreTrainedTokenizerBase, assistan
     rendered = tokenizer.apply_chat_template(
         conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    found = []
+    encoded = []
     for ids, marked in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True):
         labels = [x if mark else IGNORED for x, mark in zip(ids, marked, strict=True)]
-        found.append({"input_ids": list(ids), "labels": labels})
-    return found
+        encoded.append({"input_ids": list(ids), "labels": labels})
+    return encoded
 
 
 def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
     prompts = _heads(rows, tokenizer, data.separator)
     both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
-    found: list[list[Row]] = []
+    encoded: list[list[Row]] = []
     for prompt, chosen, rejected in zip(prompts, *both, strict=True):
         length = min(common_prefix_length(prompt, chosen), common_prefix_length(prompt, rejected))
         row = {"prompt_ids": prompt[:length], "chosen_ids": chosen[length:], "rejected_ids": rejected[length:]}
-        found.append([row])
-    return found
+        encoded.append([row])
+    return encoded
 
 
 def _scored(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
@@ -152,15 +152,15 @@ def _rated(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> l
     single = "completion" in rows[0]
     answers = ("completion",) if single else ("chosen", "rejected")
     prompts = _heads(rows, tokenizer, data.separator)
-    found: list[list[Row]] = [[] for _ in rows]
+    encoded: list[list[Row]] = [[] for _ in rows]
     for answer in answers:
         for made, row, prompt, whole in zip(
-            found, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
+            encoded, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
         ):
             length = common_prefix_length(prompt, whole)
             label = row["label"] if single else answer == "chosen"
             made.append({"prompt_ids": prompt[:length], "completion_ids": whole[length:], "label": label})
-    return found
+    return encoded
 
 
 def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
@@ -174,7 +174,7 @@ def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) ->
 
 
 def _heads(rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
-    """Returns the tokens of each prompt alone, as the model would go on from it."""
+    """Returns the tokens of each prompt alone, as the model would continue it."""
     prompts = [row["prompt"] for row in rows]
     if isinstance(prompts[0], list):
         return _rendered(prompts, tokenizer, add_generation_prompt=True)
@@ -189,10 +189,10 @@ def _wholes(rows: list[Row], answer: str, tokenizer: PreTrainedTokenizerBase, se
 
 
 def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
-    found: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
+    encoded: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
         "input_ids"
     ]
-    return found
+    return encoded
 
 
 def _rendered(conversations: list[Any], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[Ids]:

@@ -1,4 +1,4 @@
-"""How long rows are in tokens, which of them fit, and what the recipe has to say to that."""
+"""Measures rows in tokens, cuts or drops those that do not fit, and holds the counts against the recipe."""
 
 from __future__ import annotations
 

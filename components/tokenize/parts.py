@@ -49,7 +49,7 @@ class Parts:
         """Returns what each part that is there says about itself, by name."""
         names = self.storage.list(self._path("parts"))
         documents = bundles.each(lambda name: json.loads(self.storage.read(self._path(f"parts/{name}"))), names)
-        return {name.removesuffix(".json"): found for name, found in zip(sorted(names), documents, strict=True)}
+        return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:
         """Sends a segment's files, removes them here, and returns the part that counts: ours, or who was first."""
@@ -107,19 +107,19 @@ class Parts:
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
                 self._give_up(name)
-        publication = BundleWriter(self.storage, self.prefix, kind="tokens")
+        writer = BundleWriter(self.storage, self.prefix, kind="tokens")
         # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
         # them.
-        publication.folder, publication.files = self.folder, files
-        return publication.commit(meta)[0]
+        writer.folder, writer.files = self.folder, files
+        return writer.commit(meta)[0]
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
         path = self._path(f"parts/{name}.json")
         # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
         # segment is made again.
         self.storage.create(path, json.dumps(part, sort_keys=True).encode())
-        standing: dict[str, Any] = json.loads(self.storage.read(path))
-        return standing
+        existing: dict[str, Any] = json.loads(self.storage.read(path))
+        return existing
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")

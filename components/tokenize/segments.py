@@ -1,4 +1,4 @@
-"""A side of the split in segments: each becomes one Arrow file, whoever does it and whenever.
+"""A side of the split in segments: each becomes one Arrow file, whichever process writes it and whenever.
 
 Where a segment begins and ends depends on the file alone, so that what is done stays done when the stage is killed, and
 any number of workers gives the same files.
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
@@ -62,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What became of a segment.
+    """A tokenized segment: its local files and counts.
 
     Attributes:
         name: The segment's.
@@ -72,7 +72,7 @@ class Made:
 
     name: str
     files: dict[str, str]
-    figures: dict[str, Any]
+    figures: dict[str, object]
 
 
 def cut(path: str, side: str) -> list[Segment]:
@@ -80,16 +80,16 @@ def cut(path: str, side: str) -> list[Segment]:
     # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
     # them are made.
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
-    found: list[Segment] = []
+    segments: list[Segment] = []
     start, line = 0, 1
     with open(path, "rb") as file:
         while block := file.read(size):
             rest = b"" if block.endswith(b"\n") else file.readline()
             end = start + len(block) + len(rest)
-            found.append(Segment(side=side, index=len(found), path=path, start=start, end=end, first_line=line))
+            segments.append(Segment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line))
             line += block.count(b"\n") + rest.count(b"\n")
             start = end
-    return found
+    return segments
 
 
 def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -> Made:
@@ -108,7 +108,7 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
 
     tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
     fitting = Fitting(recipe)
-    dropped: list[dict[str, Any]] = []
+    dropped: list[dict[str, object]] = []
     try:
         batches = _fitted(segment, recipe, tokenizer, fitting, dropped)
         path = f"{folder}/{segment.name}.arrow"
@@ -147,7 +147,7 @@ def _fitted(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     fitting: Fitting,
-    dropped: list[dict[str, Any]],
+    dropped: list[dict[str, object]],
 ) -> Iterator[list[Row]]:
     """Yields batches of rows that can be used, and notes the others."""
     encode = encoding.batch_encoder(recipe, tokenizer)
@@ -157,11 +157,11 @@ def _fitted(
         batch: list[Row] = []
         for line, made in enumerate(encode(rows), number):
             for row in made:
-                found = fitting.fit(row)
-                if isinstance(found, str):
-                    dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": found})
+                fitted = fitting.fit(row)
+                if isinstance(fitted, str):
+                    dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": fitted})
                 else:
-                    batch.append(found)
+                    batch.append(fitted)
         number += len(rows)
         if batch:
             yield batch

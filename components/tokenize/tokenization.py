@@ -61,17 +61,17 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     reused = manifest is not None
     if manifest is None:
         manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
-    found = {name: value for name, value in manifest.meta.items() if name != "files"}
-    found["order"] = order(recipe, found["bytes"])
-    if found["dropped"]:
-        found["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
-    run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **found})
-    lengths.judge(recipe, found["lengths"])
-    plan = make_plan(recipe, found["train"])
+    facts = {name: value for name, value in manifest.meta.items() if name != "files"}
+    facts["order"] = order(recipe, facts["bytes"])
+    if facts["dropped"]:
+        facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
+    run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
+    lengths.judge(recipe, facts["lengths"])
+    plan = make_plan(recipe, facts["train"])
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
-    events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **found)
-    return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **found}
+    events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **facts)
+    return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **facts}
 
 
 def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None) -> str:
@@ -157,16 +157,16 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         meta["truncated"] += part["truncated"]
         meta["dropped"] += part["dropped"]
         longest.merge(part["lengths"])
-    meta |= {side: sum(count for _, count in found) for side, found in rows.items()}
+    meta |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
     _require_rows(meta, recipe)
-    for side, found in rows.items():
-        if found:
-            files |= _describe(parts, side, [name for name, _ in found], scratch)
+    for side, parts_of_side in rows.items():
+        if parts_of_side:
+            files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
     meta["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
     return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
 
 
-def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
+def _require_rows(meta: dict[str, object], recipe: Recipe) -> None:
     for side in REQUIRED:
         if meta[side] == 0:
             raise UserError(
@@ -177,7 +177,7 @@ def _require_rows(meta: dict[str, Any], recipe: Recipe) -> None:
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:
     """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
-    state: dict[str, Any] = {
+    state: dict[str, object] = {
         "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],
         "_fingerprint": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16],
         "_format_columns": None,
@@ -186,13 +186,13 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
         "_output_all_columns": False,
         "_split": None,
     }
-    found = {}
+    entries = {}
     for name, document in (("state.json", state), ("dataset_info.json", {})):
         path = os.path.join(scratch, name)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1, sort_keys=True)
-        found[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
-    return found
+        entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+    return entries
 
 
 def _check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a chunk is: where its run is, and which part of it it trains."""
+"""The context of a chunk: its run, recipe and plan, and the part of it that it trains."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainContext:
         """
         clock = clock or Clock()
         run = Run.open(run_uri)
-        recipe, plan = run.settled_recipe(), run.plan()
+        recipe, plan = run.resolved_recipe(), run.plan()
         slots = plan.slots(recipe.chunks.spare)
         if not 1 <= index <= slots:
             raise UserError(f"chunk {index} does not exist; the run has {slots}, spare ones included.")
@@ -73,5 +73,5 @@ class TrainContext:
     def resolved_again(self) -> TrainContext:
         """Returns the chunk with what was found out for the run since it was opened."""
         # The identity too: what was found out is part of it, and checkpoints are compared by it.
-        recipe = self.run.settled_recipe()
+        recipe = self.run.resolved_recipe()
         return dataclasses.replace(self, recipe=recipe, identity=state_identity(self.run, recipe, self.plan))

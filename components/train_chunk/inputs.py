@@ -1,4 +1,4 @@
-"""What training needs on this machine: a checkpoint, tokens, the base model, the user's code."""
+"""Downloads what training needs: a checkpoint, tokens, the base model, the user's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.components.train_chunk.data.tokens import Tokens
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was downloaded to this machine.
+    """Checkpoint, tokens, models and code on this machine.
 
     Attributes:
         restored: The checkpoint to resume from, None at the start of a run.
@@ -38,7 +38,7 @@ class Inputs:
 
 
 class _Folders(NamedTuple):
-    """What one rank of a machine tells the others of it."""
+    """Local folders, as the rank that downloads them tells the others on its machine."""
 
     restored: Restored | None
     skipped: list[str]

@@ -1,4 +1,4 @@
-"""What a chunk has come to, and the record of it."""
+"""A chunk's outcome, and the record of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a chunk has come to.
+    """A chunk's ending, the step that it reached and the checkpoint there.
 
     Attributes:
         ending: How it ended.

@@ -53,5 +53,5 @@ app.command()(schedule.schedule)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Runs the command line: the entry point of the console script."""
     app()

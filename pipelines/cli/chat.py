@@ -163,32 +163,32 @@ def converse(console: Console, loaded: Sequence[Loaded], system: str | None, set
     start: Messages = [{"role": "system", "content": system}] if system else []
     histories = {model.uri: list(start) for model in loaded}
     console.print("[dim]/new begins anew, /quit ends it.[/]")
-    for said in _inputs(console):
-        if said == "/new":
+    for line in _inputs(console):
+        if line == "/new":
             histories = {model.uri: list(start) for model in loaded}
             continue
         answers = {}
         for model in loaded:
             history = histories[model.uri]
-            history.append({"role": "user", "content": said})
+            history.append({"role": "user", "content": line})
             answers[model.uri] = write(model, [Prompt(history)], settings, 1)[0]
             history.append({"role": "assistant", "content": answers[model.uri]})
         if len(answers) == 1:
             console.print(Text(next(iter(answers.values()))))
         else:
-            show(console, said, answers)
+            show(console, line, answers)
 
 
 def _inputs(console: Console) -> Iterator[str]:
     while True:
         try:
-            said = console.input("[bold]> [/]").strip()
+            line = console.input("[bold]> [/]").strip()
         except EOFError:
             return
-        if said == "/quit":
+        if line == "/quit":
             return
-        if said:
-            yield said
+        if line:
+            yield line
 
 
 def servable(uri: str) -> str:

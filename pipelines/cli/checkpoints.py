@@ -17,12 +17,12 @@ from baton.pipelines.cli.options import Output, OutputOption, RunUri, print_json
 from baton.pipelines.local import results
 from baton.pipelines.local.results import Row
 
-app = typer.Typer(help="Look at the checkpoints of a run, and check every byte.", no_args_is_help=True)
+app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
-    """List the committed checkpoints of a run."""
+    """Lists the committed checkpoints of a run."""
     with reported(output):
         rows = results.list_checkpoints(_existing(run_uri))
         _answer(output, rows, lambda row: f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}")
@@ -34,7 +34,7 @@ def show_checkpoint(
     step: Annotated[int | None, typer.Option(help="Step; the newest when left out.")] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show all that a checkpoint's manifest says."""
+    """Shows all that a checkpoint's manifest says."""
     with reported(output):
         store = CheckpointStore(_existing(run_uri))
         wanted = step if step is not None else max(store.steps(), default=0)
@@ -47,7 +47,7 @@ def show_checkpoint(
 
 @app.command("verify")
 def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
-    """Read every checkpoint back, compare all hashes, and check that they continue each other."""
+    """Reads every checkpoint back, compares all hashes, and checks that they continue each other."""
     with reported(output):
         rows = results.verify_checkpoints(_existing(run_uri))
         _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
@@ -61,7 +61,7 @@ def prune_checkpoints(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and take nothing.")] = False,
     output: OutputOption = Output.text,
 ) -> None:
-    """Take away the checkpoints that the recipe's chunks.keep does not hold."""
+    """Removes the checkpoints that the recipe's chunks.keep does not hold."""
     with reported(output):
         run = _existing(run_uri)
         store, keep, targets = CheckpointStore(run), run.recipe().chunks.keep, run.plan().targets
@@ -85,7 +85,7 @@ def merge_checkpoint(
     shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on standard output.")] = False,
 ) -> None:
-    """Write the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
+    """Writes the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
     with reported(Output.json if as_json else Output.text):
         made = merging.merge(*_chosen(run_uri), folder, shard_size)
         if as_json:
@@ -96,15 +96,15 @@ def merge_checkpoint(
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
 
 
-def _chosen(given: str) -> tuple[CheckpointStore, Checkpoint]:
-    """Returns a checkpoint by the run's address and a step behind an @, the newest without one.
+def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
+    """Returns a checkpoint by the run's address and a step after an @, the newest without one.
 
     Raises:
         UserError: there is none.
     """
-    uri, separator, step = given.rpartition("@")
+    uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
-    store = CheckpointStore(_existing(uri if is_step else given))
+    store = CheckpointStore(_existing(uri if is_step else address))
     for checkpoint in store.committed():
         if not is_step or checkpoint.step == int(step):
             return store, checkpoint
@@ -115,9 +115,9 @@ def _chosen(given: str) -> tuple[CheckpointStore, Checkpoint]:
 
 
 def _existing(run_uri: str) -> Run:
-    found = Run.open(run_uri)
-    found.require("recipe.json")
-    return found
+    run = Run.open(run_uri)
+    run.require("recipe.json")
+    return run
 
 
 def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:

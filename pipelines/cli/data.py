@@ -28,7 +28,7 @@ from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
 from baton.pipelines.local.results import Row
 
-app = typer.Typer(help="Look at rows before a GPU is paid for.", no_args_is_help=True)
+app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
 MARKS = {
@@ -59,7 +59,7 @@ def check(
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
     output: OutputOption = Output.text,
 ) -> None:
-    """Check rows, and write a page of what was found; the rows themselves are only read.
+    """Checks rows, and writes a page of what was found; the rows themselves are only read.
 
     Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
@@ -79,14 +79,14 @@ def check(
                 data["max_length"] = max_length
             parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
         with Display(0) as display:
-            found = [
+            results = [
                 examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
             ]
         if output is Output.json:
-            print_json(found[0] if len(found) == 1 else {"phases": found})
-        for each in found if output is Output.text else []:
+            print_json(results[0] if len(results) == 1 else {"phases": results})
+        for each in results if output is Output.text else []:
             _print(each)
-        if any(each["state"] == "failed" for each in found):
+        if any(each["state"] == "failed" for each in results):
             raise typer.Exit(1)
 
 
@@ -124,11 +124,11 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Row
             if run.get(QUALITY) is None:
                 raise
             error = str(raised)  # of a stage that ended after the rows were looked at
-        found = {**quality_checks.collect(run, recipe.data), "run": recipe.name}
+        result = {**quality_checks.collect(run, recipe.data), "run": recipe.name}
         for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
-            found[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
-    Path(page).write_text(quality_page.render(found), encoding="utf-8")
-    return {**found, "report": page, "error": error, "state": "failed" if error else found["state"]}
+            result[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
+    Path(page).write_text(quality_page.render(result), encoding="utf-8")
+    return {**result, "report": page, "error": error, "state": "failed" if error else result["state"]}
 
 
 def _parts(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
@@ -197,41 +197,41 @@ def _name(source: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN
 
 
-def _refuse(**given: object) -> None:
+def _refuse(**options: object) -> None:
     """Refuses options that a recipe has an own place for.
 
     Raises:
         UserError: one is given.
     """
-    for option, value in given.items():
+    for option, value in options.items():
         if value:
             raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
 
 
-def _print(found: Row) -> None:
+def _print(result: Row) -> None:
     """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
         table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
-    for each in found["checks"]:
+    for each in result["checks"]:
         style, mark = MARKS[each["verdict"]]
         table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
     out = Console(highlight=False)
-    out.print(Text(found["run"], "bold"))
+    out.print(Text(result["run"], "bold"))
     out.print(table)
-    shares = [f"{code} {quality_checks.percent(share)}" for code, share in found["languages"].get("shares", [])[:4]]
+    shares = [f"{code} {quality_checks.percent(share)}" for code, share in result["languages"].get("shares", [])[:4]]
     if shares:
         out.print(f"languages: {', '.join(shares)}")
-    if lengths := found["lengths"]:
+    if lengths := result["lengths"]:
         out.print(f"lengths:   {lengths['mean']:,.0f} tokens on average, {lengths['longest']:,} at most")
-    elif not found["error"]:
+    elif not result["error"]:
         out.print("lengths:   not counted; give --base or --tokenizer")
-    out.print(Text(found["sentence"], {"failed": "bold red", "warn": "yellow", "ok": "green"}[found["state"]]))
-    if found["error"]:
-        out.print(Text(found["error"], "bold red"))
+    out.print(Text(result["sentence"], {"failed": "bold red", "warn": "yellow", "ok": "green"}[result["state"]]))
+    if result["error"]:
+        out.print(Text(result["error"], "bold red"))
     for key in ("rejected_uri", "findings_uri", "report"):
-        if found[key]:
-            typer.echo(f"{key.removesuffix('_uri')}: {found[key]}")
+        if result[key]:
+            typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")
 
 
 def _first(entry: Row) -> str:

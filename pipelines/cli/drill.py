@@ -24,7 +24,7 @@ from baton.pipelines.cli.options import (
 from baton.pipelines.compiling import prepare
 
 if TYPE_CHECKING:
-    from baton.pipelines.proving.drill import Found, Kill
+    from baton.pipelines.proving.drill import Kill, Report
 
 
 def drill(
@@ -37,7 +37,7 @@ def drill(
     chunks: ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Kill a recipe's chunks at random moments of every phase, and compare with a run that nobody disturbs.
+    """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.
 
     The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
     checkpoint that was committed reads back whole.
@@ -51,7 +51,7 @@ def drill(
         prepare.check_model(loaded)
         display = _Display(loaded.chunks.count)
         with display:
-            found = Drill(
+            report = Drill(
                 loaded,
                 kills=kills,
                 seed=seed,
@@ -60,8 +60,8 @@ def drill(
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
-        print_json(found) if output is Output.json else print_table(found)
-        if not found["exact"]:
+        print_json(report) if output is Output.json else print_table(report)
+        if not report["exact"]:
             raise typer.Exit(1)
 
 
@@ -76,14 +76,14 @@ class _Display(Display):
         console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
 
 
-def print_table(found: Found) -> None:
+def print_table(report: Report) -> None:
     """Prints a drill for people.
 
     Args:
-        found: What `Drill.run` returned.
+        report: What `Drill.run` returned.
     """
     table = Table("kill", "asked for", "died in", "chunk", "step", "committed then", "trains again after")
-    for kill in found["kills"]:
+    for kill in report["kills"]:
         seconds, place = kill["seconds_to_training"], str(kill["chunk"])
         table.add_row(
             str(kill["number"]),
@@ -97,21 +97,21 @@ def print_table(found: Found) -> None:
     screen = Console(highlight=False)
     screen = screen if screen.is_terminal else Console(highlight=False, width=120)
     screen.print(table)
-    for name in found["unreachable"]:
+    for name in report["unreachable"]:
         screen.print(f"no process was found in phase {name}")
-    for run in found["runs"]:
+    for run in report["runs"]:
         if run["difference"]:
             screen.print(f"{run['run']} differs: {json.dumps(run['difference'])}", markup=False, soft_wrap=True)
         for problem in run["problems"]:
             screen.print(f"{run['run']}: {problem}", markup=False, soft_wrap=True)
-    screen.print(verdict(found), soft_wrap=True)
+    screen.print(verdict(report), soft_wrap=True)
 
 
-def verdict(found: Found) -> str:
+def verdict(report: Report) -> str:
     """Returns the sentence that a drill comes down to."""
-    count, digest = len(found["kills"]), found["undisturbed"]["state_digest"][:16]
-    short = f" ({found['wanted']} were asked for)" if count < found["wanted"] else ""
-    told = f"{count} kill(s){short} in {len(found['runs'])} run(s)"
-    if found["exact"]:
+    count, digest = len(report["kills"]), report["undisturbed"]["state_digest"][:16]
+    short = f" ({report['wanted']} were asked for)" if count < report["wanted"] else ""
+    told = f"{count} kill(s){short} in {len(report['runs'])} run(s)"
+    if report["exact"]:
         return f"exact: after {told} the state is {digest}, as undisturbed, and every checkpoint is whole"
     return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"

@@ -25,7 +25,7 @@ Target = Annotated[
 
 @app.command("llamafactory")
 def import_llamafactory(file: TheirFile, output: Target = None) -> None:
-    """Make a recipe from a LLaMA-Factory training file.
+    """Makes a recipe from a LLaMA-Factory training file.
 
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
     """
@@ -35,7 +35,7 @@ def import_llamafactory(file: TheirFile, output: Target = None) -> None:
 
 @app.command("axolotl")
 def import_axolotl(file: TheirFile, output: Target = None) -> None:
-    """Make a recipe from an axolotl training file."""
+    """Makes a recipe from an axolotl training file."""
     with reported():
         _import(axolotl, file, output)
 

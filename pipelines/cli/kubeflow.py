@@ -97,7 +97,7 @@ def submit(
     pipeline: PipelineOption = Pipeline.finetune,
     output: OutputOption = Output.text,
 ) -> None:
-    """Upload a recipe's pipeline to Kubeflow, start a run and print its page.
+    """Uploads a recipe's pipeline to Kubeflow, starts a run and prints its page.
 
     A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1
     where the run fails, and 3 where the recipe's gate rejects the model.
@@ -138,7 +138,7 @@ def status(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show a run on Kubeflow: each stage, and why one failed or does not start.
+    """Shows a run on Kubeflow: each stage, and why one failed or does not start.
 
     The exit code is 0 where the run has succeeded or still runs, 1 where it has failed or was
     cancelled, and 3 where its gate rejected the model.
@@ -148,35 +148,35 @@ def status(
         from baton.pipelines.kubeflow import run_view
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
-        client, found = _found(endpoint, run, namespace)
+        client, remote = _found(endpoint, run, namespace)
         if wait:
-            shown = _shown(endpoint, found, found.state or "pending")
-            _end(shown | _followed(endpoint, found.run_id, run, namespace, timeout), output)
+            shown = _shown(endpoint, remote, remote.state or "pending")
+            _end(shown | _followed(endpoint, remote.run_id, run, namespace, timeout), output)
             return
-        stages = run_view.explained(client, found, run_view.stages(found))
-        shown = _shown(endpoint, found, run_view.outcome(found.state, stages))
+        stages = run_view.explained(client, remote, run_view.stages(remote))
+        shown = _shown(endpoint, remote, run_view.outcome(remote.state, stages))
         if output is Output.text:
-            console.print(f"[bold]{found.display_name}[/]: {shown['state']}")
-            console.print(follow.table(stages, is_over=found.state in FINAL_STATES))
+            console.print(f"[bold]{remote.display_name}[/]: {shown['state']}")
+            console.print(follow.table(stages, is_over=remote.state in FINAL_STATES))
         shown["stages"] = [
             {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in stages
         ]
-        _advise(stages, found.run_id)
+        _advise(stages, remote.run_id)
         _end(shown, output)
 
 
 def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
-    """End a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
+    """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
-        client, found = _found(endpoint, run, namespace)
-        if found.state in FINAL_STATES:
+        client, remote = _found(endpoint, run, namespace)
+        if remote.state in FINAL_STATES:
             raise UserError(
-                f"run '{found.display_name}' is {found.state.lower()} already; expected one that still runs.",
+                f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
             )
-        client.terminate_run(found.run_id)
-        _end(_shown(endpoint, found, "canceling"), output)
+        client.terminate_run(remote.run_id)
+        _end(_shown(endpoint, remote, "canceling"), output)
 
 
 def retry(
@@ -187,25 +187,24 @@ def retry(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
+    """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with reported(output):
-        client, found = _found(endpoint, run, namespace)
-        name = found.display_name
-        if found.state not in ("FAILED", "CANCELED"):
-            raise UserError(
-                f"run '{name}' is {(found.state or 'pending').lower()}; expected one that has failed or was cancelled.",
-            )
+        client, remote = _found(endpoint, run, namespace)
+        name = remote.display_name
+        if remote.state not in ("FAILED", "CANCELED"):
+            state = (remote.state or "pending").lower()
+            raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
         try:
-            client.retry_run(found.run_id)
+            client.retry_run(remote.run_id)
         except BatonError as error:
             raise BatonError(
                 f"Kubeflow cannot retry run '{name}': {error}",
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
             ) from None
         console.print(f"[bold]{name}[/] resumes")
-        shown = _shown(endpoint, found, "retried")
+        shown = _shown(endpoint, remote, "retried")
         if wait:
-            shown |= _followed(endpoint, found.run_id, name, namespace, timeout)
+            shown |= _followed(endpoint, remote.run_id, name, namespace, timeout)
         _end(shown, output)
 
 
@@ -241,10 +240,10 @@ def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Client, Run]
     from baton.pipelines.kubeflow.find_run import find
 
     client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
-    found, count = find(client, endpoint, run, namespace)
+    newest, count = find(client, endpoint, run, namespace)
     if count > 1:
-        console.print(f"{count} runs are named {run}; this is the newest, {found.run_id}", soft_wrap=True)
-    return client, found
+        console.print(f"{count} runs are named {run}; this is the newest, {newest.run_id}", soft_wrap=True)
+    return client, newest
 
 
 def _shown(endpoint: str, run: Run, state: str) -> Shown:
@@ -277,10 +276,10 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
         raise typer.Exit(130) from None
     failed = [stage for stage in follow.stages if stage.state == "FAILED"]
     _advise(follow.stages, run_id)
-    found: Shown = {"state": run_view.outcome(state, follow.stages)}
+    shown: Shown = {"state": run_view.outcome(state, follow.stages)}
     if failed:
-        found["failed"] = [{"stage": stage.name, "message": stage.message} for stage in failed]
-    return found
+        shown["failed"] = [{"stage": stage.name, "message": stage.message} for stage in failed]
+    return shown
 
 
 def _advise(stages: list[Stage], run_id: str) -> None:
@@ -293,8 +292,8 @@ def _advise(stages: list[Stage], run_id: str) -> None:
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
-def _end(found: Shown, output: Output) -> None:
+def _end(shown: Shown, output: Output) -> None:
     """Prints what is asked for, and ends with the exit code of the run's state."""
-    print_json(found) if output is Output.json else typer.echo(found["url"])
-    if code := EXIT_CODES.get(found["state"]):
+    print_json(shown) if output is Output.json else typer.echo(shown["url"])
+    if code := EXIT_CODES.get(shown["state"]):
         raise typer.Exit(code)

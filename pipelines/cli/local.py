@@ -39,15 +39,15 @@ def run(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Run the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
+    """Runs the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
 
     Each stage is its own process or container, as each is a pod on a cluster. A run that was interrupted
     resumes where it stopped when it is given its name again with --run. The exit code is 3 where the
     recipe's gate rejects the model.
     """
     with reported(output):
-        given = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
-        loaded = prepare.localise(given, recipe)
+        portable = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = prepare.localise(portable, recipe)
         name = check_name(run_name or prepare.new_run_name(loaded))
         training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
         if not loaded.phases:
@@ -60,12 +60,12 @@ def run(
             print_json({**results.result(training_run), "state": "failed", "error": str(error)})
             typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
             raise typer.Exit(error.exit_code) from None
-        found = results.result(training_run)
+        result = results.result(training_run)
         if output is Output.json:
-            print_json(found)
+            print_json(result)
         else:
-            _print_end(found, (training_run.get("evaluation.json") or {}).get("samples", []))
-        if found["state"] == "rejected":
+            _print_end(result, (training_run.get("evaluation.json") or {}).get("samples", []))
+        if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -83,18 +83,18 @@ def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
         )
 
 
-def _print_end(found: results.Row, samples: list[dict[str, str]]) -> None:
+def _print_end(result: results.Row, samples: list[dict[str, str]]) -> None:
     prompt = samples[0]["prompt"] if samples else "The"
-    typer.echo(f"report: {found['report_uri']}")
-    if found["state"] == "rejected":
-        for line in found["gate"]:
+    typer.echo(f"report: {result['report_uri']}")
+    if result["state"] == "rejected":
+        for line in result["gate"]:
             typer.secho(f"gate:   {line['words']}", fg=None if line["held"] else typer.colors.RED)
         typer.secho("The run is rejected and nothing is exported.", fg=typer.colors.RED)
         return
-    typer.echo(f"model:  {found['model_uri']}")
-    for entry in found["exports"][1:]:
+    typer.echo(f"model:  {result['model_uri']}")
+    for entry in result["exports"][1:]:
         typer.echo(f"{entry['format'] + ':':7} {entry['uri']}")
-    typer.echo(f"next:   baton generate {found['model_uri']} --prompt {_quoted(prompt[-80:])}")
+    typer.echo(f"next:   baton generate {result['model_uri']} --prompt {_quoted(prompt[-80:])}")
 
 
 def _quoted(text: str) -> str:

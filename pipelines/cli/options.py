@@ -20,21 +20,21 @@ REJECTED = 3
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Form of a command's answer."""
 
     text = "text"
     json = "json"
 
 
 class Runner(StrEnum):
-    """What a stage is on this machine."""
+    """Kind of process that a stage is on this machine."""
 
     process = "process"
     docker = "docker"
 
 
 class Control(StrEnum):
-    """What a negative control may leave out."""
+    """Part of the state that a negative control leaves out."""
 
     rng = "rng"
 
@@ -45,7 +45,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value, e.g. training.learning_rate=1e-4. Repeatable."),
 ]
-Store = Annotated[str | None, typer.Option(help="Folder or s3://bucket[/prefix] instead of the recipe's store.")]
+Store = Annotated[str | None, typer.Option(help="Folder, s3://, gs:// or az:// bucket, instead of the recipe's store.")]
 RunName = Annotated[
     str | None, typer.Option("--run", help="Name of the run; one that exists resumes where it stopped.")
 ]

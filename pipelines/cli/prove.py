@@ -31,7 +31,7 @@ def prove(
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Run a recipe once per number of chunks, in fresh processes, and compare losses and state byte for byte.
+    """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.
 
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
@@ -49,9 +49,9 @@ def prove(
         prepare.check_model(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"
-            found = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
-        found["report"] = page
-        prove_page.write(found, page)
-        print_json(found) if output is Output.json else proving.print_table(found)
-        if not found["exact"]:
+            proof = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
+        proof["report"] = page
+        prove_page.write(proof, page)
+        print_json(proof) if output is Output.json else proving.print_table(proof)
+        if not proof["exact"]:
             raise typer.Exit(1)

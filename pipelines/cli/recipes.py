@@ -28,7 +28,7 @@ from baton.pipelines.compiling.package import Pipeline, write_package
 
 
 def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
-    """Check a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
+    """Checks a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
     with reported():
         loaded, chosen = prepare.load_explained(recipe, overrides or ())
         localised = prepare.localise(loaded, recipe)
@@ -50,7 +50,7 @@ def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
 
 
 def schema() -> None:
-    """Print the recipe's JSON Schema, for editors that complete and check YAML."""
+    """Prints the recipe's JSON Schema, for editors that complete and check YAML."""
     typer.echo(json.dumps(Recipe.model_json_schema(), indent=2))
 
 
@@ -62,16 +62,16 @@ def doctor(
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Look for what would be in a run's way: on this machine, in the store, and in what the recipe names.
+    """Looks for what would be in a run's way: on this machine, in the store, and in what the recipe names.
 
     What it writes it removes. The exit code is 1 where there is a problem.
     """
     with reported(output):
         from baton.pipelines.local import doctor as examining
 
-        found = examining.examine(recipe, overrides or (), store=store)
-        print_json(found) if output is Output.json else examining.print_table(found)
-        if not found["ok"]:
+        examined = examining.examine(recipe, overrides or (), store=store)
+        print_json(examined) if output is Output.json else examining.print_table(examined)
+        if not examined["ok"]:
             raise typer.Exit(1)
 
 
@@ -84,7 +84,7 @@ def compile_recipe(
     image: Image = None,
     pipeline: PipelineOption = Pipeline.finetune,
 ) -> None:
-    """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
+    """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)

@@ -52,19 +52,19 @@ def retrain(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Train a model again if its data or its recipe have changed since one was accepted, and promote what passes.
+    """Trains a model again if its data or its recipe have changed since one was accepted, and promotes what passes.
 
     The new model is judged by the recipe's gate, as a rule against the one in use (evaluation.production: accepted).
     One retraining of a model runs at a time; one that was interrupted resumes where it stopped. The exit code is 3
     where the gate rejects the model.
     """
     with reported(output):
-        given = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
-        loaded = prepare.localise(given, recipe)
+        portable = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = prepare.localise(portable, recipe)
         prepare.check_store(loaded)
-        found = _run(loaded, runner)
-        print_json(found) if output is Output.json else typer.echo(_in_words(loaded.name, found))
-        if found["state"] == "rejected":
+        outcome = _run(loaded, runner)
+        print_json(outcome) if output is Output.json else typer.echo(_in_words(loaded.name, outcome))
+        if outcome["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -75,7 +75,7 @@ def outcome(
     store: Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Tell what a retraining on a cluster came to, as Markdown for a comment.
+    """Tells what a retraining on a cluster came to, as Markdown for a comment.
 
     The exit code is 0 where it was promoted or had nothing to do, and 3 where the gate rejected the model.
     """
@@ -84,34 +84,34 @@ def outcome(
         storage = Storage(loaded.store.uri)
         path = f"models/{loaded.name}/outcomes/{run_id}.json"
         try:
-            found = json.loads(storage.read(path))
+            outcome = json.loads(storage.read(path))
         except FileNotFoundError:
             raise UserError(
                 f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
                 remedy="Check the id and the store, and that the run has ended.",
             ) from None
-        print_json(found) if output is Output.json else typer.echo(markdown(loaded.name, found))
-        if found["state"] in ("rejected", "failed"):
-            raise typer.Exit(REJECTED if found["state"] == "rejected" else 1)
+        print_json(outcome) if output is Output.json else typer.echo(markdown(loaded.name, outcome))
+        if outcome["state"] in ("rejected", "failed"):
+            raise typer.Exit(REJECTED if outcome["state"] == "rejected" else 1)
 
 
-def markdown(name: str, found: Event) -> str:
+def markdown(name: str, outcome: Event) -> str:
     """Returns what a retraining came to, for a comment.
 
     Args:
         name: The recipe's.
-        found: As `baton.components.retrain.outcome` keeps it.
+        outcome: As `baton.components.retrain.outcome` keeps it.
     """
-    lines = [f"### Retraining of {name}: {SAID[found['state']]}", "", found["words"]]
-    if found.get("summary"):
-        lines += ["", found["summary"]]
-    if found.get("gate"):
+    lines = [f"### Retraining of {name}: {SAID[outcome['state']]}", "", outcome["words"]]
+    if outcome.get("summary"):
+        lines += ["", outcome["summary"]]
+    if outcome.get("gate"):
         lines += ["", "| gate | held |", "|---|---|"]
         lines += [
             f"| {line['words'].replace('|', chr(92) + '|')} | {'yes' if line['held'] else '**no**'} |"
-            for line in found["gate"]
+            for line in outcome["gate"]
         ]
-    lines += ["", *(f"- {what}: `{found[key]}`" for what, key in LINKS.items() if found.get(key))]
+    lines += ["", *(f"- {what}: `{outcome[key]}`" for what, key in LINKS.items() if outcome.get(key))]
     return "\n".join(lines).rstrip()
 
 
@@ -144,7 +144,7 @@ def _run(recipe: Recipe, runner: Runner) -> Event:
     return {name: value for name, value in kept.items() if name not in ("event", "at")}
 
 
-def _in_words(name: str, found: Event) -> str:
-    lines = [f"{name}: {SAID[found['state']]} ({found['words']})"]
-    lines += [f"{what + ':':8}{found[key]}" for what, key in LINKS.items() if found.get(key)]
+def _in_words(name: str, outcome: Event) -> str:
+    lines = [f"{name}: {SAID[outcome['state']]} ({outcome['words']})"]
+    lines += [f"{what + ':':8}{outcome[key]}" for what, key in LINKS.items() if outcome.get(key)]
     return "\n".join(lines)

@@ -22,17 +22,19 @@ from baton.pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Ove
 if TYPE_CHECKING:
     from baton.components.shared.forks.forking import Fork
 
-app = typer.Typer(help="List runs, draw how they come from each other, and fork them.", no_args_is_help=True)
+app = typer.Typer(help="Lists runs, draws how they come from each other, and forks them.", no_args_is_help=True)
 
-StoreOption = Annotated[str, typer.Option(help="Folder or s3://bucket[/prefix] in which a run's name is looked up.")]
+StoreOption = Annotated[
+    str, typer.Option(help="Folder, s3://, gs:// or az:// bucket in which a run's name is looked up.")
+]
 
 
 @app.command("list")
 def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
-    """List the runs of a store, newest first: how far they are, and what they come from."""
+    """Lists the runs of a store, newest first: how far they are, and what they come from."""
     with reported(output):
-        found = lineage.family(Storage(store))
-        members = sorted((x for x in found.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
+        family = lineage.family(Storage(store))
+        members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
         if output is Output.json:
             print_json({"runs": [asdict(member) for member in members]})
             return
@@ -47,18 +49,18 @@ def tree(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Draw which run comes from which: forks, phases, retrainings, and trials of sweeps."""
+    """Draws which run comes from which: forks, phases, retrainings, and trials of sweeps."""
     with reported(output):
-        given = _run(run, store) if run else None
-        found = lineage.family(given.storage if given else Storage(store))
-        if given:
-            if given.name not in found:
-                raise UserError(f"{given.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
-            found = lineage.relatives(found, given.name)
+        chosen = _run(run, store) if run else None
+        family = lineage.family(chosen.storage if chosen else Storage(store))
+        if chosen:
+            if chosen.name not in family:
+                raise UserError(f"{chosen.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
+            family = lineage.relatives(family, chosen.name)
         if output is Output.json:
-            print_json({"runs": [asdict(member) for _, member, _ in lineage.walk(found)]})
+            print_json({"runs": [asdict(member) for _, member, _ in lineage.walk(family)]})
             return
-        _print_tree(found, given.name if given else None)
+        _print_tree(family, chosen.name if chosen else None)
 
 
 @app.command("fork")
@@ -78,7 +80,7 @@ def fork(
     store: StoreOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Begin a new run at a checkpoint of another, with other settings.
+    """Begins a new run at a checkpoint of another, with other settings.
 
     Warm, it keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
     parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs
@@ -94,7 +96,7 @@ def fork(
         made = forking.fork(parent, step, wanted, overrides or (), warm=not cold)
         with open(path, "w", encoding="utf-8") as file:
             file.write(recipe_file.to_yaml(made.recipe))
-        found = {
+        forked = {
             "run": wanted,
             "run_uri": made.run.uri,
             "parent": parent.uri,
@@ -108,7 +110,7 @@ def fork(
             _tell(made, path)
         if not start:
             if output is Output.json:
-                print_json(found)
+                print_json(forked)
             return
     local.run(path, run_name=wanted, output=output)
 
@@ -123,17 +125,17 @@ def _tell(made: Fork, path: str) -> None:
     typer.echo(f"next:   baton run {command}   (on a cluster: baton submit {command})")
 
 
-def _parent(given: str, store: str) -> tuple[Run, int | None]:
-    name, separator, step = given.rpartition("@")
+def _parent(address: str, store: str) -> tuple[Run, int | None]:
+    name, separator, step = address.rpartition("@")
     if not separator:
-        return _run(given, store), None
+        return _run(address, store), None
     if not step.isdigit():
-        raise UserError(f"{given!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
+        raise UserError(f"{address!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
     return _run(name, store), int(step)
 
 
-def _run(given: str, store: str) -> Run:
-    return Run.open(given) if "/" in given else Run(Storage(store), given)
+def _run(address: str, store: str) -> Run:
+    return Run.open(address) if "/" in address else Run(Storage(store), address)
 
 
 def _new_name(parent: Run) -> str:
@@ -157,7 +159,7 @@ def _print_table(members: list[Member]) -> None:
     Console().print(table)
 
 
-def _print_tree(found: Family, chosen: str | None) -> None:
+def _print_tree(family: Family, chosen: str | None) -> None:
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
@@ -165,7 +167,7 @@ def _print_tree(found: Family, chosen: str | None) -> None:
     branches: dict[int, Tree] = {}
     sweeps: dict[str, Tree] = {}
     tops: list[Tree] = []
-    for depth, member, _ in lineage.walk(found):
+    for depth, member, _ in lineage.walk(family):
         label = Text.assemble(
             (member.name, "bold reverse" if member.name == chosen else "bold"),
             f"  {member.state} {_steps(member)}".rstrip(),

@@ -42,7 +42,7 @@ def schedule(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Retrain a recipe's model by the clock, where its data or the recipe have changed.
+    """Retrains a recipe's model by the clock, where its data or the recipe have changed.
 
     It takes the place of an earlier schedule of the recipe. The times are those of the endpoint's clock, UTC as a rule.
     """
@@ -70,16 +70,16 @@ def schedule(
 
 @app.command("list")
 def list_command(endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
-    """List the schedules that there are."""
+    """Lists the schedules that there are."""
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        found = recurring.find(endpoint, token=connection.token(), namespace=namespace)
+        schedules = recurring.find(endpoint, token=connection.token(), namespace=namespace)
         if output is Output.json:
-            print_json({"schedules": [asdict(each) for each in found]})
+            print_json({"schedules": [asdict(each) for each in schedules]})
             return
-        for each in found:
+        for each in schedules:
             typer.echo(f"{each.recipe}\t{each.cron}\t{'enabled' if each.is_enabled else 'disabled'}\t{each.identifier}")
 
 
@@ -90,13 +90,13 @@ def delete_command(
     namespace: Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Delete the schedule of a recipe; a run that is under way continues."""
+    """Deletes the schedule of a recipe; a run that is under way continues."""
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        found = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
+        schedules = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
         if output is Output.json:
-            print_json({"deleted": [asdict(each) for each in found]})
+            print_json({"deleted": [asdict(each) for each in schedules]})
         else:
             typer.echo(f"{name} is not retrained by the clock any more")

@@ -55,7 +55,7 @@ def run(
     chunks: ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Compare the configurations of a recipe on this machine, chunk by chunk in turns, and hand out the best.
+    """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
 
     A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
@@ -67,20 +67,20 @@ def run(
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
-        given = check_name(name or prepare.new_run_name(loaded))
+        sweep_name = check_name(name or prepare.new_run_name(loaded))
         storage = prepare.check_store(loaded)
         warm.start()
         prepare.check_model(loaded)
-        console.print(f"sweep [bold]{given}[/] of {trials} trials at {Sweep(storage, given).uri}")
+        console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {Sweep(storage, sweep_name).uri}")
         with Display(loaded.chunks.count) as display:
-            best = LocalSweep(loaded, given, sweep_display.heard(display.heard)).run()
-        found = sweep_display.result(Sweep(storage, given)) | {"winner_run": results.result(best)}
+            best = LocalSweep(loaded, sweep_name, sweep_display.heard(display.heard)).run()
+        result = sweep_display.result(Sweep(storage, sweep_name)) | {"winner_run": results.result(best)}
         if output is Output.json:
-            print_json(found)
+            print_json(result)
         else:
-            sweep_display.print_table(found)
-            sweep_display.print_winner(found)
-        if found["winner_run"]["state"] == "rejected":
+            sweep_display.print_table(result)
+            sweep_display.print_winner(result)
+        if result["winner_run"]["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -100,7 +100,7 @@ def submit(
     image: Image = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Upload a recipe's sweep to Kubeflow, start it and print its page.
+    """Uploads a recipe's sweep to Kubeflow, starts it and prints its page.
 
     `baton status`, `cancel` and `retry` act on it as on any run, `baton sweep stop` and `resume` on its trials.
     """
@@ -124,10 +124,10 @@ def submit(
 
 @app.command()
 def status(sweep: trials.Given, store: trials.WhereOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
-    """Show a sweep: how far each trial is, how well it does, and why one was stopped."""
+    """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
     with reported(output):
-        found = sweep_display.result(trials.open_sweep(sweep, store))
-        print_json(found) if output is Output.json else sweep_display.print_table(found)
+        result = sweep_display.result(trials.open_sweep(sweep, store))
+        print_json(result) if output is Output.json else sweep_display.print_table(result)
 
 
 app.command()(trials.stop)

@@ -67,27 +67,27 @@ def result(sweep: Sweep) -> Row:
     }
 
 
-def print_table(found: Row) -> None:
+def print_table(result: Row) -> None:
     """Prints a sweep for people."""
-    table = Table(title=f"{found['sweep']}: rung {found['rungs']} of {found['of_rungs']}", title_justify="left")
-    for name in ("trial", "values", "chunks", found["metric"], "seconds", "state"):
+    table = Table(title=f"{result['sweep']}: rung {result['rungs']} of {result['of_rungs']}", title_justify="left")
+    for name in ("trial", "values", "chunks", result["metric"], "seconds", "state"):
         table.add_column(name, overflow="fold")
-    for row in found["trials"]:
+    for row in result["trials"]:
         score = "—" if row["value"] is None else f"{row['value']:.6g}"
         state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
         state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
-        done = f"{row['chunks']} of {found['chunks']}"
+        done = f"{row['chunks']} of {result['chunks']}"
         values = words({path.rpartition(".")[2]: value for path, value in row["values"].items()})
         table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)
     console.print(table)
 
 
-def print_winner(found: Row) -> None:
+def print_winner(result: Row) -> None:
     """Prints where the best trial is."""
-    best, run = found["winner"], found["winner_run"]
-    values = next(row["values"] for row in found["trials"] if row["id"] == best["id"])
-    typer.echo(f"winner: {best['id']} ({words(values)}), {found['metric']} {best['value']:.6g}")
-    typer.echo(f"page:   {found['page_uri']}")
+    best, run = result["winner"], result["winner_run"]
+    values = next(row["values"] for row in result["trials"] if row["id"] == best["id"])
+    typer.echo(f"winner: {best['id']} ({words(values)}), {result['metric']} {best['value']:.6g}")
+    typer.echo(f"page:   {result['page_uri']}")
     typer.echo(f"report: {run['report_uri']}")
     if run["state"] == "rejected":
         typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)

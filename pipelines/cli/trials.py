@@ -22,7 +22,9 @@ Given = Annotated[
 ]
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
-WhereOption = Annotated[str, typer.Option("--store", help="Folder or s3://bucket[/prefix], where SWEEP is a name.")]
+WhereOption = Annotated[
+    str, typer.Option("--store", help="Folder, s3://, gs:// or az:// bucket, where SWEEP is a name.")
+]
 WISHES: dict[State, str] = {"stop": "stops", "go": "resumes"}
 
 
@@ -40,7 +42,7 @@ def stop(
     store: WhereOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Stop a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
+    """Stops a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
     with reported(output):
         _ask(open_sweep(sweep, store), trial, "stop", why, output)
 
@@ -52,7 +54,7 @@ def resume(
     store: WhereOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Bring a stopped trial back: from the next rung on it trains to the end, whatever its scores.
+    """Brings a stopped trial back: from the next rung on it trains to the end, whatever its scores.
 
     It catches up what it has missed from its newest checkpoint. Where no rung is to come, start the sweep again under
     its name.
@@ -69,7 +71,7 @@ def fork(
     store: WhereOption = DEFAULT_STORE,
     output: OutputOption = Output.text,
 ) -> None:
-    """Add a trial that begins with all of the state at a checkpoint of another one, with other values.
+    """Adds a trial that begins with all of the state at a checkpoint of another one, with other values.
 
     It joins at the next rung and trains to the end.
     """

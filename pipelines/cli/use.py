@@ -37,7 +37,7 @@ def generate(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
     output: OutputOption = Output.text,
 ) -> None:
-    """Write text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
+    """Writes text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
 
     With a file, `--output json` prints a JSON line for each prompt.
     """
@@ -57,16 +57,16 @@ def generate(
             return
         prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
         if chat:
-            prompts = [given.as_chat(system) for given in prompts]
-        said = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
-        for number, given in enumerate(prompts):
-            answers = {uri: texts[number] for uri, texts in said.items()}
+            prompts = [item.as_chat(system) for item in prompts]
+        texts_by_model = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
+        for number, item in enumerate(prompts):
+            answers = {uri: texts[number] for uri, texts in texts_by_model.items()}
             if output is Output.json:
-                print_json({"prompt": given.shown(), "answers": answers})
+                print_json({"prompt": item.shown(), "answers": answers})
             elif len(prompts) == 1 and len(answers) == 1:
                 typer.echo(answers[model_uris[0]])
             else:
-                using.show(out, given.shown(), answers)
+                using.show(out, item.shown(), answers)
 
 
 def serve(
@@ -77,13 +77,15 @@ def serve(
         list[str] | None, typer.Option("--arg", help="Further argument of `transformers serve`.")
     ] = None,
 ) -> None:
-    """Answer OpenAI's API with a model, by `transformers serve`: for trying out, not for production.
+    """Answers OpenAI's API with a model, by `transformers serve`: for trying out, not for production.
 
     Needs the package's `serve` extra. Ends with Ctrl-C.
     """
     with reported():
         if missing := [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]:
-            raise UserError(f"serving needs the package {', '.join(missing)}.", remedy="pip install 'baton[serve]'.")
+            raise UserError(
+                f"serving needs the package {', '.join(missing)}.", remedy="pip install 'baton-llm[serve]'."
+            )
         from huggingface_hub.constants import HF_HUB_CACHE
 
         from baton.pipelines.cli import chat as using

@@ -73,8 +73,8 @@ def check_documents(documents: Sequence[object]) -> list[str]:
         One line per problem; empty when the documents conform.
     """
     if not 1 <= len(documents) <= 2 or not all(isinstance(document, Mapping) for document in documents):
-        found = ", ".join(type(document).__name__ for document in documents) or "nothing"
-        return [f"file: expected a pipeline spec and perhaps a platform spec, as mappings; found {found}."]
+        kinds = ", ".join(type(document).__name__ for document in documents) or "nothing"
+        return [f"file: expected a pipeline spec and perhaps a platform spec, as mappings; found {kinds}."]
     problems: list[str] = []
     spec = _parse(documents[0], pipeline_pb2.PipelineSpec, "pipeline spec", problems)
     if spec is None:
@@ -211,8 +211,8 @@ def _source_problems(dag: _Dag, place: str, kind: str, source: Source) -> Iterat
         yield f"{place}: expected a source: a constant, an input of the DAG or the output of a task."
     elif origin == "runtime_value":
         constant = source.runtime_value.constant.string_value
-        if (found := _PLACEHOLDER.search(constant)) and found[0] != constant:
-            yield f"{place}: '{found[0]}' stands inside a longer text; expected it alone, or the backend leaves it."
+        if (match := _PLACEHOLDER.search(constant)) and match[0] != constant:
+            yield f"{place}: '{match[0]}' stands inside a longer text; expected it alone, or the backend leaves it."
     elif origin == f"component_input_{kind}":
         key, inputs = getattr(source, origin), getattr(dag.inputs, f"{kind}s")
         if key not in inputs:

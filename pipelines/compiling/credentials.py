@@ -12,7 +12,7 @@ _REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey"
 
 
 def is_credential_name(name: str) -> bool:
-    """Tell whether a name looks like that of a credential's value.
+    """Tells whether a name looks like that of a credential's value.
 
     `HF_TOKEN`, `secretKey` and `PGPASSWORD` do. `TOKENIZERS_PARALLELISM` does not, and neither
     does what names or locates a secret: `secretName`, `HF_TOKEN_PATH`.
@@ -24,7 +24,7 @@ def is_credential_name(name: str) -> bool:
 
 
 def literal_credentials(node: object, place: str) -> Iterator[str]:
-    """Find literals under names a user chose; the schema's own names only refer to secrets."""
+    """Finds literals under names a user chose; the schema's own names only refer to secrets."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             where = f"{place}.{key}".lstrip(".")
@@ -38,5 +38,5 @@ def literal_credentials(node: object, place: str) -> Iterator[str]:
 
 
 def literal_credential(place: str) -> str:
-    """Say what is wrong with a credential that is written out."""
+    """Says what is wrong with a credential that is written out."""
     return f"{place}: holds a credential; expected a reference to a Kubernetes secret (use_secret_as_env)."

@@ -31,7 +31,7 @@ MEBIBYTES = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
 
 @dataclass(frozen=True)
 class Device:
-    """What training has to fit into.
+    """Memory that training has to fit into.
 
     Attributes:
         bytes: Its memory.
@@ -97,7 +97,7 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
         recipe = _changed(recipe, "training.micro_batch_size", recipe.training.batch_size) or recipe
         rows = f" at {recipe.training.batch_size} rows per forward pass; auto takes fewer where these do not fit"
     try:
-        found = _estimate(recipe)
+        estimate = _estimate(recipe)
     except UserError as error:
         yield f"memory{of}: not estimated: {error.message}"
         return
@@ -105,11 +105,11 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
     host = "the host" if recipe.processes == 1 else f"one of {recipe.processes} processes"
     on = "one GPU" if recipe.resources.gpus else host
     yield f"memory of {on}{of}, estimated{rows}:"
-    width = max(len(item.name) for item in found.items)
-    for item in found.items:
+    width = max(len(item.name) for item in estimate.items)
+    for item in estimate.items:
         yield f"  {item.name:<{width}}  {_size(item.bytes)}  {item.how}"
-    yield f"  {'total':<{width}}  {_size(found.total)}  {_compared(found.total, where, recipe)}"
-    if where and found.total > USABLE * where.bytes:
+    yield f"  {'total':<{width}}  {_size(estimate.total)}  {_compared(estimate.total, where, recipe)}"
+    if where and estimate.total > USABLE * where.bytes:
         yield f"warning: this does not fit into {where.bytes / GIB:.1f} GiB. What takes less:"
         for change, total in _remedies(recipe, where):
             yield f"  {change:<42}  {_size(total)}{'  fits' if total <= USABLE * where.bytes else ''}"
@@ -125,12 +125,12 @@ def _here_or_there(recipe: Recipe) -> Device | None:
     """Returns what the recipe says it will run on, else this machine's GPU."""
     from baton.components.shared.core import machine
 
-    found = device(recipe.resources)
-    if found is None and recipe.resources.gpus and (gpu := machine.gpu()):
+    target = device(recipe.resources)
+    if target is None and recipe.resources.gpus and (gpu := machine.gpu()):
         return Device(gpu.bytes, f"{gpu.name} of this machine")
-    if found and not recipe.resources.gpus and recipe.processes > 1:
-        return Device(found.bytes / recipe.processes, f"{found.source}, of each process")
-    return found
+    if target and not recipe.resources.gpus and recipe.processes > 1:
+        return Device(target.bytes / recipe.processes, f"{target.source}, of each process")
+    return target
 
 
 def _compared(total: int, where: Device | None, recipe: Recipe) -> str:
@@ -181,10 +181,10 @@ def _changed(recipe: Recipe, path: str, value: object) -> Recipe | None:
 
 
 def _value(recipe: Recipe, path: str) -> object:
-    found: object = recipe
+    value: object = recipe
     for key in path.split("."):
-        found = getattr(found, key)
-    return found
+        value = getattr(value, key)
+    return value
 
 
 def _written(value: object) -> str:

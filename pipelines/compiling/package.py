@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(StrEnum):
-    """What a recipe is compiled to."""
+    """Kind of pipeline that a recipe is compiled to."""
 
     finetune = "finetune"
     retrain = "retrain"

@@ -138,28 +138,32 @@ def check_store(recipe: Recipe) -> Storage:
 
 def cluster_warnings(recipe: Recipe) -> list[str]:
     """Returns what will not work in pods, for a recipe that is compiled or submitted."""
-    found = []
+    lines = []
     if "://" not in recipe.store.uri:
-        found.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use --store s3://bucket")
+        lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
     if recipe.resources.image == Resources.model_fields["image"].default:
-        found.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
+        lines.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
     variables = environment_of(recipe.store.uri)
     named = [name for _, keys in recipe.resources.secrets for name in keys.values()]
     if variables and not any(name.startswith(variables) for name in named):
-        found.append(
+        lines.append(
             f"neither resources.secret nor resources.secret_env names the store's credentials ({variables[0]}…): "
             "pods must get them from their service account"
         )
     for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
         if "://" not in source and not source.startswith("builtin:"):
-            found.append(f"data.source {source!r} is a local path, which pods do not see; use s3:// or hf://")
+            lines.append(
+                f"data.source {source!r} is a local path, which pods do not see; use s3://, gs://, az:// or hf://"
+            )
     if recipe.hooks.source and "://" not in recipe.hooks.source:
-        found.append(f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; use s3://")
+        lines.append(
+            f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; put it into a bucket"
+        )
     if recipe.resources.profile == "mps":
-        found.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
+        lines.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
-        found.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
-    return found
+        lines.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
+    return lines
 
 
 def for_cluster(recipe: Recipe) -> Recipe:
@@ -177,25 +181,25 @@ def new_run_name(recipe: Recipe) -> str:
 
 def _sources(recipe: Recipe, base_dir: str) -> list[str | Document]:
     """Returns the sources as a recipe has them, local paths made absolute."""
-    found: list[str | Document] = []
-    for given, source in zip(recipe.data.source, recipe.data.sources, strict=True):
+    resolved: list[str | Document] = []
+    for entry, source in zip(recipe.data.source, recipe.data.sources, strict=True):
         uri = sources.resolve(source.uri, base_dir=base_dir)
-        found.append(uri if isinstance(given, str) else {**given.model_dump(mode="json"), "uri": uri})
-    return found
+        resolved.append(uri if isinstance(entry, str) else {**entry.model_dump(mode="json"), "uri": uri})
+    return resolved
 
 
-def _template(given: str, base_dir: str) -> str:
+def _template(template: str, base_dir: str) -> str:
     """Returns a chat template as the recipe carries it: a file beside the recipe as its text, which pods have too.
 
     Raises:
         UserError: there is no such template.
     """
-    if given.endswith(".jinja") and "://" not in given and "\n" not in given:
-        beside = os.path.join(base_dir, os.path.expanduser(given))
-        given = beside if os.path.isfile(beside) else given
-        return chat_templates.chat_template(given)
-    chat_templates.chat_template(given)
-    return given
+    if template.endswith(".jinja") and "://" not in template and "\n" not in template:
+        beside = os.path.join(base_dir, os.path.expanduser(template))
+        template = beside if os.path.isfile(beside) else template
+        return chat_templates.chat_template(template)
+    chat_templates.chat_template(template)
+    return template
 
 
 def _localise_evaluation(section: Document, base_dir: str) -> None:

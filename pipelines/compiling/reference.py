@@ -69,8 +69,8 @@ def sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
             for name, field in section["properties"].items()
         }
         yield path, {**section, "properties": properties}
-        for name, found in inner.items():
-            yield from below(_join(path, name), found)
+        for name, part in inner.items():
+            yield from below(_join(path, name), part)
 
     return below("", schema)
 
@@ -179,9 +179,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the recipe's reference and JSON Schema.")
     parser.add_argument("reference", type=Path, help="Markdown file to write")
     parser.add_argument("schema", type=Path, help="JSON Schema file to write")
-    given = parser.parse_args()
-    given.reference.write_text(markdown(), encoding="utf-8", newline="\n")
-    given.schema.write_text(json_schema(), encoding="utf-8", newline="\n")
+    arguments = parser.parse_args()
+    arguments.reference.write_text(markdown(), encoding="utf-8", newline="\n")
+    arguments.schema.write_text(json_schema(), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

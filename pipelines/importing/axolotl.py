@@ -36,7 +36,7 @@ NAMES = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention"}
 
 
 def convert(draft: Draft) -> None:
-    """Fills a recipe from an axolotl file and settles each of its keys.
+    """Fills a recipe from an axolotl file and handles each of its keys.
 
     Raises:
         UserError: the file is another kind of file, or asks for what Baton cannot do at all.
@@ -89,8 +89,8 @@ def _adapter(draft: Draft) -> None:
         if draft.has("lora_target_modules"):
             draft.needless("lora_target_modules", "lora_target_linear takes all linear layers")
     elif draft.has("lora_target_modules"):
-        given = draft.get("lora_target_modules")
-        target = given if isinstance(given, str) else read(draft, "lora_target_modules", words)
+        target_modules = draft.get("lora_target_modules")
+        target = target_modules if isinstance(target_modules, str) else read(draft, "lora_target_modules", words)
         draft.put("adapter.target_modules", target, "lora_target_modules")
     weights.loraplus(draft, read(draft, "learning_rate", number, 2e-5))
 
@@ -127,7 +127,7 @@ def _quantization(draft: Draft) -> None:
 
 
 def _trained(draft: Draft) -> None:
-    """Sets which parameters are trained, and those with a learning rate of their own."""
+    """Sets which parameters are trained, and those with their own learning rate."""
     if draft.has("unfrozen_parameters"):
         _unfrozen(draft)
     rate = read(draft, "learning_rate", number, 2e-5)
@@ -148,13 +148,13 @@ def _groups(value: object) -> list[Document]:
     keys = {"modules", "lr"}
     if not isinstance(value, list) or not all(isinstance(group, dict) and keys <= group.keys() for group in value):
         raise ValueError("groups of name, modules and lr")
-    found = []
+    groups = []
     for group in value:
         pattern = "|".join(re.escape(name) for name in words(group["modules"]))
-        found.append(
+        groups.append(
             {"pattern": pattern, "name": str(group.get("name", pattern)), "learning_rate": number(group["lr"])}
         )
-    return found
+    return groups
 
 
 def _unfrozen(draft: Draft) -> None:
@@ -178,14 +178,14 @@ def _arithmetic(draft: Draft) -> None:
         if is_on(draft, key):
             draft.put("model.attention", name, key)
     for key in ("attn_implementation", "attention"):
-        given = str(draft.get(key, ""))
-        name = NAMES.get(given, given)
+        value = str(draft.get(key, ""))
+        name = NAMES.get(value, value)
         if name in ("flash_attention_3", *ATTENTION.values()):
             draft.put("model.attention", name, key)
     key = "gradient_checkpointing"
-    given = draft.get(key)
-    offloads = given in ("offload", "offload_disk", "unsloth")
-    if given is not None:
+    value = draft.get(key)
+    offloads = value in ("offload", "offload_disk", "unsloth")
+    if value is not None:
         draft.put("training.gradient_checkpointing", offloads or read(draft, key, flag, False), key)
     asked = "activation_offloading"
     method = str(draft.look("training.method"))
@@ -197,7 +197,7 @@ def _arithmetic(draft: Draft) -> None:
         return
     if offloads or draft.has(asked):
         draft.put("training.activation_offloading", True, asked)
-    if given == "offload_disk":
+    if value == "offload_disk":
         draft.changed(key, "activations go to the host's memory, not to a disk")
 
 

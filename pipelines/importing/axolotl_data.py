@@ -53,8 +53,8 @@ def _entries(draft: Draft, name: str) -> list[str]:
     """Returns how the keys of each data set begin, such as `datasets[0]`."""
     if isinstance(draft.get(name), str):  # the short form of one address
         return [name]
-    found = [key.partition(".")[0] for key in draft.given if key.startswith((f"{name}[", f"{name}."))]
-    return list(dict.fromkeys(found))
+    sections = [key.partition(".")[0] for key in draft.given if key.startswith((f"{name}[", f"{name}."))]
+    return list(dict.fromkeys(sections))
 
 
 def _sources(draft: Draft, start: str) -> list[str]:

@@ -176,7 +176,7 @@ TABLE = SHARED | table(
         "tracking.wandb says where metrics go": "use_wandb",
         "tracking.mlflow says where metrics go": "use_mlflow",
         "baton drill shows that saving works": "save_first_step",
-        "Baton always goes on from the newest checkpoint": "auto_resume_from_checkpoints",
+        "Baton always resumes from the newest checkpoint": "auto_resume_from_checkpoints",
         "PEFT finds it out": "lora_fan_in_fan_out",
         "has no effect on the result": "lora_on_cpu",
         "is for another kind of hardware": "xpu",

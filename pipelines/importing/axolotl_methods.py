@@ -1,4 +1,4 @@
-"""axolotl's training methods and the settings each has of its own."""
+"""axolotl's training methods and each one's own settings."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def method(draft: Draft) -> str:
     if rl and rl not in METHODS:
         raise draft.wrong("rl", f"one of {', '.join(METHODS)}", "See training.method in docs/recipe.md for others.")
     if rl:
-        found, settings = METHODS[rl]
+        method, settings = METHODS[rl]
     elif draft.has("reward_model"):
-        found, settings = "reward", {}
+        method, settings = "reward", {}
     else:
-        found, settings = "pretrain" if draft.keys("pretraining_dataset") else "sft", {}
-    draft.put("training.method", found, "rl", "reward_model")
+        method, settings = "pretrain" if draft.keys("pretraining_dataset") else "sft", {}
+    draft.put("training.method", method, "rl", "reward_model")
     for name, value in settings.items():
-        draft.put(f"training.{found}.{name}", value)
+        draft.put(f"training.{method}.{name}", value)
     fill(draft, axolotl_keys.METHODS)
-    if found == "dpo":
+    if method == "dpo":
         _dpo(draft)
-    return found
+    return method
 
 
 def _dpo(draft: Draft) -> None:
@@ -91,8 +91,8 @@ def grpo(draft: Draft) -> None:
 
 def _reward_code(draft: Draft, modules: set[str]) -> None:
     beside = os.path.dirname(os.path.abspath(draft.origin))
-    found = {name: draft.reach(f"{name}.py", os.getcwd(), beside) for name in sorted(modules)}
-    files = [path for path in found.values() if os.path.exists(os.path.join(draft.target, path))]
+    paths = {name: draft.reach(f"{name}.py", os.getcwd(), beside) for name in sorted(modules)}
+    files = [path for path in paths.values() if os.path.exists(os.path.join(draft.target, path))]
     if len(files) == len(modules) == 1:
         draft.put("hooks.source", files[0])
         return

@@ -65,9 +65,9 @@ def _metrics(draft: Draft, method: str) -> None:
         return
     named = which if draft.has(which) else key
     wanted = read(draft, which, words, []) or BY_DEFAULT
-    found = [METRICS[name] for name in wanted if name in METRICS]
-    if found:
-        draft.put("evaluation.metrics", list(dict.fromkeys(found)), key, which)
+    metrics = [METRICS[name] for name in wanted if name in METRICS]
+    if metrics:
+        draft.put("evaluation.metrics", list(dict.fromkeys(metrics)), key, which)
         draft.changed(key, "over evaluation.samples held-out rows, before and after training, not at each evaluation")
     draft.carry("evaluation.metrics", key, which)
     if others := [name for name in wanted if name not in METRICS and name != ALWAYS]:
@@ -77,12 +77,12 @@ def _metrics(draft: Draft, method: str) -> None:
 def _tasks(draft: Draft) -> None:
     """Sets tasks of the LM evaluation harness, which axolotl takes as `name` or `name:examples`."""
     key = "lm_eval_tasks"
-    given = [task.partition(":") for task in read(draft, key, words, [])]
-    if not given:
+    tasks = [task.partition(":") for task in read(draft, key, words, [])]
+    if not tasks:
         draft.rest(key)
         return
-    draft.put("evaluation.tasks.names", list(dict.fromkeys(name for name, _, _ in given)), key)
-    shots = {examples for _, _, examples in given}
+    draft.put("evaluation.tasks.names", list(dict.fromkeys(name for name, _, _ in tasks)), key)
+    shots = {examples for _, _, examples in tasks}
     if len(shots) > 1 or not all(examples.isdecimal() for examples in shots - {""}):
         draft.changed(key, "one number of examples is for all tasks: evaluation.tasks.few_shot; their own are used")
     elif examples := "".join(shots):

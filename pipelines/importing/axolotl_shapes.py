@@ -70,7 +70,7 @@ UNREAD = {
     "roles_to_train": "what the assistant says counts, or everything: data.assistant_only_loss",
     "train_on_eos": "the template says which marks count",
     "train_on_eot": "the template says which marks count",
-    "message_field_training": "no turn is left out by a mark of its own",
+    "message_field_training": "no turn is left out by its own mark",
     "message_field_training_detail": "no part of a turn is left out",
     "drop_system_message": "system messages stay; remove them from the rows",
     "split_thinking": "messages go in as the rows have them",
@@ -110,25 +110,25 @@ def shape(draft: Draft, start: str, method: str) -> Shape:
     own = any(name.startswith(f"{key}.") for name in draft.given)
     talks = False
     if method in FORMATS:
-        found, columns = FORMATS[method], {} if own else _rows(draft, key, kind, method)
+        shape, columns = FORMATS[method], {} if own else _rows(draft, key, kind, method)
         talks = not own and method != "kto" and (kind == "chat_template.default" or kind.endswith(CONVERSATIONS))
     elif own:
-        found, columns = "prompt-completion", {}
+        shape, columns = "prompt-completion", {}
     else:
-        found, columns = _texts(draft, start, kind), {}
-    spoken = _spoken(draft, start, found)
-    if found == "messages":
-        found = spoken
-    columns = {**columns, **_named(draft, start, key, fields, found)}
-    if found == "sharegpt" and kind.startswith("chat_template"):
+        shape, columns = _texts(draft, start, kind), {}
+    spoken = _spoken(draft, start, shape)
+    if shape == "messages":
+        shape = spoken
+    columns = {**columns, **_named(draft, start, key, fields, shape)}
+    if shape == "sharegpt" and kind.startswith("chat_template"):
         columns.setdefault("conversations", "messages")
-    if own and found == "prompt-completion":
+    if own and shape == "prompt-completion":
         columns = _joined(draft, key, columns)
-    _settle(draft, start, found)
+    _handle_rest(draft, start, shape)
     return Shape(
-        format=found,
+        format=shape,
         columns={ours: theirs for ours, theirs in columns.items() if ours != theirs},
-        talks=talks or found in ("messages", "sharegpt"),
+        talks=talks or shape in ("messages", "sharegpt"),
     )
 
 
@@ -151,7 +151,7 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     """Returns the columns of pairs or rated answers, and notes how their text is used."""
     last = kind.rpartition(".")[2]
     if last not in ROWS or (method == "kto" and last == "argilla_chat"):
-        draft.left(key, "a transform of its own; the rows must have the columns that data.format needs already")
+        draft.left(key, "its own transform; the rows must have the columns that data.format needs already")
         return {}
     draft.carry("data.columns", key)
     if kind == "chat_template.default":
@@ -161,9 +161,9 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
 
-def _named(draft: Draft, start: str, key: str, fields: Mapping[str, object], found: str) -> Columns:
+def _named(draft: Draft, start: str, key: str, fields: Mapping[str, object], shape: str) -> Columns:
     """Returns the columns that a data set's keys name."""
-    names = FIELDS | OTHERWISE.get(found, {})
+    names = FIELDS | OTHERWISE.get(shape, {})
     columns: Columns = {}
     for name, theirs in fields.items():
         columns[names[name]] = str(theirs)
@@ -178,21 +178,21 @@ def _joined(draft: Draft, key: str, columns: Columns) -> Columns:
         columns["prompt"] = [str(columns.get("prompt", "instruction")), second]
     keys = (f"{key}.format", f"{key}.no_input_format")
     pattern, usual = (FORMAT, "{instruction} {input} ") if second else (NO_INPUT, "{instruction} ")
-    found = pattern.fullmatch(str(draft.get(keys[0 if second else 1], usual)))
+    match = pattern.fullmatch(str(draft.get(keys[0 if second else 1], usual)))
     several = any(name.startswith("datasets[1]") for name in draft.given)
-    if found is None or several:
-        if several and found is not None:
+    if match is None or several:
+        if several and match is not None:
             draft.changed(f"{key}.field_instruction", "data.join and data.separator are the same for all data sets")
         return columns
-    for name, value in found.groupdict().items():
+    for name, value in match.groupdict().items():
         draft.put(f"data.{name}", value, keys[0 if second else 1])
     short = NO_INPUT.fullmatch(str(draft.get(keys[1], "{instruction} ")))
-    if second and short and short["separator"] == found["separator"]:
+    if second and short and short["separator"] == match["separator"]:
         draft.carry("data.separator", keys[1])
     return columns
 
 
-def _spoken(draft: Draft, start: str, found: str) -> str:
+def _spoken(draft: Draft, start: str, shape: str) -> str:
     """Settles how messages name who says what, and returns the format that this is."""
     keys = {
         name: [f"{start}.message_property_mappings.{name}", f"{start}.message_field_{name}"]
@@ -208,23 +208,23 @@ def _spoken(draft: Draft, start: str, found: str) -> str:
             elif draft.has(part):
                 draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
     for part in draft.keys(f"{start}.roles."):
-        role_name, given = part.rpartition(".")[2], draft.get(part)
-        names = given if isinstance(given, list) else [given]
-        if found in ("messages", "sharegpt", "preference") and all(speaks_as(name, role_name) for name in names):
+        role_name, value = part.rpartition(".")[2], draft.get(part)
+        names = value if isinstance(value, list) else [value]
+        if shape in ("messages", "sharegpt", "preference") and all(speaks_as(name, role_name) for name in names):
             draft.carry("data.format", part)
         else:
             draft.left(part, "Baton knows user or human, assistant or gpt, system, tool; rename others in the rows")
     return FORMS.get((role, content), "messages")
 
 
-def _settle(draft: Draft, start: str, found: str) -> None:
-    """Settles the keys of a data set that are left."""
+def _handle_rest(draft: Draft, start: str, shape: str) -> None:
+    """Handles the keys of a data set that are left."""
     trained = draft.get(f"{start}.roles_to_train")
     only = isinstance(trained, list) and trained and all(speaks_as(name, "assistant") for name in trained)
-    if found in ("messages", "sharegpt") and only:
+    if shape in ("messages", "sharegpt") and only:
         draft.carry("data.assistant_only_loss", f"{start}.roles_to_train")
     for name, why in UNREAD.items():
         for part in (f"{start}.{name}", f"{start}.type.{name}"):
-            if draft.is_settled(part):
+            if draft.is_handled(part):
                 continue
             draft.left(part, why) if draft.has(part) else draft.rest(part)

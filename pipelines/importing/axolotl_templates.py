@@ -14,7 +14,7 @@ SAME = ("chatml", "llama3")
 NAMES = (*SAME, "alpaca")
 """Templates that Baton has under the same name."""
 
-ALPACA = "Baton's has no beginning of text in front, and an empty line behind the last answer too"
+ALPACA = "Baton's has no beginning of text in front, and an empty line after the last answer too"
 FALLBACK = "tokenizer_default_fallback_"
 OWN = "the tokenizer's own chat template is used for messages; check that it is this one, or give it as a .jinja file"
 
@@ -34,19 +34,19 @@ def template(draft: Draft, shapes: dict[str, Shape]) -> None:
     chosen: str | None = None
     for start in starts:
         for prefix in (f"{start}.", ""):
-            key, given = _given(draft, prefix)
+            key, template = _given(draft, prefix)
             if key is None:
                 continue
             if chosen is None:
-                chosen = given
-                _set(draft, key, given)
-            elif given != chosen:
+                chosen = template
+                _set(draft, key, template)
+            elif template != chosen:
                 draft.left(key, "one recipe has one chat template; that of the first data set is used")
-            elif not draft.is_settled(key):
+            elif not draft.is_handled(key):
                 draft.carry("model.chat_template", key)
             break
     for prefix in (*(f"{start}." for start in shapes), ""):
-        _settle(draft, prefix, chosen)
+        _handle_rest(draft, prefix, chosen)
 
 
 def _given(draft: Draft, prefix: str) -> tuple[str | None, str]:
@@ -59,11 +59,11 @@ def _given(draft: Draft, prefix: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def _settle(draft: Draft, prefix: str, chosen: str | None) -> None:
-    """Settles the keys that say nothing beside the template which is used."""
+def _handle_rest(draft: Draft, prefix: str, chosen: str | None) -> None:
+    """Handles the keys that say nothing beside the template which is used."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
-        if draft.is_settled(key):
+        if draft.is_handled(key):
             continue
         if not draft.has(key):
             draft.rest(key)
@@ -75,40 +75,41 @@ def _settle(draft: Draft, prefix: str, chosen: str | None) -> None:
             draft.needless(key, "another template is given, and decides")
 
 
-def _set(draft: Draft, key: str, given: str) -> None:
+def _set(draft: Draft, key: str, template: str) -> None:
     if key.endswith("_jinja"):
-        _own(draft, key, given)
-    elif given in NAMES:
-        draft.put("model.chat_template", given, key)
-        if given not in SAME:
+        _own(draft, key, template)
+    elif template in NAMES:
+        draft.put("model.chat_template", template, key)
+        if template not in SAME:
             draft.changed(key, ALPACA)
-    elif given == "tokenizer_default":
+    elif template == "tokenizer_default":
         draft.carry("model.chat_template", key)
-    elif given.startswith(FALLBACK):
+    elif template.startswith(FALLBACK):
         draft.left(
             key,
             "the tokenizer's own chat template is used; where it has none, set model.chat_template: "
-            f"{given.removeprefix(FALLBACK)}",
+            f"{template.removeprefix(FALLBACK)}",
         )
     else:
         draft.left(key, OWN)
 
 
-def _own(draft: Draft, key: str, given: str) -> None:
+def _own(draft: Draft, key: str, template: str) -> None:
     """Sets a template of the user's own: the path of its file, or the template itself."""
     beside = os.path.dirname(os.path.abspath(draft.origin))
-    path = next((found for folder in (os.getcwd(), beside) if os.path.isfile(found := os.path.join(folder, given))), "")
-    if path and not given.endswith(".jinja"):
+    paths = (os.path.join(folder, template) for folder in (os.getcwd(), beside))
+    path = next(filter(os.path.isfile, paths), "")
+    if path and not template.endswith(".jinja"):
         try:
             with open(path, encoding="utf-8") as file:
-                given = file.read()
+                template = file.read()
         except (OSError, ValueError):
             draft.left(key, "cannot be read as text; give a .jinja file in model.chat_template")
             return
-    if path and given.endswith(".jinja"):
-        draft.put("model.chat_template", draft.reach(given, os.getcwd(), beside), key)
-    elif "{" in given or given.endswith(".jinja"):
-        draft.put("model.chat_template", given, key)
+    if path and template.endswith(".jinja"):
+        draft.put("model.chat_template", draft.reach(template, os.getcwd(), beside), key)
+    elif "{" in template or template.endswith(".jinja"):
+        draft.put("model.chat_template", template, key)
     else:
         draft.left(key, "neither a template nor a file that is there; give one in model.chat_template")
 

@@ -17,7 +17,7 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class Fate(StrEnum):
-    """What became of a key that is not simply carried over."""
+    """Outcome of a key that is not simply carried over."""
 
     left = "not carried over"
     changed = "carried over, with a difference"
@@ -26,7 +26,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """What a reader should know of one key.
+    """Remark on one key, for the reader of the recipe.
 
     Attributes:
         fate: What became of it.
@@ -75,9 +75,9 @@ class Draft:
 
     def keys(self, prefix: str) -> list[str]:
         """Returns the keys that begin with a prefix, ask for something, and that nothing has dealt with."""
-        return [key for key in self.given if key.startswith(prefix) and self.has(key) and not self.is_settled(key)]
+        return [key for key in self.given if key.startswith(prefix) and self.has(key) and not self.is_handled(key)]
 
-    def is_settled(self, key: str) -> bool:
+    def is_handled(self, key: str) -> bool:
         """Tells whether something has dealt with a key."""
         return key in self.carried or key in self.idle or any(remark.key == key for remark in self.remarks)
 
@@ -93,7 +93,7 @@ class Draft:
     def carry(self, path: str, *keys: str) -> None:
         """Counts keys as carried over: the recipe says the same at `path`."""
         for key in keys:
-            if self.given.get(key) not in EMPTY and not self.is_settled(key):
+            if self.given.get(key) not in EMPTY and not self.is_handled(key):
                 self.carried[key] = path
 
     def look(self, path: str, default: object = None) -> Any:
@@ -125,7 +125,7 @@ class Draft:
 
     def rest(self, key: str) -> None:
         """Notes that a key asks for nothing."""
-        if key in self.given and not self.is_settled(key):
+        if key in self.given and not self.is_handled(key):
             self.idle.append(key)
 
     def note(self, fate: Fate, key: str, text: str) -> None:

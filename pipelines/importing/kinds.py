@@ -133,11 +133,11 @@ def mapping(value: object) -> dict[str, object]:
     return {str(name): _plain(given) if isinstance(given, str) else given for name, given in value.items()}
 
 
-def _plain(given: str) -> float | bool | str:
+def _plain(value: str) -> float | bool | str:
     try:
-        return number(given)
+        return number(value)
     except ValueError:
-        return {"true": True, "false": False}.get(given.lower(), given)
+        return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Callable[[object], str]:

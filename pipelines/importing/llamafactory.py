@@ -38,7 +38,7 @@ PREFERENCES: dict[str, tuple[str, Document]] = {
 
 
 def convert(draft: Draft) -> None:
-    """Fills a recipe from a LLaMA-Factory file and settles each of its keys.
+    """Fills a recipe from a LLaMA-Factory file and handles each of its keys.
 
     Raises:
         UserError: the file is another kind of file, or asks for what Baton cannot do at all.

@@ -14,7 +14,7 @@ from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import flag, read, whole, words
 from baton.pipelines.importing.llamafactory_shapes import Entry
 from baton.pipelines.importing.sources import Rows, Shape
-from baton.pipelines.importing.table import Carried, settle
+from baton.pipelines.importing.table import Carried, handle
 
 _MAX_SAMPLES = Carried("data.max_samples", whole)
 
@@ -42,21 +42,21 @@ def data(draft: Draft, method: str) -> None:
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
     held_out = read(draft, "eval_dataset", words, [])
-    folder, found = _find(draft, [*names, *held_out])
+    folder, entries = _find(draft, [*names, *held_out])
     sets: list[Rows] = []
     groups: tuple[tuple[str, list[str], Side | None], ...] = (
         ("dataset", names, "train" if held_out else None),
         ("eval_dataset", held_out, "eval"),
     )
     for key, group, side in groups:
-        sets += [_rows(draft, method, folder, name, key, found, side) for name in group]
+        sets += [_rows(draft, method, folder, name, key, entries, side) for name in group]
         draft.carry("data.source", key)
     sources.put(draft, sets)
     draft.carry("data.source", "dataset_dir")
     shapes = [rows.shape for rows in sets if rows.shape]
     if any(isinstance(column, list) for shape in shapes for column in shape.columns.values()):
         draft.put("data.join", llamafactory_shapes.JOIN)
-    _samples(draft, sets, {name: found[name] for name in (*names, *held_out) if name in found})
+    _samples(draft, sets, {name: entries[name] for name in (*names, *held_out) if name in entries})
     shape = shapes[0] if shapes else None
     llamafactory_shapes.template(draft, shape)
     _loss(draft, method, shape)
@@ -69,10 +69,10 @@ def data(draft: Draft, method: str) -> None:
 def _find(draft: Draft, names: list[str]) -> tuple[str | None, Entry]:
     """Returns where `dataset_info.json` lies, and what it holds."""
     beside = os.path.dirname(os.path.abspath(draft.origin))
-    given = os.path.expanduser(str(draft.get("dataset_dir", "data")))
-    if given == "ONLINE":
-        return given, {name: {"hf_hub_url": name} for name in names}
-    for folder in (os.path.join(os.getcwd(), given), os.path.join(beside, given), beside):
+    dataset_dir = os.path.expanduser(str(draft.get("dataset_dir", "data")))
+    if dataset_dir == "ONLINE":
+        return dataset_dir, {name: {"hf_hub_url": name} for name in names}
+    for folder in (os.path.join(os.getcwd(), dataset_dir), os.path.join(beside, dataset_dir), beside):
         path = os.path.join(folder, "dataset_info.json")
         if not os.path.isfile(path):
             continue
@@ -97,13 +97,15 @@ def _checked(name: str, entry: Any) -> Entry:
     return dict(entry)
 
 
-def _rows(draft: Draft, method: str, folder: str | None, name: str, key: str, found: Entry, side: Side | None) -> Rows:
+def _rows(
+    draft: Draft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
+) -> Rows:
     """Returns a data set by its name, and notes what it has that Baton does not read."""
-    if name not in found:
+    if name not in entries:
         place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
         draft.left(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
         return Rows(key=_about(name), uris=[name], side=side)
-    entry = _checked(name, found[name])
+    entry = _checked(name, entries[name])
     shape = llamafactory_shapes.shape(method, entry, str(draft.get("template", "")))
     for line in llamafactory_shapes.unread(entry, shape):
         draft.left(_about(name), line)
@@ -131,8 +133,8 @@ def _about(name: str) -> str:
 
 
 def _samples(draft: Draft, sets: list[Rows], entries: Entry) -> None:
-    """Sets how many rows are used: the first, or of a data set with a number of its own those that are drawn."""
-    settle(draft, "max_samples", _MAX_SAMPLES)
+    """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
+    handle(draft, "max_samples", _MAX_SAMPLES)
     if len(sets) > 1 and draft.has("max_samples"):
         draft.changed("max_samples", "counts all rows together, taken from the start, not those of each data set")
     for key, entry in entries.items():

@@ -95,7 +95,7 @@ TABLE = SHARED | table(
         "special tokens are left out of samples": "skip_special_tokens",
         "evaluation.every says when": "do_eval",
         "tokenized data is reused only for the same content and settings": "overwrite_cache",
-        "every run has a folder of its own": "overwrite_output_dir",
+        "every run has its own folder": "overwrite_output_dir",
         "every run's report has the curves": "plot_loss",
         "tokens are counted when they are made": "include_num_input_tokens_seen",
         "has no effect in training": "use_kv_cache quantization_device_map",

@@ -31,8 +31,8 @@ def _generation(draft: Draft, method: str) -> None:
         "with jieba, and takes BLEU over the characters of each",
     )
     draws = read(draft, "do_sample", flag, True)
-    given = {"temperature": 0.95, "top_p": 0.7} if draws else {"temperature": 0.0}
-    for name, usual in given.items():
+    defaults = {"temperature": 0.95, "top_p": 0.7} if draws else {"temperature": 0.0}
+    for name, usual in defaults.items():
         draft.put(f"evaluation.{name}", read(draft, name, number, usual) if draws else usual, name)
     draft.put("evaluation.max_new_tokens", read(draft, "max_new_tokens", whole, 1024), "max_new_tokens")
     draft.carry("evaluation.temperature", "do_sample")
@@ -43,7 +43,7 @@ def _generation(draft: Draft, method: str) -> None:
         draft.left("top_k", "samples are drawn by evaluation.temperature and top_p alone")
     else:
         draft.changed(key, "its usual top_k of 50 has no counterpart")
-    silent = [name for name in (*(given if draws else ()), "max_new_tokens") if draft.get(name) is None]
+    silent = [name for name in (*(defaults if draws else ()), "max_new_tokens") if draft.get(name) is None]
     draft.assumed += [f"evaluation.{name} {draft.look(f'evaluation.{name}'):g}" for name in silent]
 
 

@@ -54,14 +54,13 @@ UNREAD = {
 """Columns that Baton has no place for."""
 
 TEMPLATES = {
-    "chatml": "the same text; the tokenizer is taken as it is, so its marks are tokens of their own only where it has "
-    "them",
+    "chatml": "the same text; the tokenizer is taken as it is, so its marks are single tokens only where it has them",
     "llama3": "the same text, but for white space around a message, which is taken off as Meta's own template does",
 }
 """In what a template differs from Baton's of the same name, where it is little enough."""
 
 OTHERS = {
-    "zephyr": "LLaMA-Factory's has no line break behind the end of a text and a system message of its own; the "
+    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
     "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
     "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
     "own is used; model.chat_template: alpaca has the system message of the row alone",
@@ -70,7 +69,7 @@ OTHERS = {
 
 OWN = "the tokenizer's own chat template is used; check that it is this one, or give it as a file: model.chat_template"
 PLAIN = "rows of instruction and output are written out as text, without a chat template; give messages to use one"
-STANFORD = "written with Stanford's prompt: an input stands under a heading of its own, and no empty line at the end"
+STANFORD = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
 
 
 def shape(method: str, entry: Entry, template: str) -> Shape:
@@ -83,34 +82,34 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
     """
     theirs = _columns(entry)
     talks = entry.get("formatting") in TALKING
-    found = FORMATS.get(method)
-    if found == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
-        found = "ranked"  # once, answers were a list, the better one first
-    if found is None and talks:
-        found = FORMS.get(_form(entry), "sharegpt")
-    elif found is None:
-        found = "instruction" if template == "alpaca" else "prompt-completion"
-    names = COLUMNS[found]
-    if talks and found == "preference":
+    shape = FORMATS.get(method)
+    if shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
+        shape = "ranked"  # once, answers were a list, the better one first
+    if shape is None and talks:
+        shape = FORMS.get(_form(entry), "sharegpt")
+    elif shape is None:
+        shape = "instruction" if template == "alpaca" else "prompt-completion"
+    names = COLUMNS[shape]
+    if talks and shape == "preference":
         names = {**names, "prompt": "messages"}
     columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
-    if theirs.get("query") and found != "instruction" and not talks:
-        ours = "text" if found == "text" else "prompt"
+    if theirs.get("query") and shape != "instruction" and not talks:
+        ours = "text" if shape == "text" else "prompt"
         columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
-    return Shape(format=found, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
+    return Shape(format=shape, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
 
 
 def _columns(entry: Entry) -> Entry:
     """Returns their names for columns → the source's."""
-    given = entry.get("columns")
+    columns = entry.get("columns")
     if entry.get("formatting") in TALKING:
-        return {"messages": "conversations", **(given or {})}
-    return {**ALPACA, **{key: "" for key in ("query", "response") if given}, **(given or {})}
+        return {"messages": "conversations", **(columns or {})}
+    return {**ALPACA, **{key: "" for key in ("query", "response") if columns}, **(columns or {})}
 
 
 def _tags(entry: Entry) -> Entry:
-    given = {key: value for key, value in (entry.get("tags") or {}).items() if value}
-    return {**TAGS, **given}
+    tags = {key: value for key, value in (entry.get("tags") or {}).items() if value}
+    return {**TAGS, **tags}
 
 
 def _form(entry: Entry) -> tuple[str, str]:

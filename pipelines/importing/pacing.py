@@ -7,7 +7,7 @@ import math
 from baton.pipelines.importing import sources
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import flag, number, read, steps, whole
-from baton.pipelines.importing.table import Carried, settle
+from baton.pipelines.importing.table import Carried, handle
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""
@@ -89,9 +89,9 @@ def length(draft: Draft, epochs_key: str, *, epochs: float) -> None:
 
 def warmup(draft: Draft) -> None:
     """Sets the warm-up from steps or, without them, from a share of all steps."""
-    given, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
-    if given:
-        draft.put("training.warmup_steps", given if given < 1 else int(given), "warmup_steps")
+    steps, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
+    if steps:
+        draft.put("training.warmup_steps", steps if steps < 1 else int(steps), "warmup_steps")
         if share:
             draft.needless("warmup_ratio", "warmup_steps is given, and decides")
     elif share:
@@ -129,7 +129,7 @@ def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: boo
     if strategy == "epoch":
         draft.left(strategy_key, "set evaluation.every to the number of steps of an epoch")
     elif strategy == "steps" and draft.has("eval_steps"):
-        settle(draft, "eval_steps", _EVALUATE)
+        handle(draft, "eval_steps", _EVALUATE)
         draft.carry("evaluation.every", *strategy_keys)
     elif strategy == "steps" and draft.has(strategy_key):
         every = read(draft, "logging_steps", number, 500)  # what Transformers takes then
@@ -137,7 +137,7 @@ def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: boo
         draft.carry("evaluation.every", *strategy_keys)
     else:
         draft.carry("evaluation.every", strategy_key)
-    if draft.has("eval_steps") and not draft.is_settled("eval_steps"):
+    if draft.has("eval_steps") and not draft.is_handled("eval_steps"):
         draft.needless("eval_steps", f"there is no evaluation while {strategy_key} is not steps")
 
 
@@ -149,7 +149,7 @@ def checkpoints(draft: Draft) -> None:
     else:
         draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
     if draft.has("save_steps") and strategy == "steps":
-        settle(draft, "save_steps", _CHECKPOINT)
+        handle(draft, "save_steps", _CHECKPOINT)
     elif draft.has("save_steps"):
         draft.needless("save_steps", "save_strategy is not steps")
     if draft.has("save_total_limit"):
@@ -180,10 +180,10 @@ def early_stopping(draft: Draft, key: str) -> None:
 
 
 def order(draft: Draft, method: str) -> None:
-    """Notes that rows of like length are not brought together where the method has an order of its own."""
+    """Notes that rows of like length are not brought together where the method has its own order."""
     key = "group_by_length"
     if draft.has(key) and read(draft, key, flag) and method in ("kto", "grpo"):
-        draft.left(key, f"{method} takes rows in an order of its own")
+        draft.left(key, f"{method} takes rows in its own order")
 
 
 def best(draft: Draft) -> None:

@@ -45,16 +45,16 @@ SHARED = table(
             "special_tokens tokens added_tokens_overrides eot_tokens resize_token_embeddings_to_32x resize_vocab "
             "add_tokens add_special_tokens new_special_tokens_config init_special_tokens split_special_tokens"
         ),
-        "going on from an adapter: merge it into the base, and name the result": "lora_model_dir adapter_name_or_path",
+        "continuing an adapter: merge it into the base, and name the result": "lora_model_dir adapter_name_or_path",
         "give model.attention: eager, sdpa, flash_attention_2, flash_attention_3 or flex_attention": (
             "attn_implementation attention flash_attn"
         ),
         "Baton has no shifted attention; attention is whole": "s2_attention shift_attn",
         "Baton has no training in 8 bits; training.precision says which arithmetic is used": "fp8*",
         "checkpoints are compared by evaluation loss": "metric_for_best_model greater_is_better",
-        "checkpoints are always whole, so that training can go on from them": "save_only_model",
+        "checkpoints are always whole, so that training can resume from them": "save_only_model",
         "what a run writes goes to the store; set store, a folder or s3://bucket": "output_dir",
-        "Baton goes on by itself: from the newest checkpoint of `baton run --run NAME`": "resume_from_checkpoint",
+        "Baton resumes by itself: from the newest checkpoint of `baton run --run NAME`": "resume_from_checkpoint",
         "a run is named when it is started: `baton run RECIPE --run NAME`": "run_name mlflow_run_name",
         "how many GPUs is not said here: set resources.gpus and training.parallel (ddp, fsdp, zero2 or zero3); "
         "training.batch_size then counts the rows of all of them together": (

@@ -24,7 +24,7 @@ TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranke
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What rows look like.
+    """Shape of a data set's rows.
 
     Attributes:
         format: As `data.format`.
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def trained_as(self) -> tuple[str, bool]:
-        """What is the same for rows that can be trained on together."""
+        """Key that is equal for rows which can be trained on together."""
         return TRAINED_AS.get(self.format, self.format), self.talks
 
 

@@ -67,7 +67,7 @@ def apply(draft: Draft, entries: Table) -> None:
     """Deals with every key that is left: by its name, by how it begins, or as unknown."""
     families = [(key[:-1], entry) for key, entry in entries.items() if key.endswith("*")]
     for key in draft.given:
-        if draft.is_settled(key):
+        if draft.is_handled(key):
             continue
         entry = entries.get(key)
         if entry is None:
@@ -78,7 +78,7 @@ def apply(draft: Draft, entries: Table) -> None:
         elif entry is None:
             unknown(draft, key)
         else:
-            settle(draft, key, entry)
+            handle(draft, key, entry)
 
 
 def unknown(draft: Draft, key: str) -> None:
@@ -94,10 +94,10 @@ def switch(draft: Draft, key: str) -> None:
 def fill(draft: Draft, entries: Table) -> None:
     """Deals with the keys of a table before all others, and with those that the file leaves out."""
     for key, entry in entries.items():
-        settle(draft, key, entry)
+        handle(draft, key, entry)
 
 
-def settle(draft: Draft, key: str, entry: Entry) -> None:
+def handle(draft: Draft, key: str, entry: Entry) -> None:
     """Does with a key what its entry says."""
     if isinstance(entry, Noted):
         draft.note(entry.fate, key, entry.why) if draft.has(key) else draft.rest(key)

@@ -70,7 +70,7 @@ _Dumper.add_representer(str, _represent_text)
 
 def _differing(section: BaseModel) -> Document:
     """Returns what a section says that its defaults do not. One that is there only to be there gets its first field."""
-    found: Document = {}
+    written: Document = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if not field.is_required() and value == field.get_default():
@@ -81,10 +81,10 @@ def _differing(section: BaseModel) -> Document:
                 continue  # follows from the method
             first = next(iter(type(value).model_fields))
             value = inner or {first: _plain(getattr(value, first))}
-        found[name] = _plain(value)
-    if source := found.get("source"):
-        found["source"] = source[0] if len(source) == 1 and type(section).__name__ == "Data" else source
-    return found
+        written[name] = _plain(value)
+    if source := written.get("source"):
+        written["source"] = source[0] if len(source) == 1 and type(section).__name__ == "Data" else source
+    return written
 
 
 def _plain(value: object) -> object:

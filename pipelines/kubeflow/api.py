@@ -1,4 +1,4 @@
-"""What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow behind a run."""
+"""What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypedDict
 
 
 class Status(Protocol):
-    """Why something ended as it did."""
+    """Reason why something ended as it did."""
 
     message: str | None
 
@@ -24,7 +24,7 @@ class TaskDetail(Protocol):
 
 
 class RunDetails(Protocol):
-    """What a run's nodes came to."""
+    """States of a run's nodes."""
 
     task_details: Sequence[TaskDetail] | None
 
@@ -36,7 +36,7 @@ class ComponentRef(TypedDict, total=False):
 
 
 class TaskInfo(TypedDict, total=False):
-    """What a page shows of a task."""
+    """Name of a task on the page."""
 
     name: str
 
@@ -86,13 +86,13 @@ class Run(Protocol):
 
 
 class CronSchedule(Protocol):
-    """When a recurring run takes place."""
+    """Schedule of a recurring run."""
 
     cron: str
 
 
 class Trigger(Protocol):
-    """What starts a recurring run."""
+    """Trigger of a recurring run."""
 
     cron_schedule: CronSchedule | None
 
@@ -126,13 +126,13 @@ class Metadata(TypedDict, total=False):
 
 
 class WorkflowSpec(TypedDict, total=False):
-    """What was asked of a workflow."""
+    """Specification of a workflow."""
 
     activeDeadlineSeconds: int
 
 
 class WorkflowStatus(TypedDict, total=False):
-    """How far a workflow is."""
+    """Progress of a workflow."""
 
     nodes: dict[str, Node]
 

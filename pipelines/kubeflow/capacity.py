@@ -34,10 +34,10 @@ def fitted(recipe: Recipe, namespace: str | None, tell: Callable[[str], None]) -
     search, wanted = recipe.sweep, recipe.resources.gpus * recipe.resources.nodes
     if search is None or search.parallel or not wanted or not os.environ.get(KUBECONFIG):
         return recipe
-    found = _gpus(recipe, namespace, tell)
-    if found is None:
+    free = _gpus(recipe, namespace, tell)
+    if free is None:
         return recipe
-    gpus, where = found
+    gpus, where = free
     parallel = max(gpus // wanted, 1)
     short = "" if gpus >= wanted else f", and a trial asks for {wanted}: it will wait until there are more"
     tell(f"{parallel} trial(s) at once: the quota of namespace {where} has {gpus} GPU(s){short}")
@@ -73,6 +73,8 @@ def _counts(quota: V1ResourceQuota, recipe: Recipe) -> bool:
     """Tells whether a quota counts the pods that train: all do but those for other classes, see `k8s/overlays/spot`."""
     if quota.spec.scopes:
         return False
-    given = f"baton-{recipe.resources.capacity}"
+    priority_class = f"baton-{recipe.resources.capacity}"
     scopes = quota.spec.scope_selector.match_expressions if quota.spec.scope_selector else []
-    return all(x.scope_name == "PriorityClass" and x.operator == "In" and given in (x.values or []) for x in scopes)
+    return all(
+        x.scope_name == "PriorityClass" and x.operator == "In" and priority_class in (x.values or []) for x in scopes
+    )

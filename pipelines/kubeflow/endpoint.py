@@ -178,7 +178,7 @@ class _Transport(rest.RESTClientObject):  # type: ignore[misc]
 
 def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -> BatonError:
     """Returns the error that a person reads for an answer with a status other than 2xx."""
-    status, said = error.status, _describe(error.body)
+    status, reply = error.status, _describe(error.body)
     if not status:
         return _tls_failed(endpoint, error.reason)
     if 300 <= status < 400:
@@ -190,29 +190,29 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
     if status in (401, 403):
         found = "refuses the token" if has_token else "asks for a token and got none"
         return UserError(
-            f"'{endpoint}' {found} ({status}: {said}); expected to be let in.",
+            f"'{endpoint}' {found} ({status}: {reply}); expected to be let in.",
             remedy=f"{_TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
     if status == 404 and _is_json_object(error.body) and not url.endswith(_HEALTHZ_PATH):
-        return UserError(f"'{endpoint}' does not have it (404: {said}); expected what was asked for to exist.")
+        return UserError(f"'{endpoint}' does not have it (404: {reply}); expected what was asked for to exist.")
     if status == 404:
         return UserError(
-            f"'{endpoint}' has no Kubeflow Pipelines API (404: {said}); expected {_HEALTHZ_PATH} there.",
+            f"'{endpoint}' has no Kubeflow Pipelines API (404: {reply}); expected {_HEALTHZ_PATH} there.",
             remedy=ENDPOINT_REMEDY,
         )
     if status == 409:
-        return NameClashError(f"The name is taken (409: {said}); expected a new one.", remedy="Choose another.")
+        return NameClashError(f"The name is taken (409: {reply}); expected a new one.", remedy="Choose another.")
     if status == 429 or status >= 500:
         return TransientError(
-            f"'{endpoint}' fails ({status}: {said}); expected an answer.", remedy="Try again in a minute."
+            f"'{endpoint}' fails ({status}: {reply}); expected an answer.", remedy="Try again in a minute."
         )
-    if "namespace" in said.lower():
+    if "namespace" in reply.lower():
         return UserError(
-            f"'{endpoint}' refuses the request ({status}: {said}); expected a namespace that is yours.",
+            f"'{endpoint}' refuses the request ({status}: {reply}); expected a namespace that is yours.",
             remedy="Name your Kubeflow profile with --namespace; where there is one user, leave it out.",
         )
     return UserError(
-        f"'{endpoint}' refuses the request ({status}: {said}); expected what the pipeline declares.",
+        f"'{endpoint}' refuses the request ({status}: {reply}); expected what the pipeline declares.",
         remedy="Check the parameters, and that the pipeline was compiled for this version.",
     )
 

@@ -86,7 +86,7 @@ class Stage:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, None where it has not ended."""
+        """Seconds that it took, None where it has not ended."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
 
@@ -104,36 +104,36 @@ def stages(run: Run) -> list[Stage]:
     return [_stage(key, task, parents, details) for key, task, parents in tasks]
 
 
-def outcome(state: str | None, found: list[Stage]) -> str:
+def outcome(state: str | None, stages: list[Stage]) -> str:
     """Returns what a run came to: its state in lower case, `rejected` where the gate refused the model.
 
     The backend calls a run that was cancelled a failed one; `explained` can tell.
     """
-    if state == "SUCCEEDED" and any(x.component_name == "reject" and x.state == "SUCCEEDED" for x in found):
+    if state == "SUCCEEDED" and any(x.component_name == "reject" and x.state == "SUCCEEDED" for x in stages):
         return "rejected"
-    ended = {stage.state for stage in found} & BROKEN
+    ended = {stage.state for stage in stages} & BROKEN
     if state == "FAILED" and ended == {"CANCELED"}:
         return "canceled"
     return (state or "pending").lower()
 
 
-def explained(client: Client, run: Run, found: list[Stage]) -> list[Stage]:
+def explained(client: Client, run: Run, stages: list[Stage]) -> list[Stage]:
     """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
 
     Args:
         client: What `endpoint.connect` returned.
         run: The run as kfp's client returns it.
-        found: Its stages.
+        stages: Its stages.
     """
-    if not any(stage.state in BROKEN | {"RUNNING", "PENDING"} for stage in found):
-        return found
+    if not any(stage.state in BROKEN | {"RUNNING", "PENDING"} for stage in stages):
+        return stages
     try:
         workflow = client.workflow(run.run_id)
     except (BatonError, ValueError):
-        return found
+        return stages
     if workflow.get("spec", {}).get("activeDeadlineSeconds") == 0:  # how the backend ends a run that is cancelled
-        return [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in found]
-    return [_explained(client, run.run_id, workflow, stage) for stage in found]
+        return [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
+    return [_explained(client, run.run_id, workflow, stage) for stage in stages]
 
 
 def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) -> Stage:

@@ -110,8 +110,8 @@ def create(
             params={},
             service_account=service_account,
         )
-        for standing in before:
-            client.delete_recurring_run(standing.identifier)
+        for recurring in before:
+            client.delete_recurring_run(recurring.identifier)
     identifier = required(made.recurring_run_id, "the recurring run", endpoint)
     return Schedule(identifier, recipe, cron, is_enabled=True)
 
@@ -131,29 +131,29 @@ def delete(endpoint: str, recipe: str, *, token: str | None, namespace: str | No
     """
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
-        found = _find(client, recipe, namespace)
-        if not found:
-            known = ", ".join(sorted({standing.recipe for standing in _find(client, None, namespace)})) or "none"
+        schedules = _find(client, recipe, namespace)
+        if not schedules:
+            known = ", ".join(sorted({recurring.recipe for recurring in _find(client, None, namespace)})) or "none"
             raise UserError(f"recipe {recipe!r} has no schedule; expected one of: {known}.")
-        for standing in found:
-            client.delete_recurring_run(standing.identifier)
-    return found
+        for recurring in schedules:
+            client.delete_recurring_run(recurring.identifier)
+    return schedules
 
 
 def _find(client: Client, recipe: str | None, namespace: str | None) -> list[Schedule]:
     wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
     filtered = json.dumps({"predicates": [wanted]}) if recipe else None
-    found: list[RecurringRun] = []
+    schedules: list[RecurringRun] = []
     page = ""
     while True:
         answer = client.list_recurring_runs(page_token=page, page_size=_PAGE, namespace=namespace, filter=filtered)
-        found += answer.recurring_runs or []
+        schedules += answer.recurring_runs or []
         page = answer.next_page_token or ""
         if not page:
             break
     return [
         Schedule(run.recurring_run_id, run.display_name.removeprefix(PREFIX), _cron(run), run.status == "ENABLED")
-        for run in found
+        for run in schedules
         if run.display_name.startswith(PREFIX)
     ]
 

@@ -1,4 +1,4 @@
-"""One container, run to its end: what `kfp.local` calls for each stage, in place of its own.
+"""One container, run to its end: what `kfp.local` calls for each stage, in place of kfp's.
 
 kfp's own (2.17.0) runs a container with `auto_remove` and takes one that is gone before its exit code was read for a
 success: of short failures one in six passed with Docker 20.10, and every failure after much output. Here a container is
@@ -30,7 +30,7 @@ _SHM = "/dev/shm"
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the compiled file asks for a stage; 0 where it asks for nothing.
+    """Resources that the compiled file asks for a stage; 0 where it asks for nothing.
 
     Attributes:
         cpu: Cores.
@@ -46,18 +46,18 @@ class Needs:
 
     def arguments(self) -> dict[str, object]:
         """Returns it as Docker takes it."""
-        found: dict[str, object] = {}
+        limits: dict[str, object] = {}
         if self.cpu:
-            found["nano_cpus"] = int(self.cpu * 1e9)
+            limits["nano_cpus"] = int(self.cpu * 1e9)
         if self.memory:
-            found |= {"mem_limit": self.memory, "memswap_limit": self.memory}  # a pod has no swap
+            limits |= {"mem_limit": self.memory, "memswap_limit": self.memory}  # a pod has no swap
         if self.shm:
-            found["shm_size"] = self.shm
+            limits["shm_size"] = self.shm
         if self.gpus:
             from docker.types import DeviceRequest  # type: ignore[import-untyped]
 
-            found["device_requests"] = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])]
-        return found
+            limits["device_requests"] = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])]
+        return limits
 
 
 def read_needs(package_path: str) -> dict[str, Needs]:
@@ -70,18 +70,18 @@ def read_needs(package_path: str) -> dict[str, Needs]:
     kubernetes = {}
     for document in platform:
         kubernetes = document["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    found = {}
+    needs = {}
     for label, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
         asked = container.get("resources", {})
         volumes = kubernetes.get(label, {}).get("emptyDirMounts", [])
-        found[_function(container["args"])] = Needs(
+        needs[_function(container["args"])] = Needs(
             cpu=amount(asked.get("resourceCpuLimit", "0")),
             memory=int(amount(asked.get("resourceMemoryLimit", "0"))),
             shm=int(sum(amount(volume["sizeLimit"]) for volume in volumes if volume["mountPath"] == _SHM)),
             gpus=int(asked.get("accelerator", {}).get("resourceCount", 0)),
         )
-    return found
+    return needs
 
 
 class Containers:

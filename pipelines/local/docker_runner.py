@@ -1,7 +1,7 @@
 """What containers of `baton run --runner docker` get from this machine: folders, environment, network, a user.
 
 A container sees the folders that the recipe names, at their own paths, and nothing else of this machine. Its root is
-read-only; it writes to the store, to the caches, to a `/tmp` of its own and to `/dev/shm`. It runs as the caller, so
+read-only; it writes to the store, to the caches, to its own `/tmp` and to `/dev/shm`. It runs as the caller, so
 that what it writes is the caller's. Credentials are passed on as environment: they are in no file, and in
 `docker inspect` while the container lives.
 """
@@ -75,24 +75,24 @@ def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunne
         yield local.DockerRunner(**arguments)
 
 
-def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
+def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the containers.
 
     Args:
         recipe: Its `resources.env` is in the compiled file and comes before what this machine has;
             `resources.secret_env` names credentials.
-        given: This machine's environment.
+        here: This machine's environment.
     """
     wanted = {*FORWARDED_NAMES, *(name.lower() for name in FORWARDED_NAMES), *recipe.resources.secret_env}
-    found = {name: value for name, value in given.items() if name in wanted or name.startswith(FORWARDED)}
+    passed = {name: value for name, value in here.items() if name in wanted or name.startswith(FORWARDED)}
     for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
         path = os.path.expanduser(os.path.join("~", ".aws", file))
-        if name not in found and os.path.isfile(path):
-            found[name] = path
-    found["BATON_CACHE"] = cache_dir()
-    found["HF_HOME"] = given.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface"))
-    found["BATON_EVENTS"] = "stdout"
-    return {name: value for name, value in found.items() if name not in recipe.resources.env}
+        if name not in passed and os.path.isfile(path):
+            passed[name] = path
+    passed["BATON_CACHE"] = cache_dir()
+    passed["HF_HOME"] = here.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface"))
+    passed["BATON_EVENTS"] = "stdout"
+    return {name: value for name, value in passed.items() if name not in recipe.resources.env}
 
 
 def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
@@ -106,21 +106,21 @@ def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
         UserError: the store is a folder that an image has itself.
     """
     document = recipe.model_dump(mode="json")
-    found = {path: False for path in _paths([document, *env.values()]) if path not in _OURS}
+    mounted = {path: False for path in _paths([document, *env.values()]) if path not in _OURS}
     written = [recipe.store.cache_dir, *(env[name] for name in _CACHES if name in env)]
     if "://" not in recipe.store.uri:
         if recipe.store.uri in _OURS:
             raise UserError(
                 f"store {recipe.store.uri!r} is a folder of every image and cannot be shared with containers.",
-                remedy="Name a folder of its own, or s3://bucket.",
+                remedy="Name a folder that holds nothing else, or a bucket: s3://, gs:// or az://.",
             )
         written.append(recipe.store.uri)
     if (recipe.tracking.mlflow or "").startswith("sqlite:///"):
         written.append(os.path.dirname(str(recipe.tracking.mlflow).removeprefix("sqlite:///")))
     for path in filter(None, written):
         os.makedirs(path, exist_ok=True)
-        found[path] = True
-    return found
+        mounted[path] = True
+    return mounted
 
 
 def network(env: Mapping[str, str], recipe: Recipe) -> str | None:
@@ -154,7 +154,7 @@ def _paths(value: object) -> Iterator[str]:
 
 
 class Arguments(TypedDict):
-    """What every container is run with, as Docker's client takes it."""
+    """Options that every container is run with, as Docker's client takes it."""
 
     environment: dict[str, str]
     mounts: list[Mount]
@@ -260,7 +260,7 @@ def _unusable(image: str, answer: str) -> UserError:
     if what == "unseen":
         return UserError(
             f"containers do not see {path!r}: the engine is on another machine, or does not share that folder.",
-            remedy="Use an engine on this machine, share the folder in its settings, or use an s3:// store.",
+            remedy="Use an engine on this machine, share the folder, or use a store at s3://, gs:// or az://.",
         )
     if what == "readonly":
         return UserError(f"containers may not write to {path!r} as user {os.getuid()}.", remedy="Check who owns it.")

@@ -36,7 +36,7 @@ ROOM = 2 * 2**30
 
 
 class Examined(TypedDict):
-    """What was looked at, as plain values; `ok` where none of it is a problem."""
+    """Result of all checks, as plain values; `ok` where none of it is a problem."""
 
     ok: bool
     checks: list[dict[str, str]]
@@ -61,8 +61,8 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     checks: list[Check] = []
     recipe = prepare.load(recipe_path, overrides, store=store) if recipe_path else None
     if recipe_path and recipe:
-        recipe, found = _localised(recipe, recipe_path)
-        checks.append(found)
+        recipe, checked = _localised(recipe, recipe_path)
+        checks.append(checked)
     checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
     uri = recipe.store.uri if recipe else store
     checks += doctor_store.examine(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
@@ -71,13 +71,13 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
 
 
-def print_table(found: Examined) -> None:
+def print_table(examined: Examined) -> None:
     """Prints what `examine` returned."""
     console = Console(highlight=False)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("check", "", "found"):
         table.add_column(name, overflow="fold", no_wrap=name != "found")
-    for check in found["checks"]:
+    for check in examined["checks"]:
         text = Text(check["found"])
         if check["remedy"]:
             text.append(f"\n{check['remedy']}", style="dim")

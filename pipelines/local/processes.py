@@ -1,4 +1,4 @@
-"""Stages as processes of their own, followed by the events that they print."""
+"""Stages as separate processes, followed by the events that they print."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Launcher = Callable[[str, Sequence[str]], Process]
 
 
 class Fresh:
-    """A stage in a fresh interpreter, in a process group of its own.
+    """A stage in a fresh interpreter, in its own process group.
 
     Args:
         module: Its module.
@@ -125,7 +125,7 @@ def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None]
 def follow(process: Process, on_event: Callable[[Event], None]) -> Event | None:
     """Hands on what a process tells until it ends, and returns the error that it told, if it did.
 
-    Whatever interrupts this ends the process too: a process group of its own gets no Ctrl-C.
+    Whatever interrupts this ends the process too: its own process group gets no Ctrl-C.
     """
     failure = None
     try:

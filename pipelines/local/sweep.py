@@ -38,10 +38,10 @@ Turn = tuple[Run, int]
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """The process that stands by: what it was given, and the machine that is held back from it."""
+class _Standby:
+    """The process that stands by: its arguments, and the machine that is held back from it."""
 
-    given: tuple[str, str]
+    arguments: tuple[str, str]
     process: Process
     held: Held
 
@@ -58,7 +58,7 @@ class LocalSweep:
 
     Args:
         recipe: The recipe with its sweep, its paths absolute.
-        name: Name of the sweep; one that exists goes on where it stopped.
+        name: Name of the sweep; one that exists resumes where it stopped.
         on_event: Called with each event of a stage.
     """
 
@@ -69,7 +69,7 @@ class LocalSweep:
         self._launch = warm.launcher()
         self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
         self._pending: list[tuple[Process, Future[None]]] = []
-        self._standing: _Standing | None = None
+        self._standby: _Standby | None = None
 
     def run(self) -> Run:
         """Runs the sweep to its end, and returns the run of the best trial, judged and exported.
@@ -86,10 +86,10 @@ class LocalSweep:
                     verdict = self._stage("verdict", "judge", self.sweep.uri, str(rung.number))
                     self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
                     survivors, best = verdict["kept"], verdict["winner"]
-            self._settle()
+            self._finish_beside()
         finally:
-            if self._standing:
-                self._standing.dismiss()
+            if self._standby:
+                self._standby.dismiss()
             for process, _ in self._pending:
                 # After an error; else all were waited for. What they had begun, the sweep does again when it is
                 # resumed.
@@ -105,8 +105,8 @@ class LocalSweep:
             file.write(recipe_file.dumps(self.recipe))
             file.flush()
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
-            found = self._stage("prepares", "begin", *arguments)
-        for preparation in found["preparations"]:
+            begun = self._stage("prepares", "begin", *arguments)
+        for preparation in begun["preparations"]:
             if not winner.is_prepared(Run(self.sweep.storage, preparation["run"])):
                 prepared = recipe_file.loads(preparation["recipe"])
                 processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
@@ -121,10 +121,10 @@ class LocalSweep:
             run, index = waiting.popleft()
             if not self._one(run, index, waiting):
                 waiting = deque(turn for turn in waiting if turn[0] is not run)
-        self._settle()
+        self._finish_beside()
 
     def _one(self, run: Run, index: int, waiting: deque[Turn]) -> bool:
-        """Trains a chunk of a trial, and tells whether the trial goes on with the next one."""
+        """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialNote).id
         if self._is_stopped(trial):
             return False
@@ -152,20 +152,20 @@ class LocalSweep:
 
     def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:
         """Runs a chunk: the process that stands by for it, or a new one."""
-        given = (run.uri, str(index))
-        standing, self._standing = self._standing, None
-        if standing and standing.given != given:
-            standing.dismiss()
-            standing = None
-        if standing:
+        arguments = (run.uri, str(index))
+        standby, self._standby = self._standby, None
+        if standby and standby.arguments != arguments:
+            standby.dismiss()
+            standby = None
+        if standby:
             # It has fetched meanwhile what it needs, and waits for the lock; see `core.standby`.
-            standing.held.free()
-        process = standing.process if standing else self._launch(processes.TRAIN_CHUNK, given)
-        processes.require_success(processes.TRAIN_CHUNK, given, process, processes.follow(process, heard))
+            standby.held.free()
+        process = standby.process if standby else self._launch(processes.TRAIN_CHUNK, arguments)
+        processes.require_success(processes.TRAIN_CHUNK, arguments, process, processes.follow(process, heard))
 
     def _stand_by(self, run: Run, waiting: deque[Turn]) -> None:
         """Starts the process whose turn is next, which then has all it needs once the one of `run` has ended."""
-        if self._standing or not waiting or waiting[0][0] is run:
+        if self._standby or not waiting or waiting[0][0] is run:
             return
         after, index = waiting[0]
         try:
@@ -174,16 +174,16 @@ class LocalSweep:
                 return
         except BatonError:  # the store is away for a moment: it begins when its turn has come
             return
-        given, held = (after.uri, str(index)), Held()
-        process = self._launch(processes.TRAIN_CHUNK, (*given, "--standby", held.path))
-        self._standing = _Standing(given, process, held)
+        arguments, held = (after.uri, str(index)), Held()
+        process = self._launch(processes.TRAIN_CHUNK, (*arguments, "--standby", held.path))
+        self._standby = _Standby(arguments, process, held)
 
     def _is_stopped(self, trial: str) -> bool:
         wish = self.sweep.control(trial)
         return wish is not None and wish.state == "stop"
 
     def _scored(self, run: Run) -> int:
-        """Returns the last chunk behind which a trial has a score, 0 before there is one."""
+        """Returns the last chunk after which a trial has a score, 0 before there is one."""
         return max((score.chunk for score in self.sweep.scores(run)), default=0)
 
     def _later(self, module: str, *arguments: str) -> None:
@@ -193,7 +193,7 @@ class LocalSweep:
         process = self._launch(module, arguments)
         self._pending.append((process, self._beside.submit(_ended, module, arguments, process)))
 
-    def _settle(self) -> None:
+    def _finish_beside(self) -> None:
         """Waits for what runs beside; raises what went wrong there."""
         pending, self._pending = self._pending, []
         for _, ended in pending:
@@ -211,14 +211,14 @@ class LocalSweep:
 
     def _stage(self, answer: str, *arguments: str) -> Event:
         """Runs a stage of the sweep itself and returns the event that it answers with."""
-        found: list[Event] = []
+        answers: list[Event] = []
 
         def heard(event: Event) -> None:
-            found.extend([event] if event["event"] == answer else [])
+            answers.extend([event] if event["event"] == answer else [])
             self._on_event(event)
 
         processes.run(SWEEP, arguments, heard, self._launch)
-        return found[-1]
+        return answers[-1]
 
 
 def _ended(module: str, arguments: Sequence[str], process: Process) -> None:

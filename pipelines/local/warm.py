@@ -26,7 +26,7 @@ from baton.components.shared.store.registry import ENVIRONMENT
 from baton.pipelines.local import processes
 
 WARM = "BATON_WARM"
-"""Environment variable: `0` gives each stage of this machine an interpreter of its own, as all have but on Linux."""
+"""Environment variable: `0` gives each stage of this machine its own interpreter, as all have but on Linux."""
 
 _PRELOADED = (
     "baton.pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
@@ -88,7 +88,7 @@ class Forked:
         module: The module.
         arguments: Its arguments.
         environment: Its environment; this process's, and events as JSON lines, when left out.
-        own_group: Whether it is in a process group of its own, so that `kill` ends its children too and Ctrl-C does
+        own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
             not reach it.
     """
 
@@ -105,10 +105,10 @@ class Forked:
         _require_server()
         self._own_group, self._printed = own_group, list[str]()
         self._reader, writer = os.pipe()
-        given = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
+        variables = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
         try:
             self._process = _context.Process(
-                target=_serve, args=(DupFd(writer), module, tuple(arguments), given, own_group)
+                target=_serve, args=(DupFd(writer), module, tuple(arguments), variables, own_group)
             )
             self._process.start()
         finally:
@@ -123,7 +123,7 @@ class Forked:
     def lines(self) -> Iterator[str]:
         """Yields what it prints, line by line, until it ends.
 
-        Its end counts and not the pipe's: what it leaves behind may hold that open.
+        Its end counts and not the pipe's: what it leaves may hold that open.
         """
         rest = b""
         try:
@@ -150,7 +150,7 @@ class Forked:
         return "".join(self._printed)[-2000:]
 
     def kill(self) -> None:
-        """Ends it, and its children where it has a group of its own, as a node's end would: `kill -9`."""
+        """Ends it, and its children where it has its own group, as a node's end would: `kill -9`."""
         if self._process.exitcode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -198,8 +198,8 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
         path = os.path.join(folder, "ephemeral_component.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(component)
-        given = ["--component_module_path", path, *arguments]
-        process = Forked(_EXECUTOR, given, {**environment, "_KFP_RUNTIME": "true"}, own_group=False)
+        executor_arguments = ["--component_module_path", path, *arguments]
+        process = Forked(_EXECUTOR, executor_arguments, {**environment, "_KFP_RUNTIME": "true"}, own_group=False)
         for line in process.lines():
             print(line, end="")
         return process.wait()
@@ -241,8 +241,8 @@ def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
     """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
     from baton.pipelines.local import warm_server
 
-    given, imported = _read_early(environment), _read_early(warm_server.ENVIRONMENT)
-    if changed := sorted(name for name in given.keys() | imported.keys() if given.get(name) != imported.get(name)):
+    wanted, imported = _read_early(environment), _read_early(warm_server.ENVIRONMENT)
+    if changed := sorted(name for name in wanted.keys() | imported.keys() if wanted.get(name) != imported.get(name)):
         return f"{', '.join(changed)} changed since libraries were imported"
     torch = sys.modules.get("torch")
     return "CUDA is in use" if torch is not None and torch.cuda._is_in_bad_fork() else None

@@ -43,8 +43,8 @@ class Disturbed(prove.Told):
     problems: list[str]
 
 
-class Found(TypedDict):
-    """What a drill found; see `Drill.run`."""
+class Report(TypedDict):
+    """Result of a drill; see `Drill.run`."""
 
     recipe: str
     created: str
@@ -102,7 +102,7 @@ class Drill:
         self._verified: set[str] = set()
         self._problems: list[str] = []
 
-    def run(self) -> Found:
+    def run(self) -> Report:
         """Runs the recipe undisturbed, then as often as it takes to use up all kills.
 
         Returns:

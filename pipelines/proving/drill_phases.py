@@ -23,7 +23,7 @@ UNKNOWN = 0.005
 
 
 class Tracker:
-    """Where a process is, as far as its events tell.
+    """Tracks the phases of a process by its events.
 
     Args:
         begins: What it does before its first event.
@@ -44,7 +44,7 @@ class Tracker:
 
     @property
     def phases(self) -> list[str]:
-        """What it is doing: on the training thread first, then beside it."""
+        """Its phases: on the training thread first, then beside it."""
         return [phase for phase, _ in self._lanes.values() if phase]
 
     def since(self, phase: str) -> float | None:

@@ -19,7 +19,7 @@ _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 
 
 class Told(TypedDict):
-    """What is told of a finished run."""
+    """Result of a finished run, as a page shows it."""
 
     run: str
     uri: str
@@ -31,7 +31,7 @@ class Told(TypedDict):
 
 
 class Outcome(Told):
-    """What a finished run logged, and the state and files of its last checkpoint.
+    """Logged values of a finished run, and the state and files of its last checkpoint.
 
     `chunks` is their number, `parts` the digest of each part of the state, and `fingerprint` that of the machine.
     """
@@ -61,7 +61,7 @@ class Variant(Told):
 
 
 class Proof(TypedDict):
-    """What a proof found; see `prove`. `report` is the page's path."""
+    """Result of a proof; see `prove`. `report` is the page's path."""
 
     recipe: str
     created: str
@@ -101,17 +101,17 @@ def prove(
     created = now()
     variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, on_event) for count in counts]
     differences = [difference(variants[0], variant) for variant in variants]
-    found = [difference for difference in differences if difference]
+    differing = [difference for difference in differences if difference]
     return {
         "recipe": recipe.name,
         "created": created,
         "leave_out": [str(part) for part in leave_out],
-        "exact": not found,
+        "exact": not differing,
         "variants": [
             {"chunks": row["chunks"], **told(row), "difference": each}
             for row, each in zip(variants, differences, strict=True)
         ],
-        "first_difference": min(found, key=_place, default=None),
+        "first_difference": min(differing, key=_place, default=None),
         "fingerprint": variants[0]["fingerprint"],
     }
 
@@ -229,18 +229,18 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def print_table(found: Proof) -> None:
+def print_table(proof: Proof) -> None:
     """Prints a proof for people."""
-    for variant in found["variants"]:
+    for variant in proof["variants"]:
         print(
             f"{variant['chunks']:>3} chunk(s)  last loss {last_loss(variant)}  "
             f"weights {variant['weights_sha256'][:16]}  state {variant['state_digest'][:16]}"
         )
-    if found["exact"]:
-        print(f"exact: all {len(found['variants'])} runs are the same, byte for byte")
+    if proof["exact"]:
+        print(f"exact: all {len(proof['variants'])} runs are the same, byte for byte")
     else:
-        print(f"NOT exact: first difference {json.dumps(found['first_difference'])}")
-    print(f"report: {found['report']}")
+        print(f"NOT exact: first difference {json.dumps(proof['first_difference'])}")
+    print(f"report: {proof['report']}")
 
 
 def last_loss(variant: Told) -> str:

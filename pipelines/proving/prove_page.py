@@ -44,58 +44,58 @@ def check_path(path: str) -> str:
     return where
 
 
-def write(found: Proof, path: str) -> None:
+def write(proof: Proof, path: str) -> None:
     """Writes what `prove` returned as one HTML file."""
-    Path(path).write_text(render(found), encoding="utf-8")
+    Path(path).write_text(render(proof), encoding="utf-8")
 
 
-def render(found: Proof) -> str:
+def render(proof: Proof) -> str:
     """Returns the page as one HTML document, which loads nothing."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
-    first = found["variants"][0]
+    first = proof["variants"][0]
     plots = {
-        "loss": svg.draw("loss", "Loss of every run by step", partial(loss_plot, found)),
-        "drift": svg.draw("drift", "Difference of every run's loss from the first", partial(drift_plot, found)),
+        "loss": svg.draw("loss", "Loss of every run by step", partial(loss_plot, proof)),
+        "drift": svg.draw("drift", "Difference of every run's loss from the first", partial(drift_plot, proof)),
     }
     return environment.get_template("prove.html.j2").render(
-        found=found,
+        proof=proof,
         first=first,
         first_name=named(first),
-        tone=tone(found),
-        verdict=verdict(found),
-        control=control(found),
-        difference=told(found),
-        rows=[(variant, *compared(variant)) for variant in found["variants"]],
-        chunk_counts=listed([f"{variant['chunks']:,}" for variant in found["variants"]]),
+        tone=tone(proof),
+        verdict=verdict(proof),
+        control=control(proof),
+        difference=told(proof),
+        rows=[(variant, *compared(variant)) for variant in proof["variants"]],
+        chunk_counts=listed([f"{variant['chunks']:,}" for variant in proof["variants"]]),
         num_losses=count(len(first["losses"]), "logged loss", "logged losses"),
-        num_hidden=sum(not math.isfinite(loss) for variant in found["variants"] for loss in variant["losses"]),
+        num_hidden=sum(not math.isfinite(loss) for variant in proof["variants"] for loss in variant["losses"]),
         plots=plots,
     )
 
 
-def verdict(found: Proof) -> str:
+def verdict(proof: Proof) -> str:
     """Returns the line that sums the comparison up."""
-    variants = found["variants"]
-    if found["exact"]:
+    variants = proof["variants"]
+    if proof["exact"]:
         return f"exact: all {len(variants)} runs are the same, byte for byte"
     differing = sum(variant["difference"] is not None for variant in variants)
     verb = "differs" if differing == 1 else "differ"
     return f"NOT exact: {differing} of {len(variants)} runs {verb} from the run in {named(variants[0])}"
 
 
-def tone(found: Proof) -> str:
+def tone(proof: Proof) -> str:
     """Returns how good the verdict is: good, warn or bad. A control is never good news, only as it must be."""
-    return "warn" if found["leave_out"] else "good" if found["exact"] else "bad"
+    return "warn" if proof["leave_out"] else "good" if proof["exact"] else "bad"
 
 
-def control(found: Proof) -> str:
+def control(proof: Proof) -> str:
     """Returns what a negative control was and whether it found anything; empty where nothing was left out."""
-    if not found["leave_out"]:
+    if not proof["leave_out"]:
         return ""
-    parts = listed(found["leave_out"])
+    parts = listed(proof["leave_out"])
     setup = f"This is a negative control: {parts} was not restored at the hand-overs, so the runs must not be the same."
-    if found["exact"]:
+    if proof["exact"]:
         return f"{setup} They are: here it makes no difference, and this page proves nothing about it."
     return f"{setup} They are not, so the comparison does see a part that is missing."
 
@@ -126,13 +126,13 @@ class Told(TypedDict):
     values: list[tuple[str, str | None]]
 
 
-def told(found: Proof) -> Told | None:
+def told(proof: Proof) -> Told | None:
     """Returns the first difference in words: a sentence, and the values that were expected and found."""
-    difference = found["first_difference"]
+    difference = proof["first_difference"]
     if difference is None:
         return None
-    first = found["variants"][0]
-    other = next(variant for variant in found["variants"] if variant["chunks"] == difference["chunks"])
+    first = proof["variants"][0]
+    other = next(variant for variant in proof["variants"] if variant["chunks"] == difference["chunks"])
     runs = f"The run in {named(other)} differs from the run in {named(first)}"
     losses = count(len(first["losses"]), "logged loss", "logged losses")
     if difference["what"] == "loss":
@@ -161,9 +161,9 @@ def told(found: Proof) -> Told | None:
     }
 
 
-def loss_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
+def loss_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
     """Draws all losses over each other, and where each run's chunks end."""
-    variants, lines = found["variants"], _lines(found["variants"])
+    variants, lines = proof["variants"], _lines(proof["variants"])
     curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
     if not any(len(xs) for xs, _ in curves):
         return None
@@ -175,7 +175,7 @@ def loss_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
         name = f"run-{variant['chunks']}"
         ax.plot(*svg.thin(points, canvas.num_points), marker=marker, label=named(variant), gid=name, **line)
     ax.set_ylabel("loss")
-    _mark_difference(ax, found)
+    _mark_difference(ax, proof)
     _chunk_ends(ends, variants, lines)
     for axes in (ax, ends):
         _step_axis(axes, variants, canvas)
@@ -187,9 +187,9 @@ def loss_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
     return figure
 
 
-def drift_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
+def drift_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
     """Draws how far each run's losses are from the first run's; nothing where no loss differs."""
-    variants, lines = found["variants"], _lines(found["variants"])
+    variants, lines = proof["variants"], _lines(proof["variants"])
     first = variants[0]["losses"]
     gaps = [[b - a for a, b in zip(first, variant["losses"], strict=False)] for variant in variants]
     if not any(gap and math.isfinite(gap) for values in gaps for gap in values):
@@ -199,7 +199,7 @@ def drift_plot(found: Proof, canvas: svg.Canvas) -> Figure | None:
         points = svg.series(_entries(variant["steps"], values), "loss")
         ax.plot(*svg.thin(points, canvas.num_points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
     ax.set_ylabel("difference")
-    _mark_difference(ax, found, relative=True)
+    _mark_difference(ax, proof, relative=True)
     _step_axis(ax, variants, canvas)
     return figure
 
@@ -236,9 +236,9 @@ def _step_axis(ax: Axes, variants: Sequence[Variant], canvas: svg.Canvas) -> Non
     ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
 
 
-def _mark_difference(ax: Axes, found: Proof, *, relative: bool = False) -> None:
+def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
     """Rings the first loss that differs, and names it over the plot."""
-    difference = found["first_difference"]
+    difference = proof["first_difference"]
     if difference is None or difference["what"] != "loss":
         return
     step, value = difference["step"], float(difference["found"])
@@ -246,7 +246,7 @@ def _mark_difference(ax: Axes, found: Proof, *, relative: bool = False) -> None:
     ax.axvline(step, color=svg.INK, lw=0.8)
     if math.isfinite(value):
         ax.plot([step], [value], "o", ms=9, mfc="none", mec=svg.INK, mew=1.5, zorder=6, gid="difference")
-    right = step > 0.6 * max(variant["targets"][-1] for variant in found["variants"])
+    right = step > 0.6 * max(variant["targets"][-1] for variant in proof["variants"])
     ax.annotate(
         f"first difference, value {difference['logged_value']:,}", (step, 1), (5 if right else -5, 3),
         ax.get_xaxis_transform(), "offset points", ha="right" if right else "left", va="bottom", fontsize=10.5,

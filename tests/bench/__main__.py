@@ -32,7 +32,7 @@ from tests.bench.theirs import Theirs
 
 def main() -> int:
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started and wrote is taken away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started and wrote is removed
     large = SIZES["2m" if given.quick else given.parameters]
     small = SIZES["2m" if given.quick else "8m"]
     options = Options(rounds=given.rounds, large=large, small=small, quick=given.quick)

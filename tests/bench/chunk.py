@@ -1,7 +1,7 @@
 """A train-chunk as it is, but for where it stages: `python -m tests.bench.chunk FOLDER RECORD RUN_URI INDEX`.
 
-A chunk that is killed leaves its folder in memory. In a pod that goes with the pod; here whoever measures has to know
-where to look. RECORD is a file for the names of the modules that the chunk had imported at its end, or `-`.
+A chunk that is killed leaves its folder in memory. In a pod that goes with the pod; here the measuring process has to
+know where to look. RECORD is a file for the names of the modules that the chunk had imported at its end, or `-`.
 """
 
 import atexit

@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 
 class ChildFailed(Exception):  # noqa: N818
-    """A child ended with an error of its own."""
+    """A child ended with its own error."""
 
 
 @dataclass

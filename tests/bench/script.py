@@ -50,7 +50,7 @@ class Checkpoints:
 
 
 class Saver(TrainerCallback):
-    """Saves every so many steps or seconds and at the target, and puts each checkpoint before training goes on."""
+    """Saves every so many steps or seconds and at the target, and puts each checkpoint before training continues."""
 
     def __init__(self, settings: dict[str, Any], checkpoints: Checkpoints) -> None:
         self.settings, self.checkpoints = settings, checkpoints

@@ -1,6 +1,6 @@
 """Sweeps at a size that few machines have, by simulation; `tests.bench.scaling` prints the table.
 
-A trial is a chain of chunks; GPUs take chunks and are taken away. Times are seconds. A chunk that loses its GPU goes on
+A trial is a chain of chunks; GPUs take chunks and are preempted. Times are seconds. A chunk that loses its GPU resumes
 from its last checkpoint on the next one that is free; the GPU comes back after a while.
 """
 
@@ -23,16 +23,16 @@ class Setting:
 
     Attributes:
         trials: Configurations.
-        rungs: Chunks of a trial; without `eta` there is a rung behind each.
+        rungs: Chunks of a trial; without `eta` there is a rung after each.
         gpus: GPUs, of which a chunk takes one.
-        keep: Share of the trials that goes on from a rung; 1 trains all to the end.
-        eta: Rungs lie behind chunks 1, eta, eta² and so on alone, as `sweep.halving` has them.
+        keep: Share of the trials that continues from a rung; 1 trains all to the end.
+        eta: Rungs lie after chunks 1, eta, eta² and so on alone, as `sweep.halving` has them.
         chunk: Mean seconds of a chunk's steps.
         spread: Standard deviation of the logarithm of a trial's pace, which holds for all of its chunks.
         start: Seconds from a free GPU to the first step: pod, imports, fetch, restore.
         checkpoint: Seconds of work between two checkpoints.
-        away: Mean seconds until a GPU that was taken away is replaced.
-        preemptions: Times that a GPU is taken away, per hour of its use.
+        away: Mean seconds until a preempted GPU is replaced.
+        preemptions: Times that a GPU is preempted, per hour of its use.
         judge: Seconds between the last chunk of a rung and the first of the next, where a rung is a barrier.
     """
 
@@ -50,7 +50,7 @@ class Setting:
     judge: float = 40.0
 
     def is_rung(self, chunk: int) -> bool:
-        """Tells whether trials are compared behind a chunk, counted from 1."""
+        """Tells whether trials are compared after a chunk, counted from 1."""
         return self.eta is None or chunk in {self.eta**level for level in range(chunk)}
 
 
@@ -89,16 +89,16 @@ class _Event:
 
 
 class Policy(Protocol):
-    """Who goes on, and when."""
+    """Which trials continue, and when."""
 
     def ready(self) -> Sequence[int]:
         """Returns the trials that can train at the beginning."""
 
     def done(self, trial: int, rung: int) -> Sequence[int]:
-        """Is told that a trial has ended a rung's chunk; returns the trials that can go on from there."""
+        """Is told that a trial has ended a rung's chunk; returns the trials that can continue from there."""
 
     def idle(self) -> int | None:
-        """Returns a trial to go on with where a GPU would stand idle."""
+        """Returns a trial to continue where a GPU would be idle."""
 
 
 class Barriers:
@@ -129,7 +129,7 @@ class Barriers:
 
 
 class Asynchronous:
-    """A trial goes on as soon as it is among the best share of those that have ended its rung (arXiv:1810.05934)."""
+    """A trial continues as soon as it is among the best share of those that have ended its rung (arXiv:1810.05934)."""
 
     def __init__(self, setting: Setting, scores: Sequence[float]) -> None:
         self._keep, self._scores, self._setting = setting.keep, scores, setting
@@ -164,7 +164,7 @@ class Simulation:
 
     Args:
         setting: What is simulated.
-        policy: Who goes on, and when.
+        policy: Which trials continue, and when.
         seed: Of paces, scores and preemptions.
     """
 
@@ -255,7 +255,7 @@ def simulate(setting: Setting, policy: type[Barriers] | type[Asynchronous], seed
 
 CASES: dict[str, dict[str, Any]] = {
     "all to the end": {"keep": 1.0},
-    "four of five go on": {"keep": 0.8},
+    "four of five continue": {"keep": 0.8},
     "halving, eta 2": {"keep": 0.5, "eta": 2},
 }
 RATES = (0.0, 0.1, 0.5, 2.0)
@@ -280,7 +280,7 @@ def print_table(setting: Setting | None = None) -> None:
     """Prints the table as Markdown."""
     columns = (
         "trials",
-        "taken away per GPU-hour",
+        "preemptions per GPU-hour",
         "rungs",
         "chunks",
         "makespan h",

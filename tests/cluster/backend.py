@@ -1,6 +1,6 @@
 """Runs compiled pipelines as pods, in the place of KFP's API server and Argo's controller, which a bare cluster lacks.
 
-How Argo judges a pod: one that is taken away while it runs is an *Error*, one whose process ends with another code
+How Argo judges a pod: one that is deleted while it runs is an *Error*, one whose process ends with another code
 than 0 is *Failed*. `retries` of a recipe count for one of the two, by the policy in force: `OnFailure`, Argo's own
 default, or `OnError`, which KFP's manifests set for the whole installation since 2.17.
 """
@@ -39,7 +39,7 @@ class Attempt:
         states: Each state it was seen in, and the `time.time()` of that.
         phase: Argo's verdict: `Succeeded`, `Failed`, `Error`; empty while it is on its way.
         message: The verdict in words, as Argo puts it.
-        log: What it printed, each line behind its time.
+        log: What it printed, each line after its time.
         seen: `time.time()` at which the verdict was reached.
     """
 
@@ -214,7 +214,7 @@ class Backend:
                 yield event["type"], event["object"]
 
     def log(self, name: str) -> str:
-        """Returns what a pod printed, each line behind its time."""
+        """Returns what a pod printed, each line after its time."""
         try:
             return str(self.core.read_namespaced_pod_log(name, self.namespace, container="main", timestamps=True))
         except client.ApiException:  # never started, or gone already

@@ -1,4 +1,4 @@
-"""A namespace of its own on the user's cluster, with what stages need there, and a store that pods reach."""
+"""A separate namespace on the user's cluster, with what stages need there, and a store that pods reach."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Walks the graph of a compiled pipeline as the backend does: whatever is ready runs, side by side.
 
 What a task is given and what comes out of it is worked out by `kfp.local`; only the order is our own, since the local
-engine runs one task at a time. As in Argo, nothing new begins once a task has failed, and what runs goes on to its end.
+engine runs one task at a time. As in Argo, nothing new begins once a task has failed, and what runs ends first.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Graph:
 
         Args:
             arguments: Values of the pipeline's parameters; the others have their defaults.
-            execute: Runs one task, in a thread of its own, and returns its outputs.
+            execute: Runs one task, in its own thread, and returns its outputs.
 
         Raises:
             TaskFailedError: the first task that failed.

@@ -43,7 +43,7 @@ def _kubectl(*arguments: str, given: str = "") -> subprocess.CompletedProcess[st
 
 
 def _moved(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Returns an object as it would be in another namespace, cluster-wide ones under a name of their own."""
+    """Returns an object as it would be in another namespace, cluster-wide ones under another name."""
     text = yaml.safe_dump(document)
     if "namespace" in document["metadata"]:
         text = text.replace(f"namespace: {document['metadata']['namespace']}", f"namespace: {namespace}")

@@ -1,4 +1,4 @@
-"""The compiled pipeline as pods on a real cluster: undisturbed, and with pods and nodes taken away under it."""
+"""The compiled pipeline as pods on a real cluster: undisturbed, and with pods and nodes removed under it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_pods_end_on_the_bits_of_one_process(
 def test_pods_deleted_at_any_moment_and_their_tasks_started_again(
     seed: int, backend: Backend, compiled: Callable[..., Path], store: str, undisturbed: Run
 ) -> None:
-    """With `OnError`, as KFP's manifests set it, the run goes on by itself."""
+    """With `OnError`, as KFP's manifests set it, the run resumes by itself."""
     draw, name = random.Random(seed), f"deleted-{seed}"
     started = backend.start(compiled(chunks__count=2), retry_policy="OnError", leave_out=LATER, run_name=name)
     for index in (1, 2):
@@ -126,7 +126,7 @@ def test_a_node_that_is_leaving_hands_on_to_the_spare_chunk(
     _assert_same_bits(run, undisturbed)
     assert _chunks(run) == [(1, "partial", saved), (2, "done", 40)]
     assert [attempt.phase for attempt in started.of("train chunk 1")] == ["Succeeded"]
-    assert f"has taint baton/leaving: step {saved} of 40 is saved, the next chunk goes on" in chunk.log
+    assert f"has taint baton/leaving: step {saved} of 40 is saved, the next chunk resumes from it" in chunk.log
 
 
 def test_a_memory_limit_that_is_too_low_is_named_and_the_run_goes_on_with_a_higher_one(

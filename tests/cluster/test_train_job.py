@@ -1,4 +1,4 @@
-"""A chunk on several nodes against a real API server: made, followed, taken away, with the rights of `k8s/`.
+"""A chunk on several nodes against a real API server: made, followed, deleted, with the rights of `k8s/`.
 
 Trainer's definition of a TrainJob is put there, and its controllers are played by `train_jobs`. All that the stage does
 is done as its own account.

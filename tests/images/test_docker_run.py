@@ -30,7 +30,7 @@ RECIPE = {
 
 
 class Baton:
-    """`baton run` of one recipe with one seed, in a folder of its own."""
+    """`baton run` of one recipe with one seed, in its own folder."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder

@@ -162,11 +162,11 @@ def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: l
 
 
 def test_what_may_come_from_kubeflows_cache_depends_on_what_is_still_there(on_spot_gpus: list[dict[str, Any]]) -> None:
-    standing = {"taskOutputParameter": {"producerTask": "data-split", "outputParameterKey": "standing"}}
+    cache_key = {"taskOutputParameter": {"producerTask": "data-split", "outputParameterKey": "cache_key"}}
     for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
         may = name in ("tokenize", "train-chunk", "train-chunk-2")  # not the last chunk
         assert task.get("cachingOptions", {}) == ({"enableCache": True} if may else {}), name
-        assert (task["inputs"]["parameters"].get("standing") == standing) == (may or name == "train-chunk-3"), name
+        assert (task["inputs"]["parameters"].get("cache_key") == cache_key) == (may or name == "train-chunk-3"), name
 
 
 def test_chunks_are_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> None:

@@ -66,7 +66,7 @@ def test_the_finder_stood_before_the_second_phase(finished: tuple[dict[str, Any]
     _, storage = finished
     assert Run(storage, "two-pretrain").get("lr_find.json") is None
     rate = Run(storage, "two-sft").require("lr_find.json")["learning_rate"]
-    assert Run(storage, "two-sft").settled_recipe().training.learning_rate == rate
+    assert Run(storage, "two-sft").resolved_recipe().training.learning_rate == rate
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_short_names_are_methods(recipe: Path) -> None:
     ("phases", "said"),
     [
         ("[sft, sft]", "sft, sft are not different names"),
-        ("[reward, sft]", "reward trains a reward model, which nothing can go on from"),
+        ("[reward, sft]", "reward trains a reward model, which nothing can start from"),
         ("[{name: a, training: {metod: sft}}]", "phase a: training.metod"),
         ("[{name: a, chunks: {count: 60}}, {name: b, chunks: {count: 60}}]", "120 chunks in all, at most 100"),
         ("[{name: UP}]", "String should match pattern"),

@@ -125,8 +125,8 @@ def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> N
     assert third["words"].startswith("loss ")
     assert "is not <= production + 0.05" in third["words"]
     assert "model_uri" not in third
-    standing = accepted.newest(storage, "again")
-    assert (standing.number, standing.model_uri) == (2, second["model_uri"])
+    in_use = accepted.newest(storage, "again")
+    assert (in_use.number, in_use.model_uri) == (2, second["model_uri"])
 
     code, found, _ = _retrain(tmp_path)
     assert (code, found["state"]) == (0, "unchanged")
@@ -192,9 +192,9 @@ def test_the_turn_is_ended_whatever_happens_and_training_waits_for_a_change(comp
     condition = guarded["condition-2"]["triggerPolicy"]["condition"]
     assert condition == "inputs.parameter_values['pipelinechannel--look-Output'] == 'train'"
     trained = compiled["components"]["comp-condition-2"]["dag"]["tasks"]
-    assert {"data-split", "train-chunk", "train-chunk-2", "evaluate", "gate", "settle"} <= set(trained)
+    assert {"data-split", "train-chunk", "train-chunk-2", "evaluate", "gate", "promote-or-keep"} <= set(trained)
     assert [
-        name for name, task in {**tasks, **guarded, **trained}.items() if name in ("look", "release", "settle")
+        name for name, task in {**tasks, **guarded, **trained}.items() if name in ("look", "release", "promote-or-keep")
         and task.get("cachingOptions", {}).get("enableCache")
     ] == []  # fmt: skip
 
@@ -207,5 +207,5 @@ def test_a_recipe_of_phases_is_retrained_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
     trained = next(yaml.safe_load_all(text))["components"]["comp-condition-2"]["dag"]["tasks"]
-    assert trained["settle"]["inputs"]["parameters"]["phase"] == {"runtimeValue": {"constant": "answers"}}
+    assert trained["promote-or-keep"]["inputs"]["parameters"]["phase"] == {"runtimeValue": {"constant": "answers"}}
     assert trained["train-chunk-2"]["taskInfo"]["name"] == "pretrain: train chunk 2"

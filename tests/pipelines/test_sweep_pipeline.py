@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.documents.sweeps import SweepHead, TrialEntry
+from baton.components.shared.runs.run import now
 from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.rungs import check_trials
 from baton.components.shared.sweeps.sweep import Sweep
@@ -77,19 +79,19 @@ def test_the_chunks_of_a_rung_follow_each_other_and_a_spare_one_closes_it(compil
 
 
 def _chain(tasks: dict[str, Any]) -> list[int]:
-    """Returns the numbers of the chunks in a loop's body, each behind the one that it waits for."""
-    behind = {}
+    """Returns the numbers of the chunks in a loop's body, each after the one that it waits for."""
+    after = {}
     for name, task in tasks.items():
         given = task["inputs"]["parameters"]
         if task["componentRef"]["name"].startswith("comp-train-chunk"):
             before = given["previous"].get("taskOutputParameter", {}).get("producerTask")
-            behind[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
+            after[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
     found: list[int] = []
     before = None
-    while before in behind:
-        before, index = behind[before]
+    while before in after:
+        before, index = after[before]
         found.append(index)
-    assert len(found) == len(behind)
+    assert len(found) == len(after)
     return found
 
 
@@ -195,8 +197,9 @@ def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_named(command: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    trial = {"id": "t000", "run": "there-t000", "bracket": 1, "values": {}, "parent": None}
-    Sweep(Storage(str(tmp_path / "store")), "there").create({"trials": [trial], "rungs": [], "recipe": {}})
+    trial = TrialEntry(id="t000", run="there-t000", bracket=1, values={})
+    head = SweepHead(name="there", created=now(), recipe={}, metric="loss", mode="min", trials=[trial])
+    Sweep(Storage(str(tmp_path / "store")), "there").create(head)
     done = _baton("sweep", *command, "--store", str(tmp_path / "store"))
     assert done.exit_code == 2, done.stderr
     assert words in done.stderr

@@ -65,12 +65,12 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
 
     forward, written = LlamaModel.forward, itertools.count(1)
 
-    def standing(self: Any, *given: Any, **named: Any) -> Any:
+    def stalling(self: Any, *given: Any, **named: Any) -> Any:
         if in_rank(rank) and not torch.is_grad_enabled() and next(written) <= tokens:
             time.sleep(seconds)
         return forward(self, *given, **named)
 
-    LlamaModel.forward = standing
+    LlamaModel.forward = stalling
     run_chunk(run_uri, index)
 
 

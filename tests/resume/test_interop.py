@@ -1,4 +1,4 @@
-"""A Baton checkpoint is a Hugging Face checkpoint: a plain TRL script goes on from it, to the same weights."""
+"""A Baton checkpoint is a Hugging Face checkpoint: a plain TRL script resumes from it, to the same weights."""
 
 from __future__ import annotations
 

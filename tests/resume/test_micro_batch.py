@@ -55,7 +55,7 @@ def test_estimated_on_the_cpu_and_kept(recipes: dict[str, Recipe], legs: Any, au
     auto("micro-auto", memory="64Gi")  # more memory, from the second chunk on
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code == 0, printed
-    assert run.settled_recipe().micro_batch_size_per_process == 4
+    assert run.resolved_recipe().micro_batch_size_per_process == 4
     assert_same(run, told(recipes, legs, 4), legs)
     code, printed = legs.leg(legs.evaluate, run.uri)
     assert code == 0, printed

@@ -197,4 +197,4 @@ def test_a_process_that_stops_writing_hangs_and_one_that_writes_slowly_does_not(
     code, printed = legs.leg(inside.writing, run.uri, 1, 1, seconds, tokens)
     assert code == bool(says), printed
     assert says in printed
-    assert ("rank 0, process" in printed and "in standing" in printed) == bool(says), "the stack shows where it stands"
+    assert ("rank 0, process" in printed and "in stalling" in printed) == bool(says), "the stack shows where it stands"

@@ -1,4 +1,4 @@
-"""A chunk whose machine is taken away saves, says so with exit 0, and the next slot goes on to the same bits."""
+"""A chunk that is preempted saves, says so with exit 0, and the next slot resumes to the same bits."""
 
 from __future__ import annotations
 

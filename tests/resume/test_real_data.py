@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, legs: Any) -> dict[str, R
         for stage in (legs.evaluate, legs.export):
             code, printed = legs.leg(stage, runs[phase.name].uri)
             assert code == 0, printed
-        if phase.name != "dpo":  # the reward goes on from what knows numbers
+        if phase.name != "dpo":  # the reward starts from what knows numbers
             model = runs[phase.name].require("export.json")["model_uri"]
     return runs
 

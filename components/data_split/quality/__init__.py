@@ -1,7 +1,7 @@
 """Checks of the rows before a GPU is paid for; see `components/shared/recipe/quality.py` for the settings.
 
 Rows pass through `Inspection.look` one by one; those that have a side are told to `Inspection.place`; and when all have
-one, `Inspection.settle` looks at them together. What a check mends or drops, and where it found what it leaves, goes
+one, `Inspection.resolve` looks at them together. What a check mends or drops, and where it found what it leaves, goes
 to `quality.jsonl`.
 """
 

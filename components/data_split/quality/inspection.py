@@ -6,15 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.components.data_split.quality import languages, private, rows, texts
-from baton.components.data_split.quality.ledger import Found, Ledger, Tally
+from baton.components.data_split.quality.ledger import Finding, Ledger, Tally
 from baton.components.data_split.quality.sets import CHECKS, NONE, SetChecks
 from baton.components.data_split.quality.texts import Row
 from baton.components.data_split.records import Record, as_content
 from baton.components.shared.pages import quality_checks
+from baton.components.shared.pages.quality_checks import Counts
 from baton.components.shared.recipe import Recipe
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
@@ -33,7 +37,7 @@ class _Column:
     characters: int = 0
     longest: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, object]:
         return {
             "rows": self.rows,
             "empty_share": round(self.empty / self.rows, 6),
@@ -79,8 +83,8 @@ class Inspection:
         row = original = record.row
         self._measure(row)
         for name, check in self._checks:
-            found = check(row)
-            after = row if found is None else self._judge(name, found, record.file, record.line, row)
+            finding = check(row)
+            after = row if finding is None else self._judge(name, finding, record.file, record.line, row)
             if after is None:
                 break
             row = after
@@ -91,15 +95,15 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, found: Found, file: str, line: int, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: Finding, file: str, line: int, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
-        if self._action(check) != "fix" or found.mended is row:
-            self._ledger.note(check, file, line, found, "kept", row)
+        if self._action(check) != "fix" or finding.mended is row:
+            self._ledger.note(check, file, line, finding, "kept", row)
             return row
-        mended = found.mended
+        mended = finding.mended
         if mended is not None and texts.is_emptied(row, mended):
             mended = None
-        self._ledger.note(check, file, line, found, "dropped" if mended is None else "mended", row)
+        self._ledger.note(check, file, line, finding, "dropped" if mended is None else "mended", row)
         return mended
 
     def _is_foreign(self, row: Row, record: Record) -> bool:
@@ -112,8 +116,8 @@ class Inspection:
         self._mix.count(code)
         if code in (languages.UNKNOWN, *expected):
             return False
-        found = Found(f"language {code}, expected {' or '.join(expected)}", text)
-        return self._judge("language", found, record.file, record.line, row) is None
+        finding = Finding(f"language {code}, expected {' or '.join(expected)}", text)
+        return self._judge("language", finding, record.file, record.line, row) is None
 
     def place(self, record: Record, side: str) -> None:
         """Remembers a row that is to be written on a side: `train`, `eval` or `test`."""
@@ -122,7 +126,7 @@ class Inspection:
         if self._action("language") != "off" and not self._quality.languages:
             self._mix.offer(hashed, texts.learned(row))
 
-    def settle(self, records: Iterable[Record]) -> Iterator[Record]:
+    def resolve(self, records: Iterable[Record]) -> Iterator[Record]:
         """Looks at the rows that were placed together, and yields those that no check drops.
 
         Args:
@@ -137,7 +141,7 @@ class Inspection:
                 yield record
         self._ledger.close()
 
-    def _is_superfluous(self, number: int, record: Record, partners: dict[str, Any]) -> bool:
+    def _is_superfluous(self, number: int, record: Record, partners: dict[str, np.ndarray]) -> bool:
         """Notes what makes a row like another, and tells whether it is dropped for it."""
         for check in CHECKS:
             partner = int(partners[check][number]) if check in partners else NONE
@@ -147,8 +151,8 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({self._sets.side(partner)})"
-            found = Found(reason, texts.learned(row))
-            if self._judge(check, found, record.file, record.line, row) is None:
+            finding = Finding(reason, texts.learned(row))
+            if self._judge(check, finding, record.file, record.line, row) is None:
                 return True
         return False
 
@@ -176,9 +180,8 @@ class Inspection:
             "columns": {name: column.told() for name, column in self._columns.items()},
         }
 
-    def _counted(self, tally: Tally) -> dict[str, Any]:
-        entry = _entry(tally.found, self._looked_at, tally.examples)
-        return {**entry, "mended": tally.mended, "dropped": tally.dropped}
+    def _counted(self, tally: Tally) -> Counts:
+        return _entry(tally.found, self._looked_at, tally.examples, mended=tally.mended, dropped=tally.dropped)
 
     @property
     def _least_rows(self) -> int:
@@ -198,11 +201,11 @@ class Inspection:
                 column.empty += length == 0 or not any(texts.has_visible(text, 1) for text in texts.texts(value))
 
 
-def _unusable(row: dict[str, Any]) -> dict[str, Any]:
+def _unusable(row: dict[str, Any]) -> dict[str, object]:
     reason, text = private.masked(row["reason"]), texts.excerpt(private.masked(row["raw"][:10_000]))
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(found: int, of: int, examples: list[dict[str, Any]]) -> dict[str, Any]:
-    share = round(found / of, 6) if of else 0.0
-    return {"rows": found, "of": of, "share": share, "mended": 0, "dropped": 0, "examples": examples}
+def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
+    share = round(rows / of, 6) if of else 0.0
+    return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}

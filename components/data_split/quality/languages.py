@@ -60,7 +60,7 @@ class Mix:
         elif content < -self._sample[0][0]:
             heapq.heapreplace(self._sample, (-content, text[:LOOKED_AT]))
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, object]:
         """Returns `rows` looked at and `shares`: pairs of language and share, the largest first."""
         counts = self._counts + Counter(language(text) for _, text in self._sample)
         total = counts.total()

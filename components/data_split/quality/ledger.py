@@ -1,4 +1,4 @@
-"""What was found in the rows: a line each in `quality.jsonl`, a count and a few examples per check."""
+"""The findings in the rows: a line each in `quality.jsonl`, a count and a few examples per check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a check found in one row.
+class Finding:
+    """A check's finding in one row.
 
     Attributes:
         reason: In words.
@@ -55,14 +55,14 @@ class Ledger:
         self.tallies = {check: Tally() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
-    def note(self, check: str, file: str, line: int, found: Found, outcome: Outcome, row: Row) -> None:
+    def note(self, check: str, file: str, line: int, finding: Finding, outcome: Outcome, row: Row) -> None:
         """Keeps one finding.
 
         Args:
             check: Name of the check.
             file: Address of the row's file.
             line: Its line.
-            found: What was found.
+            finding: What was found.
             outcome: What became of the row.
             row: The row as it was; kept with it where it was mended or dropped, secrets and addresses masked.
         """
@@ -70,15 +70,15 @@ class Ledger:
         tally.found += 1
         tally.mended += outcome == "mended"
         tally.dropped += outcome == "dropped"
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "check": check,
             "outcome": outcome,
             "file": file,
             "line": line,
-            "reason": private.masked(found.reason),
+            "reason": private.masked(finding.reason),
         }
         if len(tally.examples) < NUM_EXAMPLES:
-            tally.examples.append({**entry, "text": texts.excerpt(private.masked(found.text), found.place)})
+            tally.examples.append({**entry, "text": texts.excerpt(private.masked(finding.text), finding.place)})
         if outcome != "kept":
             entry["row"] = texts.changed_row(row, private.masked)
         self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")

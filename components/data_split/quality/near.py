@@ -138,15 +138,15 @@ class Neighbours:
 def _buckets(signatures: np.ndarray, size: int) -> np.ndarray:
     """Returns the bucket of each row in each band, -1 where it is alone there; shape (bands, rows)."""
     num_rows = len(signatures)
-    found = np.full((NUM_HASHES // size, num_rows), -1, dtype=np.int32)
-    for band in range(len(found)):
+    buckets = np.full((NUM_HASHES // size, num_rows), -1, dtype=np.int32)
+    for band in range(len(buckets)):
         hashes = _mixed(signatures[:, band * size : (band + 1) * size])
         order = np.argsort(hashes, kind="stable")
         begins = np.flatnonzero(np.r_[True, np.diff(hashes[order]) != 0]) if num_rows else np.zeros(0, dtype=int)
         sizes = np.diff(np.r_[begins, num_rows])
         numbers = np.where(sizes > 1, np.arange(len(sizes), dtype=np.int32), -1)
-        found[band, order] = np.repeat(numbers, sizes)
-    return found
+        buckets[band, order] = np.repeat(numbers, sizes)
+    return buckets
 
 
 def _mixed(columns: np.ndarray) -> np.ndarray:

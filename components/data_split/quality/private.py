@@ -1,4 +1,4 @@
-"""What must not be learned or shown: secrets, by the rules of detect-secrets, and e-mail addresses that look real.
+"""Finds what is to be neither learned nor shown: secrets, by the rules of detect-secrets, and real e-mail addresses.
 
 Of detect-secrets, the rules for the keys and tokens of named services are taken, and the one for passwords that are
 assigned in quotes; those that go by entropy alone, and public IP addresses, find too much in prose, mathematics and
@@ -61,7 +61,7 @@ _UNREAL_USER = re.compile(r"^(?:git|hg|svn|x+|foo|bar|your\S*|user_?name|e?mail|
 
 @dataclass(frozen=True)
 class Span:
-    """Where something private is in a text, and what it is."""
+    """A private part of a text: its place and kind."""
 
     start: int
     end: int
@@ -70,32 +70,32 @@ class Span:
 
 def secrets(text: str) -> list[Span]:
     """Returns the secrets in a text that look real, in order, none over another."""
-    found: list[Span] = []
+    spans: list[Span] = []
     if "PRIVATE KEY" in text:
-        found += [Span(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
+        spans += [Span(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
     if "://" in text and "@" in text:
-        found += [
+        spans += [
             Span(*match.span(1), "password in an address")
             for match in _BASIC_AUTH.finditer(text)
             if not _PLACEHOLDER.search(match[1]) and len(set(match[1])) >= 4
         ]
     for start, end in _candidates(text):
-        found += _keys(text, start, end)
+        spans += _keys(text, start, end)
     if _ASSIGNED.search(text):
-        found += _passwords(text)
-    return _apart(found)
+        spans += _passwords(text)
+    return _apart(spans)
 
 
 def emails(text: str) -> list[Span]:
     """Returns the e-mail addresses in a text that look real."""
     if "@" not in text:
         return []
-    found = []
+    spans = []
     for match in _ADDRESS.finditer(text):
         user, _, host = match[0].rpartition("@")
         if not _UNREAL_HOST.search(host) and not _UNREAL_USER.search(user):
-            found.append(Span(*match.span(), "e-mail address"))
-    return found
+            spans.append(Span(*match.span(), "e-mail address"))
+    return spans
 
 
 def without(text: str, spans: list[Span], word: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.components.data_split.quality import private, texts
-from baton.components.data_split.quality.ledger import Found
+from baton.components.data_split.quality.ledger import Finding
 from baton.components.data_split.quality.texts import Row
 from baton.components.shared.recipe import Recipe
 
-RowCheck = Callable[[Row], Found | None]
+RowCheck = Callable[[Row], Finding | None]
 
 CHECKS = ("encoding", "control_characters", "same_answers", "empty", "turns", "secrets", "emails")
 """In the order in which they see a row: text is mended before it is judged."""
@@ -37,7 +37,7 @@ def checks(recipe: Recipe) -> dict[str, RowCheck]:
     }
 
 
-def encoding(row: Row) -> Found | None:
+def encoding(row: Row) -> Finding | None:
     """Finds text that was decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
     damaged = [text for text in texts.row_texts(row) if not text.isascii() and _is_damaged(text)]
     if not damaged:
@@ -46,11 +46,11 @@ def encoding(row: Row) -> Found | None:
 
     mended = texts.changed_row(row, ftfy.fix_encoding)
     if mended == row:
-        return Found("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
+        return Finding("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
     text = next((text for text in damaged if ftfy.fix_encoding(text) != text), damaged[0])
     shown, meant = private.masked(text), private.masked(ftfy.fix_encoding(text))
     place = next((at for at, pair in enumerate(zip(shown, meant, strict=False)) if pair[0] != pair[1]), 0)
-    return Found(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
+    return Finding(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
 
 
 def _is_damaged(text: str) -> bool:
@@ -59,24 +59,24 @@ def _is_damaged(text: str) -> bool:
     return "\ufffd" in text or (bool(ftfy.badness.is_bad(text)) and ftfy.fix_encoding(text) != text)
 
 
-def control_characters(row: Row) -> Found | None:
+def control_characters(row: Row) -> Finding | None:
     """Finds control characters but tab and line break."""
     for text in texts.row_texts(row):
         if match := _CONTROL.search(text):
             mended = texts.changed_row(row, lambda part: _CONTROL.sub("", part))
-            return Found(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
+            return Finding(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
     return None
 
 
-def same_answers(row: Row) -> Found | None:
+def same_answers(row: Row) -> Finding | None:
     """Finds preferences whose answers differ in white space at most."""
     if "chosen" not in row or "rejected" not in row:
         return None
     chosen, rejected = (" ".join(" ".join(texts.texts(row[side])).split()) for side in ("chosen", "rejected"))
-    return Found("chosen and rejected are the same", chosen) if chosen == rejected else None
+    return Finding("chosen and rejected are the same", chosen) if chosen == rejected else None
 
 
-def near_empty(row: Row, least: int) -> Found | None:
+def near_empty(row: Row, least: int) -> Finding | None:
     """Finds fields with fewer visible characters than `least`, and turns of a conversation with none.
 
     Of a conversation, the text is what the assistant says in it. A turn that calls a tool may have no text.
@@ -86,15 +86,15 @@ def near_empty(row: Row, least: int) -> Found | None:
         if isinstance(value, list):
             for number, message in enumerate(value, 1):
                 if not any(texts.has_visible(text, 1) for text in texts.texts(message)):
-                    return Found(f"turn {number} of {name} has no text", _summary(row))
-            said = [message for message in value if message.get("role") == "assistant"]
-            value = " ".join(text for message in said for text in texts.texts(message)) if said else None
+                    return Finding(f"turn {number} of {name} has no text", _summary(row))
+            answers = [message for message in value if message.get("role") == "assistant"]
+            value = " ".join(text for message in answers for text in texts.texts(message)) if answers else None
         if isinstance(value, str) and not texts.has_visible(value, least):
-            return Found(f"{name} has fewer than {least} visible characters", _summary(row))
+            return Finding(f"{name} has fewer than {least} visible characters", _summary(row))
     return None
 
 
-def turns(row: Row) -> Found | None:
+def turns(row: Row) -> Finding | None:
     """Finds conversations with unknown roles, or in which user and assistant do not take turns."""
     if isinstance(row.get("messages"), list):
         talks = [(row["messages"], True)]
@@ -105,7 +105,7 @@ def turns(row: Row) -> Found | None:
         return None
     for talk, is_answered in talks:
         if reason := _out_of_turn([str(message.get("role")) for message in talk], is_answered):
-            return Found(reason, _summary(row))
+            return Finding(reason, _summary(row))
     return None
 
 
@@ -128,14 +128,14 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
     return None
 
 
-def _private(row: Row, find: Callable[[str], list[private.Span]], word: str) -> Found | None:
-    found = [(text, spans) for text in texts.row_texts(row) if (spans := find(text))]
-    if not found:
+def _private(row: Row, find: Callable[[str], list[private.Span]], word: str) -> Finding | None:
+    places = [(text, spans) for text in texts.row_texts(row) if (spans := find(text))]
+    if not places:
         return None
-    kinds = dict.fromkeys(span.kind for _, spans in found for span in spans)
-    text, spans = found[0]
+    kinds = dict.fromkeys(span.kind for _, spans in places for span in spans)
+    text, spans = places[0]
     mended = texts.changed_row(row, lambda part: private.without(part, find(part), word))
-    return Found(", ".join(kinds), private.without(text, spans, word), spans[0].start, mended)
+    return Finding(", ".join(kinds), private.without(text, spans, word), spans[0].start, mended)
 
 
 def _summary(row: Row) -> str:

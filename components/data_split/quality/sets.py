@@ -80,12 +80,12 @@ class SetChecks:
         content = np.frombuffer(self._content, dtype=np.uint64)
         sides = np.frombuffer(self._sides, dtype=np.uint8)
         first = _first_equal(content, sides)
-        found: dict[str, np.ndarray] = {}
+        partners: dict[str, np.ndarray] = {}
         if self._is_on["duplicates"]:
-            found["duplicates"] = np.where(first == np.arange(len(first)), NONE, first)
+            partners["duplicates"] = np.where(first == np.arange(len(first)), NONE, first)
         signatures = self._signatures.rows()
         if not len(signatures):
-            return found
+            return partners
         neighbours = near.Neighbours(signatures, self._quality.near_duplicate_threshold)
         candidates = neighbours.candidates()
         candidates = candidates[first[candidates] == candidates]
@@ -93,14 +93,14 @@ class SetChecks:
         if self._is_on["leakage"]:
             held_out = candidates[sides[candidates] != 0]
             asking = candidates[sides[candidates] == 0]
-            found["leakage"] = _spread(neighbours.pairs(_each(held_out), _each(asking), grow=False), first)
+            partners["leakage"] = _spread(neighbours.pairs(_each(held_out), _each(asking), grow=False), first)
         if self._is_on["near_duplicates"]:
             if self._quality.leakage == "fix":
-                candidates = candidates[found["leakage"][candidates] == NONE]
+                candidates = candidates[partners["leakage"][candidates] == NONE]
             by_side = [candidates[sides[candidates] == number] for number in range(len(SIDES))]
             pairs = (pair for rows in by_side for pair in neighbours.pairs(iter(()), _each(rows), grow=True))
-            found["near_duplicates"] = _spread(pairs, first)
-        return found
+            partners["near_duplicates"] = _spread(pairs, first)
+        return partners
 
 
 def _first_equal(content: np.ndarray, sides: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a run keeps of an inspection, and the end of the run where a check asks for it."""
+"""Writes an inspection's results with the run, and ends the run where a check asks for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.components.data_split.quality.ledger import NUM_EXAMPLES
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import quality_checks, quality_page
-from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
+from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY, Verdict
 from baton.components.shared.runs.run import Run
 
 
@@ -21,7 +21,7 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
 
     Args:
         run: The run.
-        inspection: All rows were settled in it.
+        inspection: All rows were resolved in it.
         split: Counts `train`, `eval`, `test` and `rejected`, the counts of its `sources`, and `rejected_uri`.
         rejected_path: File of the rejected rows.
 
@@ -41,8 +41,10 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
     places = {"findings_uri": where if num_findings else None, "rejected_uri": split["rejected_uri"]}
     run.put(QUALITY, {**summary, **places})
     page = quality_page.write(run)
-    found = quality_checks.collect(run)
-    events.emit("quality", state=found["state"], sentence=found["sentence"], page=run.uri + f"/{quality_checks.PAGE}")
+    quality = quality_checks.collect(run)
+    events.emit(
+        "quality", state=quality["state"], sentence=quality["sentence"], page=run.uri + f"/{quality_checks.PAGE}"
+    )
     require(summary, where)
     return page
 
@@ -77,7 +79,7 @@ def require(summary: dict[str, Any], where: str) -> None:
     )
 
 
-def _told(name: str, check: dict[str, Any]) -> str:
+def _told(name: str, check: Verdict) -> str:
     if name == "few_rows":
         return f"data.quality.few_rows: {check['rows']} training rows, at least {check['of']} are expected"
     first = check["examples"][0]

@@ -1,4 +1,4 @@
-"""A checkpoint's model in a folder of its own, for whoever has nothing but Transformers."""
+"""A checkpoint's model in its own folder, for readers that have nothing but Transformers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def merge(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_siz
         UserError: the folder holds something, or the size is none.
         DamagedError: the checkpoint is not what was committed.
     """
-    found = {"step": checkpoint.step, "uri": store.uri(checkpoint), "was_sharded": False}
+    summary = {"step": checkpoint.step, "uri": store.uri(checkpoint), "was_sharded": False}
     if f"{sharded.WEIGHTS}/{sharded.METADATA}" not in checkpoint.manifest.files:
-        return found
+        return summary
     if not SIZE.fullmatch(shard_size):
         raise UserError(f"{shard_size!r} is no size of a file; expected one such as 500MB or 5GB.")
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
@@ -46,11 +46,11 @@ def merge(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_siz
         names = [name for name in checkpoint.manifest.files if not TRAINING.match(name)]
         local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)
         if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
-            raise DamagedError(f"{found['uri']} has no config.json, without which nobody can load its weights.")
+            raise DamagedError(f"{summary['uri']} has no config.json, without which nobody can load its weights.")
         merged = os.path.join(scratch, "merged")
         files = sharded.merge(local, merged, shard_size=shard_size)
         size = sum(os.path.getsize(os.path.join(merged, name)) for name in files)
         if os.path.isdir(target):
             os.rmdir(target)
         shutil.move(merged, target)
-    return found | {"was_sharded": True, "folder": target, "files": files, "bytes": size}
+    return summary | {"was_sharded": True, "folder": target, "files": files, "bytes": size}

@@ -18,7 +18,7 @@ def code_in(folder: str) -> list[str]:
     from torch.serialization import get_unsafe_globals_in_checkpoint
     from transformers.trainer_pt_utils import safe_globals
 
-    found = []
+    problems = []
     for name in sorted(os.listdir(folder)):
         if not name.endswith(SUFFIXES):
             continue
@@ -28,8 +28,8 @@ def code_in(folder: str) -> list[str]:
         except Exception as error:
             unsafe = [f"unreadable, {type(error).__name__}"]
         if unsafe:
-            found.append(f"{name}: a pickle that holds code ({', '.join(unsafe)})")
-    return found + sharded.code_in(folder)
+            problems.append(f"{name}: a pickle that holds code ({', '.join(unsafe)})")
+    return problems + sharded.code_in(folder)
 
 
 def may_be_pickle(name: str) -> bool:

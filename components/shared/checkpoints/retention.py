@@ -30,7 +30,7 @@ from baton.components.shared.store.bundles import REMOVED
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""
 TRIES = 5
-"""Times a look or a removal begins again after another process has taken away what it was about to use."""
+"""Times a look or a removal begins again after another process has removed what it was about to use."""
 T = TypeVar("T")
 
 _OBJECT = re.compile(
@@ -40,7 +40,7 @@ _OBJECT = re.compile(
 
 @dataclass
 class Removal:
-    """What one removal takes, in its order.
+    """Objects that are removed together, in this order.
 
     Attributes:
         step: Its step.
@@ -66,7 +66,7 @@ class Removal:
 
 @dataclass
 class _Step:
-    """What lies under a step: manifests, marks, and each attempt's files with their sizes and times."""
+    """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
 
     manifests: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
@@ -88,21 +88,21 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 
 def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps = _inventory(store)
-    whole = {step: checkpoint for step, found in steps.items() if (checkpoint := _whole(store, step, found))}
+    whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
     # Without a whole checkpoint nothing is older than the newest one, and anything may be the last resort.
     if not whole:
         return []
     newest = max(whole)
     staying = _staying(store, whole, keep, targets) | {in_use}
-    found = []
+    removals = []
     for step in sorted(steps):
         # Not whole yet: another process may be uploading it right now.
         if step > newest:
             continue
         if step not in staying:
-            found += _committed(step, steps[step], whole.get(step))
-        found += _strays(step, steps[step], whole.get(step))
-    return found
+            removals += _committed(step, steps[step], whole.get(step))
+        removals += _strays(step, steps[step], whole.get(step))
+    return removals
 
 
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from baton.components.shared.core.errors import DamagedError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 WEIGHTS = "pytorch_model_fsdp_0"
@@ -78,7 +79,7 @@ def code_in(folder: str) -> list[str]:
     """
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
-    found = []
+    problems = []
     for name in FOLDERS:
         path = os.path.join(folder, name)
         if not os.path.isfile(os.path.join(path, METADATA)):
@@ -86,7 +87,7 @@ def code_in(folder: str) -> list[str]:
         try:
             entries = list(_entries(path, read_metadata(path)))
         except DamagedError as error:
-            found.append(error.message.removesuffix("."))
+            problems.append(error.message.removesuffix("."))
             continue
         for entry in entries:
             try:
@@ -95,8 +96,8 @@ def code_in(folder: str) -> list[str]:
             except Exception as error:
                 unsafe = [f"unreadable, {type(error).__name__}"]
             if unsafe:
-                found.append(f"{name}/{entry.path}: a pickle that holds code ({', '.join(unsafe)}), {entry.name}")
-    return found
+                problems.append(f"{name}/{entry.path}: a pickle that holds code ({', '.join(unsafe)}), {entry.name}")
+    return problems
 
 
 def read_metadata(folder: str) -> Metadata:
@@ -235,18 +236,18 @@ def _tensors(folder: str) -> dict[str, TensorStorageMetadata]:
     """
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    found = {}
+    tensors = {}
     for name, entry in read_metadata(folder).state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             continue
         pieces = sum(chunk.sizes.numel() for chunk in entry.chunks)
         if pieces != entry.size.numel():
             raise DamagedError(f"{name}: its pieces have {pieces} numbers, the whole {entry.size.numel()}.")
-        found[name.removeprefix(PREFIX)] = entry
-    return found
+        tensors[name.removeprefix(PREFIX)] = entry
+    return tensors
 
 
-def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, Any]:
+def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
     """Returns some of the weights, put together from the pieces of all processes."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -257,7 +258,7 @@ def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, A
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return read_metadata(folder)
 
-    loaded = {PREFIX + name: torch.empty(found.size, dtype=found.properties.dtype) for name, found in tensors.items()}
+    loaded = {PREFIX + name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in tensors.items()}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says

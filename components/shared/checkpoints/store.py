@@ -108,14 +108,14 @@ class CheckpointStore:
         """Tells whether all files of a checkpoint are there in full size, which costs one listing."""
         return bundles.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
-    def publication(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
+    def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
         """Begins an attempt at a checkpoint; see `bundles.BundleWriter`."""
         return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check)
 
-    def commit(self, step: int, publication: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
+    def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
         """Commits what was sent; see `bundles.BundleWriter.commit`."""
         # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
-        manifest, ours = publication.commit({**meta.to_json(), "run": self.run.name, "step": step})
+        manifest, ours = writer.commit({**meta.to_json(), "run": self.run.name, "step": step})
         return self._checked(step, manifest), ours
 
     def fetch(

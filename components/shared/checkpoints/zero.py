@@ -3,7 +3,7 @@
     optimizer_0.zero    the first process's part of masters and optimizer: safetensors, the rest in its header
     optimizer_1.zero    the second one's
 
-DeepSpeed itself writes pickles of its own classes, which are code to whoever reads them, the weights a second time, and
+DeepSpeed itself writes pickles of its own classes, which are code to their reader, the weights a second time, and
 a script. Here a file holds tensors, numbers, names and containers of these, and nothing else can be read from it.
 """
 
@@ -47,7 +47,7 @@ def file_name(rank: int) -> str:
     return f"optimizer_{rank}.zero"
 
 
-def write(path: str, state: dict[str, Any]) -> None:
+def write(path: str, state: dict[str, object]) -> None:
     """Writes the state of one process; the same state gives the same bytes.
 
     Args:
@@ -64,7 +64,7 @@ def write(path: str, state: dict[str, Any]) -> None:
     save_file(tensors, path, metadata={_HEADER: header})
 
 
-def read(path: str) -> dict[str, Any]:
+def read(path: str) -> dict[str, object]:
     """Reads what `write` has written.
 
     Raises:
@@ -107,8 +107,8 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _alone(tensor: Tensor) -> Tensor:
     """Returns a tensor on the CPU that is not a part of a larger one, which would be written along with it."""
-    found = tensor.detach().cpu().contiguous()
-    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
+    copied = tensor.detach().cpu().contiguous()
+    return copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
 
 
 def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -122,6 +122,6 @@ def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "dict":
         return {key: _decoded(each, tensors) for key, each in content}
     if kind in ("list", "tuple"):
-        found = [_decoded(each, tensors) for each in content]
-        return found if kind == "list" else tuple(found)
+        members = [_decoded(each, tensors) for each in content]
+        return members if kind == "list" else tuple(members)
     raise ValueError(f"{kind!r} is no kind of value")

@@ -45,4 +45,4 @@ class MarkedError(DamagedError):
 
 
 class ExactnessError(BatonError):
-    """What is in memory after a restore is not what was saved."""
+    """State in memory after a restore differs from what was saved."""

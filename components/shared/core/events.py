@@ -1,4 +1,4 @@
-"""What a stage tells while it works: human lines in a pod's log, JSON lines to the local engine."""
+"""Events of a stage: human lines in a pod's log, JSON lines to the local engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mute() -> None:
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Tells whoever watches: a JSON line with its time for the local engine, a readable one for a pod's log."""
+    """Writes an event: a JSON line with its time for the local engine, a readable one for a pod's log."""
     if _muted.is_set():
         return
     if os.environ.get("BATON_EVENTS") == "stdout":

@@ -1,4 +1,4 @@
-"""What bits depend on besides the recipe and the data: hardware, libraries, threads, flags."""
+"""Fingerprints of what bits depend on besides the recipe and the data: hardware, libraries, threads, flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def library_versions() -> dict[str, str]:
 
 
 class Fingerprint(Document):
-    """What bits depend on besides the recipe and the data."""
+    """Hardware, libraries, threads and flags that bits depend on besides the recipe and the data."""
 
     device: str = ""
     cpu: str = ""

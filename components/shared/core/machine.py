@@ -1,4 +1,4 @@
-"""What this machine has: a GPU, and memory for this process."""
+"""Finds this machine's GPU, and the memory of this process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def gpu() -> GPU | None:
 
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
-    return GPU(found.name, found.total_memory)
+    properties = torch.cuda.get_device_properties(0)
+    return GPU(properties.name, properties.total_memory)
 
 
 def has_mps() -> bool:

@@ -38,13 +38,13 @@ def wait(path: str) -> None:
     """Waits until the machine is free.
 
     Raises:
-        BatonError: whoever held it has gone.
+        BatonError: the process that held it has gone.
     """
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            found = file.read()
+            content = file.read()
     except FileNotFoundError:
-        found = b""
-    if found != FREE:
-        raise BatonError("whoever this process stood by for has gone; it has done nothing.")
+        content = b""
+    if content != FREE:
+        raise BatonError("the process that this one stood by for has gone; it has done nothing.")

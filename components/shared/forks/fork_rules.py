@@ -23,7 +23,7 @@ LOSS = "the loss is another from step {next}, so losses before and after cannot 
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
 TAKEN_OVER: dict[str, str] = {
-    "training.learning_rate": "the schedule goes on at step {step} with the new peak; nothing warms up again",
+    "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
     "training.lr_find": "the learning rate is given, and not looked for",
     "training.lr_scheduler": SCHEDULE,
     "training.lr_scheduler_options": SCHEDULE,
@@ -49,7 +49,7 @@ TAKEN_OVER: dict[str, str] = {
     "training.workers": "batches are the same; other processes prepare them",
     **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
     "adapter.dropout": NEXT,
-    "evaluation.every": "evaluations behind step {step} come at multiples of the new number",
+    "evaluation.every": "evaluations after step {step} come at multiples of the new number",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
 """What a warm fork takes over → what that means."""
@@ -73,16 +73,16 @@ OTHERWISE = "the state at that step is made for the old value"
 OF_STATE = ("training.", "adapter.", "evaluation.")
 """Beginnings of paths that the trainer reads."""
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that keep a state of their own, beside the step."""
+"""Schedules that keep their own state, beside the step."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> Changes:
     """Returns the dotted paths whose values differ between two plain documents."""
     if isinstance(before, dict) and isinstance(after, dict):
-        found: Changes = {}
+        differing: Changes = {}
         for key in sorted(before.keys() | after.keys()):
-            found |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
-        return found
+            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        return differing
     return {} if before == after else {path: [before, after]}
 
 
@@ -100,7 +100,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     Raises:
         UserError: settings that it cannot change, each by name with the reason.
     """
-    found, deciding = changes(before, after)
+    changed, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
     if _form(before) != _form(after):
         refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
@@ -111,13 +111,13 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
             "\n  ".join(["a warm fork cannot change", *refused]),
             remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
         )
-    return found
+    return changed
 
 
 def of_state(before: Recipe, after: Recipe) -> Changes:
     """Returns the changes that a warm fork's trainer has to make in the state it restores."""
-    found, deciding = changes(before, after)
-    return {path: found[path] for path in found if path in deciding and path.startswith(OF_STATE)}
+    changed, deciding = changes(before, after)
+    return {path: changed[path] for path in changed if path in deciding and path.startswith(OF_STATE)}
 
 
 def require_cold(before: Recipe, after: Recipe) -> Changes:
@@ -126,18 +126,18 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
     Raises:
         UserError: another start model is asked for, or another store.
     """
-    found, _ = changes(before, after)
+    changed, _ = changes(before, after)
     starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
-    refused = [path for path in found if any(path == start or path.startswith(f"{start}.") for start in starts)]
+    refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
     if refused:
         raise UserError(
             f"a cold fork begins with its parent's weights and tokenizer, in its store; {', '.join(refused)} cannot "
             "be changed.",
-            remedy="Start a run of its own for another model.",
+            remedy="Start a separate run for another model.",
         )
     if before.training.spec.scores and not after.training.spec.scores:
-        raise UserError("a reward model scores texts and writes none; only training.method reward can go on from it.")
-    return found
+        raise UserError("a reward model scores texts and writes none; only training.method reward can start from it.")
+    return changed
 
 
 def in_words(found: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:
@@ -157,10 +157,10 @@ def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -
         inherited: What its parent had changed, where the parent is a fork that has not trained since.
         own: What it changes itself.
     """
-    found = {path: list(values) for path, values in inherited.items()}
+    merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
-        found[path] = [found[path][0] if path in found else before, after]
-    return {path: values for path, values in found.items() if values[0] != values[1]}
+        merged[path] = [merged[path][0] if path in merged else before, after]
+    return {path: values for path, values in merged.items() if values[0] != values[1]}
 
 
 def _form(recipe: Recipe) -> str:

@@ -101,7 +101,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 
 def require_start(run: Run) -> None:
-    """Makes sure that a run may begin with weights of its own: a warm fork begins with its parent's state.
+    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state.
 
     Raises:
         BatonError: it is one, and the checkpoint that it began with is not there, or not whole.
@@ -180,8 +180,8 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
         raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
-    if found := code_in(folder):
-        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(found)}.")
+    if problems := code_in(folder):
+        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(problems)}.")
     return folder
 
 
@@ -204,15 +204,15 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     run.write_once(plan)
     store = CheckpointStore(run)
     step = start.checkpoint.step
-    publication = store.publication(step)
+    writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
-        publication.send(start.folder)
+        writer.send(start.folder)
     # Where the store is a folder the files were read in place, and not from a copy.
-    if publication.files != start.checkpoint.manifest.files:
+    if writer.files != start.checkpoint.manifest.files:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
-    identity = state_identity(run, run.settled_recipe(), plan)
+    identity = state_identity(run, run.resolved_recipe(), plan)
     # Last: with it the fork is complete, and a chunk may resume from it.
-    store.commit(step, publication, _meta(parent, start.checkpoint, changed, identity))
+    store.commit(step, writer, _meta(parent, start.checkpoint, changed, identity))
 
 
 def _meta(parent: Run, start: Checkpoint, changed: Changes, identity: str) -> CheckpointMeta:

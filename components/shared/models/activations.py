@@ -1,4 +1,4 @@
-"""What a training step holds between forward and backward, in bytes: a formula of the model's shape.
+"""Estimates the bytes of activations between forward and backward: a formula of the model's shape.
 
 Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv:2205.05198, section 4), with what Transformers keeps today: norms computed in fp32, gated feed-forward layers,

@@ -44,27 +44,27 @@ ALPACA = (
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALPACA}
 
 
-def chat_template(given: str) -> str:
+def chat_template(setting: str) -> str:
     """Returns the template that `model.chat_template` stands for.
 
     Args:
-        given: A name in `TEMPLATES`, path or URI of a `.jinja` file, or the template itself.
+        setting: A name in `TEMPLATES`, path or URI of a `.jinja` file, or the template itself.
 
     Raises:
         UserError: there is no such name or file, or the template is not valid Jinja.
     """
-    template = TEMPLATES.get(given)
+    template = TEMPLATES.get(setting)
     if template is not None:
         return template
-    if given.endswith(".jinja") and "\n" not in given:
-        template = _read(given)
-    elif "{" in given:
-        template = given
+    if setting.endswith(".jinja") and "\n" not in setting:
+        template = _read(setting)
+    elif "{" in setting:
+        template = setting
     else:
-        close = difflib.get_close_matches(given, TEMPLATES, n=1)
+        close = difflib.get_close_matches(setting, TEMPLATES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise UserError(
-            f"model.chat_template {given!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template.{hint}"
+            f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template.{hint}"
         )
     _require_valid(template)
     return template

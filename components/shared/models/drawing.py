@@ -10,7 +10,7 @@ import torch
 class GumbelNoise:
     """Adds Gumbel noise to scores: the highest is then a draw from their softmax (Maddison et al., arXiv:1411.0030).
 
-    Each row has a generator of its own, on the CPU, so that its noise is the same in any batch and on any device.
+    Each row has its own generator, on the CPU, so that its noise is the same in any batch and on any device.
 
     Args:
         seeds: What decides the noise of each row of the batch.

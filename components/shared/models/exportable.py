@@ -1,4 +1,4 @@
-"""What can be handed out in which form, as far as it is known before anything is trained."""
+"""Tells which models can be exported in which format, as far as it is known before training."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def require_packages(export_format: str) -> None:
     if missing:
         raise UserError(
             f"export.formats: {export_format} needs {', '.join(missing)}, which is not installed.",
-            remedy="Run `pip install baton[export]`.",
+            remedy="Run `pip install baton-llm[export]`.",
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ANSWER = "baton"
-"""Stands for what an assistant says, to see what a chat template puts behind it."""
+"""Stands for what an assistant says, to see what a chat template puts after it."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def write_all(
     for first in range(0, len(order), batch_size):
         numbers = order[first : first + batch_size]
         drawing = _drawing(temperature, top_p, [(seed, number) for number in numbers]) if temperature else None
-        said = _continue(model, tokenizer, [ids[number] for number in numbers], max_new_tokens, stops, drawing)
-        for number, continuation in zip(numbers, said, strict=True):
+        continuations = _continue(model, tokenizer, [ids[number] for number in numbers], max_new_tokens, stops, drawing)
+        for number, continuation in zip(numbers, continuations, strict=True):
             end = next((at for at, token in enumerate(continuation) if token in stops), len(continuation))
             texts[number] = str(tokenizer.decode(continuation[:end], skip_special_tokens=True))
         progress(first + len(numbers), len(order))
@@ -90,7 +90,7 @@ def write_all(
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
-    own generation settings, and what the chat template puts behind an assistant's answer."""
+    own generation settings, and what the chat template puts after an assistant's answer."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), _turn_end(tokenizer)]
     return list(dict.fromkeys(token for token in known if token is not None))
@@ -126,7 +126,7 @@ def _continue(
     stops: list[int],
     drawing: Any,
 ) -> list[list[int]]:
-    """Returns the tokens that a model puts behind each of a batch of prompts, padding included."""
+    """Returns the tokens that a model writes after each of a batch of prompts, padding included."""
     import torch
 
     width = max(len(ids) for ids in prompts)
@@ -144,8 +144,8 @@ def _continue(
             pad_token_id=filler,
             eos_token_id=stops or None,
         )
-    found: list[list[int]] = out[:, width:].tolist()
-    return found
+    continuations: list[list[int]] = out[:, width:].tolist()
+    return continuations
 
 
 def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> Any:

@@ -33,7 +33,7 @@ def find(path: str) -> Any:
             remedy="Give the file in hooks.source, or install the module in the image.",
         ) from None
     except AttributeError as error:
-        raise UserError(f"hook {path!r} does not exist: {error}.", remedy="Check the name behind the colon.") from None
+        raise UserError(f"hook {path!r} does not exist: {error}.", remedy="Check the name after the colon.") from None
     except Exception as error:
         raise UserError(f"hook {path!r} cannot be imported: {type(error).__name__}: {error}.") from None
 
@@ -57,8 +57,8 @@ def metrics(hooks: Hooks) -> Callable[[Any], dict[str, float]] | None:
     """Returns one function for all of the user's metrics, or None where there are none."""
     if not hooks.metrics:
         return None
-    found = [functools.partial(find(hook.use), **hook.options) for hook in hooks.metrics]
-    return lambda prediction: {name: value for metric in found for name, value in metric(prediction).items()}
+    functions = [functools.partial(find(hook.use), **hook.options) for hook in hooks.metrics]
+    return lambda prediction: {name: value for metric in functions for name, value in metric(prediction).items()}
 
 
 class SeededCollator:

@@ -170,22 +170,22 @@ def _require_writer(folder: str) -> None:
         raise UserError(f"{folder} is a reward model: it scores texts and writes none.", remedy="Name another model.")
 
 
-def load_settings(recipe: Recipe) -> dict[str, Any]:
+def load_settings(recipe: Recipe) -> dict[str, object]:
     """Returns what `from_pretrained` is told beside the folder."""
     import torch
 
     spec = recipe.model
-    found: dict[str, Any] = {
+    settings: dict[str, object] = {
         "dtype": getattr(torch, spec.dtype),
         "trust_remote_code": spec.trust_remote_code,
     }
     if spec.attention:
-        found["attn_implementation"] = spec.attention
+        settings["attn_implementation"] = spec.attention
     if spec.quantization:
         from transformers import BitsAndBytesConfig
 
         few = spec.quantization
-        found["quantization_config"] = (
+        settings["quantization_config"] = (
             BitsAndBytesConfig(load_in_8bit=True)
             if few.bits == 8
             else BitsAndBytesConfig(
@@ -195,7 +195,7 @@ def load_settings(recipe: Recipe) -> dict[str, Any]:
                 bnb_4bit_compute_dtype=getattr(torch, few.compute_dtype),
             )
         )
-    return found
+    return settings
 
 
 def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
@@ -235,15 +235,15 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
 def _from_store(uri: str) -> str:
     """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
     storage = Storage(uri)
-    found = {} if storage.is_local else storage.find("")
-    if not {"config.json", "adapter_config.json"} & set(found or storage.list("")):
+    objects = {} if storage.is_local else storage.find("")
+    if not {"config.json", "adapter_config.json"} & set(objects or storage.list("")):
         raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
     if storage.is_local:
         return str(storage.root)
     target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
     there = {
         name: [size, written.isoformat()]
-        for name, (size, written) in found.items()
+        for name, (size, written) in objects.items()
         if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")) and "/" not in name
     }
     if _taken(target) != there:

@@ -1,4 +1,4 @@
-"""How much memory a training step takes at its peak, item by item: from the recipe and the shapes of its model.
+"""Estimates a training step's peak memory, item by item: from the recipe and the shapes of its model.
 
 Weights, gradients and optimizer state are counted, activations a formula (`activations`). Of several processes each has
 a share of weights, gradients and optimizer where they are in shards, and all of its own micro-batch's activations.
@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training step takes.
+    """Memory of a training step, item by item.
 
     Attributes:
         items: All that takes memory at the peak.
@@ -84,7 +84,7 @@ def _held(shape: Shape) -> list[Item]:
     kind = f"{spec.bits} bits, the rest in {recipe.model.dtype}" if spec else recipe.model.dtype
     kind += of if shape.weight_shards > 1 else ""
     whose = "the adapter's" if recipe.adapter else f"in {recipe.model.dtype}"
-    found = [
+    items = [
         Item(
             "weights",
             int(frozen) // shape.weight_shards,
@@ -95,18 +95,18 @@ def _held(shape: Shape) -> list[Item]:
         Item("optimizer", optimizer_state.num_bytes(training, shape.model) // shards, f"{training.optimizer}{of}"),
     ]
     if shards > 1 and recipe.parallel.is_zero:
-        found.append(_computed_with(shape))
+        items.append(_computed_with(shape))
     if recipe.world_size > shards:
-        found.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
+        items.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
     if recipe.training.has_reference(adapter=recipe.adapter is not None):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
-        found.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
+        items.append(Item("reference", size, f"the start model once more, in {recipe.model.dtype}{of}"))
     if second := recipe.training.second_model:
         beside = skeleton.build_second(recipe)
         size = sum(value.numel() * value.element_size() for value in beside.parameters())
         number = sum(value.numel() for value in beside.parameters())
-        found.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
-    return found
+        items.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
+    return items
 
 
 def _computed_with(shape: Shape) -> Item:
@@ -140,14 +140,14 @@ def _moments(shape: Shape) -> list[tuple[str, int, str]]:
     training, text = shape.training, shape.text
     steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
     step = 4 * shape.trainable // shape.shards if steps_here else 0
-    found = [("optimizer's step", step, "temporaries as large as the weights trained")]
+    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
     if training.completions:
         rows = training.round_size // shape.recipe.world_size
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
         cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
-        found.append(("completions", int(cache), f"keys and values of {rows} being written"))
-    return found
+        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
+    return moments
 
 
 def _count(number: int) -> str:

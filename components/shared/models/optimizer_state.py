@@ -1,4 +1,4 @@
-"""How many bytes an optimizer keeps between steps, by its Transformers name."""
+"""Bytes of optimizers' states, by their Transformers names."""
 
 from __future__ import annotations
 

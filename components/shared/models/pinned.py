@@ -26,7 +26,7 @@ _compared: dict[tuple[str, str | None, str | None], str] = {}
 
 
 class Origin(NamedTuple):
-    """Where a model comes from, and the setting that says so."""
+    """A model's address, and the setting that names it."""
 
     setting: str
     base: str
@@ -40,13 +40,13 @@ class Origin(NamedTuple):
 
 def origins(recipe: Recipe) -> dict[str, Origin]:
     """Returns the models that a recipe names, by role; no base for a model from scratch."""
-    found = {}
+    by_role = {}
     if recipe.model.base:
-        found[BASE] = Origin("model.base", recipe.model.base, recipe.model.revision)
+        by_role[BASE] = Origin("model.base", recipe.model.base, recipe.model.revision)
     if second := recipe.training.second_model:
         role, named = second
-        found[role] = Origin(f"training.{recipe.training.method}.{role}", named.base, named.revision)
-    return found
+        by_role[role] = Origin(f"training.{recipe.training.method}.{role}", named.base, named.revision)
+    return by_role
 
 
 def fetch(recipe: Recipe) -> dict[str, str]:

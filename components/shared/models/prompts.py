@@ -1,4 +1,4 @@
-"""Held-out rows as prompts, for the model to go on from."""
+"""Held-out rows as prompts, for the model to continue."""
 
 from __future__ import annotations
 

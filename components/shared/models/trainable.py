@@ -1,4 +1,4 @@
-"""What of a model is trained: an adapter, or some of its weights."""
+"""Makes a model trainable: attaches an adapter, or frees some of its weights."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def blocks(model: Any) -> list[nn.Module]:
 def _last_blocks(model: Any, count: int) -> list[nn.Module]:
     if not count:
         return []
-    found = blocks(model)
-    if count > len(found):
+    layers = blocks(model)
+    if count > len(layers):
         total = model.config.get_text_config().num_hidden_layers
         raise UserError(f"training.trainable.last_layers is {count}, the model has {total} blocks.")
-    return found[-count:]
+    return layers[-count:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from baton.components.shared.pages.rendering import count
 from baton.components.shared.recipe import Data
@@ -33,6 +33,33 @@ SEVERITY = ("failed", "warn", "fixed", "ok", "off")
 """Verdicts, the gravest first."""
 
 
+class Counts(TypedDict):
+    """What a check counted: rows that it found something in, of how many, what became of them, and the first ones."""
+
+    rows: int
+    of: int
+    share: float
+    mended: int
+    dropped: int
+    examples: list[dict[str, Any]]
+
+
+class Verdict(Counts):
+    """A check's counts, what the recipe asks of it and how it came out."""
+
+    action: str
+    verdict: str
+
+
+class Judged(Verdict):
+    """A check as the page lists it."""
+
+    name: str
+    title: str
+    why: str
+    told: str
+
+
 def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     """Returns what is known about the rows of a run.
 
@@ -48,13 +75,13 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     """
     data = data or run.recipe().data
     quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
-    found: dict[str, Any] = dict(quality.get("checks", {}))
+    by_check: dict[str, Counts] = dict(quality.get("checks", {}))
     if lengths := tokens.get("lengths"):
-        found["truncation"] = _truncation(lengths, data)
-    checks = []
+        by_check["truncation"] = _truncation(lengths, data)
+    checks: list[Judged] = []
     for name, (title, why) in CHECKS.items():
-        if name in found:
-            check = judged(name, found[name], data)
+        if name in by_check:
+            check = judged(name, by_check[name], data)
             checks.append({"name": name, "title": title, "why": why, **check, "told": told(name, check, data)})
     checks.sort(key=lambda check: SEVERITY.index(check["verdict"]))
     worst = checks[0]["verdict"] if checks else "ok"
@@ -72,7 +99,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     }
 
 
-def judged(name: str, check: dict[str, Any], data: Data) -> dict[str, Any]:
+def judged(name: str, check: Counts, data: Data) -> Verdict:
     """Returns what a check counted with its `action` and `verdict`.
 
     Args:
@@ -96,7 +123,7 @@ def judged(name: str, check: dict[str, Any], data: Data) -> dict[str, Any]:
     return {**check, "action": action, "verdict": verdict}
 
 
-def _truncation(lengths: dict[str, Any], data: Data) -> dict[str, Any]:
+def _truncation(lengths: dict[str, Any], data: Data) -> Counts:
     """Returns what the tokenizer measured as the counts of a check."""
     over, of = 0 if data.packing is True else int(lengths["over"]), int(lengths["rows"])
     dropped = over if data.quality.truncation == "fix" else 0
@@ -104,7 +131,7 @@ def _truncation(lengths: dict[str, Any], data: Data) -> dict[str, Any]:
     return {"rows": over, "of": of, "share": share, "mended": 0, "dropped": dropped, "examples": []}
 
 
-def told(name: str, check: dict[str, Any], data: Data) -> str:
+def told(name: str, check: Verdict, data: Data) -> str:
     """Returns what a check found, in a few words."""
     rows = int(check["rows"])
     if check["verdict"] == "off":
@@ -119,11 +146,13 @@ def told(name: str, check: dict[str, Any], data: Data) -> str:
     what = f"{count(rows, 'row')} ({percent(check['share'])})"
     if name == "truncation":
         return f"{what} longer than {data.max_length:,} tokens{', dropped' if check['dropped'] else ''}"
-    done = [f"{check[part]:,} {part}" for part in ("mended", "dropped") if check[part]]
+    done = [
+        f"{number:,} {part}" for part, number in (("mended", check["mended"]), ("dropped", check["dropped"])) if number
+    ]
     return f"{what}{': ' if done else ''}{', '.join(done)}"
 
 
-def sentence(checks: list[dict[str, Any]]) -> str:
+def sentence(checks: list[Judged]) -> str:
     """Returns the verdict on all checks, for people who decide whether to pay for a GPU."""
     failed = [check["title"].lower() for check in checks if check["verdict"] == "failed"]
     warned = [check["title"].lower() for check in checks if check["verdict"] == "warn"]

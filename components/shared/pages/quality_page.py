@@ -28,7 +28,7 @@ MARKS = {
 STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
 SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
 HUES = ("blue", "orange", "green", "purple", "amber", "sky")
-"""Colours of the languages, the most frequent first; what is behind them is grey."""
+"""Colours of the languages, the most frequent first; those after them are grey."""
 
 
 def write(run: Run) -> str:
@@ -64,8 +64,8 @@ def render(found: dict[str, Any]) -> str:
     )
 
 
-def _tiles(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows, lengths = found["rows"], found["lengths"]
+def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
+    rows, lengths = quality["rows"], quality["lengths"]
     tiles = []
     if rows:
         tiles = [
@@ -99,12 +99,12 @@ def _languages(languages: dict[str, Any]) -> list[tuple[str, str, float]]:
     return shown + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0]
 
 
-def _length_note(found: dict[str, Any]) -> str:
-    lengths = found["lengths"]
+def _length_note(quality: dict[str, Any]) -> str:
+    lengths = quality["lengths"]
     if not lengths:
         return ""
-    limit = found["max_length"]
-    if found["joined"]:
+    limit = quality["max_length"]
+    if quality["joined"]:
         return f"Rows are joined, and cut into sequences of max_length, {limit:,} tokens."
     if not lengths["over"]:
         return f"Every row fits into max_length, {limit:,} tokens."
@@ -113,23 +113,23 @@ def _length_note(found: dict[str, Any]) -> str:
     return f"{count(lengths['over'], 'row')} ({share}) {rest} longer than max_length, {limit:,} tokens."
 
 
-def _histogram(found: dict[str, Any]) -> Any:
-    lengths = found["lengths"]
+def _histogram(quality: dict[str, Any]) -> Any:
+    lengths = quality["lengths"]
     if not lengths or not lengths["rows"]:
         return None
     from baton.components.shared.pages import svg
 
-    return svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, found))
+    return svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, quality))
 
 
-def length_plot(found: dict[str, Any], canvas: Canvas) -> Figure | None:
+def length_plot(quality: dict[str, Any], canvas: Canvas) -> Figure | None:
     """Draws the rows by length, what is too long in another colour, and the line of max_length."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     from baton.components.shared.pages import svg
 
-    limit = int(found["max_length"])
-    bars = length_bars(found["lengths"], limit)
+    limit = int(quality["max_length"])
+    bars = length_bars(quality["lengths"], limit)
     figure, (ax,) = svg.blank_figure(canvas, 300 if canvas is svg.WIDE else 240)
     for low, high, rows in bars:
         color = svg.ORANGE if low >= limit else svg.BLUE

@@ -24,7 +24,7 @@ INK, MUTED, RULE = "#1f2a37", "#5b6675", "#d5dae1"
 BLUE, ORANGE, GREEN, PURPLE = "#0b68b1", "#c2500a", "#0a7d5f", "#a0468a"
 AMBER, SKY, GREY = "#e0a100", "#62b3e4", "#98a2b0"
 PANEL = "#fefefe"
-"""What lies behind a plot."""
+"""A plot's background."""
 COLORS = {"ink": INK, "muted": MUTED, "rule": RULE, "blue": BLUE, "orange": ORANGE, "green": GREEN}
 COLORS |= {"purple": PURPLE, "amber": AMBER, "sky": SKY, "grey": GREY, "panel": PANEL}
 STYLE = {
@@ -57,7 +57,7 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Markup | None:
-    """Draw a plot for a wide page and for a phone, because scaled-down text cannot be read.
+    """Draws a plot for a wide page and for a phone, because scaled-down text cannot be read.
 
     Args:
         name: Prefix of the ids in the SVG; unique in its page.
@@ -78,7 +78,7 @@ def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Mark
 
 
 def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:
-    """The finite values of `key` by step; of a step logged twice, the later entry counts."""
+    """Returns the finite values of `key` by step; of a step logged twice, the later entry counts."""
     values = {
         entry["step"]: float(entry[key])
         for entry in entries
@@ -89,7 +89,7 @@ def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def thin(points: Points, limit: int) -> Points:
-    """At most `limit` points: the ends, and the lowest and highest of equal buckets, so no spike is lost."""
+    """Returns at most `limit` points: the ends, and the lowest and highest of equal buckets, so no spike is lost."""
     xs, ys = points
     if len(xs) <= limit:
         return points
@@ -102,7 +102,7 @@ def thin(points: Points, limit: int) -> Points:
 
 
 def blank_figure(canvas: Canvas, height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure without a background, and its axes row by row."""
+    """Returns a figure without a background, and its axes row by row."""
     figure = Figure(figsize=(canvas.width / 72, height / 72), layout="constrained")
     figure.patch.set_visible(False)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -114,7 +114,7 @@ def blank_figure(canvas: Canvas, height: int, rows: int = 1, columns: int = 1) -
 
 
 def curve(ax: Axes, points: Points, canvas: Canvas, label: str, *, smooth: bool = True) -> None:
-    """Plot thinned points as a line, with their moving mean over it where they are many."""
+    """Plots thinned points as a line, with their moving mean over it where they are many."""
     xs, ys = points
     window = len(xs) // 40
     if not smooth or window < 10:
@@ -129,7 +129,7 @@ def curve(ax: Axes, points: Points, canvas: Canvas, label: str, *, smooth: bool 
 
 
 def compact(value: float, _position: int | None = None) -> str:
-    """`1,234`, `0.5`, `12k`, `3.4M`, `2G`: a tick's number in few characters."""
+    """Writes a tick's number in few characters: `1,234`, `0.5`, `12k`, `3.4M`, `2G`."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if suffix == 'k' else size):g}{suffix}"
@@ -137,7 +137,7 @@ def compact(value: float, _position: int | None = None) -> str:
 
 
 def inline_svg(figure: Figure, name: str, label: str, canvas: Canvas) -> str:
-    """The figure as an `<svg>` for the page: own ids, themed colours, the page's font, short numbers."""
+    """Returns the figure as an `<svg>` for the page: own ids, themed colours, the page's font, short numbers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = buffer.getvalue()

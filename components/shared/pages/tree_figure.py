@@ -52,19 +52,19 @@ def _plot(rows: list[tuple[int, Member, bool]], total: int, chosen: str | None, 
         hue = COLORS.get(member.state, svg.GREY)
         ax.plot([x], [y], "o", ms=8, color=hue, zorder=3, clip_on=False)
         weight = "bold" if member.name == chosen else "normal"
-        said = " · ".join(part for part in (_steps(member), member.words) if part)
+        caption = " · ".join(part for part in (_steps(member), member.words) if part)
         if wide:
             ax.text(x + 12, y, member.name, va="center", color=svg.INK, fontweight=weight)
             ax.text(
                 x + 26 + 7.2 * len(member.name),
                 y,
-                _cut(said, 130 - 4 * depth - len(member.name)),
+                _cut(caption, 130 - 4 * depth - len(member.name)),
                 va="center",
                 color=svg.MUTED,
             )
         else:
             ax.text(x + 12, y, _cut(member.name, 44), va="center", color=svg.INK, fontweight=weight)
-            ax.text(x + 12, y + 0.75, _cut(said, 52), va="center", color=svg.MUTED, fontsize=10.5)
+            ax.text(x + 12, y + 0.75, _cut(caption, 52), va="center", color=svg.MUTED, fontsize=10.5)
     if more:
         ax.text(10, (count - 0.5) * height, f"and {more} more", va="center", color=svg.MUTED)
     return figure

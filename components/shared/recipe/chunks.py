@@ -24,7 +24,7 @@ class Keep(Section):
 
 
 class Preemption(Section):
-    """Where a train-chunk learns that its machine will be taken away. SIGTERM always counts."""
+    """Where a train-chunk learns that its machine will be preempted. SIGTERM always counts."""
 
     notice_file: str | None = None
     """A file whose appearance is the notice."""
@@ -46,23 +46,23 @@ class Chunks(Section):
     """How the run is cut into processes that hand on to each other."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
-    """Number of train-chunks, each a pod of its own."""
+    """Number of train-chunks, each its own pod."""
     spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = 0
     """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
     checkpoint_every: Positive | str | None = None
     """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`."""
     wait_for_commit: bool = False
-    """Hold training until each checkpoint is in the store. Off, it goes on meanwhile, and a checkpoint that falls due
+    """Hold training until each checkpoint is in the store. Off, it continues meanwhile, and a checkpoint that falls due
     before the one on its way has arrived is taken when it has."""
     keep: Keep = Keep()
     """Which checkpoints stay."""
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
-    """How long training goes on while the store takes no checkpoint; then the chunk fails."""
+    """How long training continues while the store takes no checkpoint; then the chunk fails."""
     preemption: Preemption = Preemption()
     """Where a chunk learns that it must go."""
     exactness: Literal["bitwise", "consistent"] = "consistent"
-    """`bitwise` refuses to go on where hardware or software differ from the checkpoint's;
-    `consistent` goes on and says so in log and proof."""
+    """`bitwise` refuses to resume where hardware or software differ from the checkpoint's;
+    `consistent` resumes and says so in log and proof."""
 
     @field_validator("checkpoint_every", mode="before")
     @classmethod

@@ -75,7 +75,7 @@ class Data(Section):
 
     source: Annotated[list[str | Source], Field(min_length=1)]
     """File, folder, glob, `s3://…`, `hf://datasets/…` or `builtin:stdlib-docs`; one or a list, whose members may be
-    mappings with a `weight`, `format`, `columns` or `side` of their own."""
+    mappings with their own `weight`, `format`, `columns` or `side`."""
     format: Format = "auto"
     """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found; it knows the
     usual other names, such as `question` and `answer`. A preference has `chosen` and `rejected`, with a `prompt` or as

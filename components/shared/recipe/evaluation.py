@@ -89,7 +89,7 @@ class Evaluation(Section):
 
     def figures(self, method: str) -> list[str]:
         """Returns the figures that a run of a method has, by name; those of `tasks` and of single reward functions have
-        names of their own beside these."""
+        their own names beside these."""
         texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
         return [
             *SPECS[method].figures,

@@ -43,7 +43,7 @@ class KServe(Section):
     name: Name | None = None
     """Its name; the recipe's when left out."""
     namespace: Name | None = None
-    """Its namespace; that of whoever applies it when left out."""
+    """Its namespace; that of the user who applies it when left out."""
     service_account: Name | None = None
     """Account whose secret holds the store's credentials."""
     model_uri: str | None = None

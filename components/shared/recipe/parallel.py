@@ -20,7 +20,7 @@ def _known(value: Any) -> Any:
 
 
 class Parallel(Section):
-    """One run in several processes of each pod, each with an accelerator of its own; `parallel: fsdp` is short for its
+    """One run in several processes of each pod, each with its own accelerator; `parallel: fsdp` is short for its
     strategy. Rows of a step, schedule and logged losses are those of one process."""
 
     strategy: Annotated[Literal["ddp", "fsdp", "zero2", "zero3"], BeforeValidator(_known)] = "ddp"

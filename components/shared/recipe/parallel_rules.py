@@ -93,8 +93,8 @@ def _check_sharded(recipe: Sections) -> None:
             "the process that writes has no whole model; use ddp",
         ),
     }
-    for what, (given, why) in refused.items():
-        if given:
+    for what, (is_set, why) in refused.items():
+        if is_set:
             raise ValueError(f"{what}: does not go with training.parallel.strategy {strategy}: {why}")
     if recipe.parallel.offload == "cpu" and not recipe.resources.gpus:
         raise ValueError("training.parallel.offload: without a GPU the shards are in the host's memory already")

@@ -1,4 +1,4 @@
-"""Several trainings one after the other, each going on from the model of the one before."""
+"""Several trainings one after the other, each starting from the model of the one before."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def merged(document: dict[str, Any], phase: Phase, position: int, *, last: bool)
     Args:
         document: The whole recipe, resolved.
         phase: The phase.
-        position: Its number, from 0; those behind the first start from the model of the one before.
+        position: Its number, from 0; those after the first start from the model of the one before.
         last: Whether it is the last; the others hand on a whole model.
     """
-    found = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
+    recipe = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
     for section in MERGED:
         own = getattr(phase, section)
-        found[section] = None if own is None else {**(document[section] or {}), **own} or None
+        recipe[section] = None if own is None else {**(document[section] or {}), **own} or None
     if position:
-        found["model"] = {**document["model"], "base": PREVIOUS, "from_scratch": None, "tokenizer": None}
+        recipe["model"] = {**document["model"], "base": PREVIOUS, "from_scratch": None, "tokenizer": None}
     if not last:
-        found["export"] = {**document["export"], "formats": ["safetensors"], "hub": None, "registered_model": None}
-        found["evaluation"] = {**found["evaluation"], "gate": {}}
-    return found
+        recipe["export"] = {**document["export"], "formats": ["safetensors"], "hub": None, "registered_model": None}
+        recipe["evaluation"] = {**recipe["evaluation"], "gate": {}}
+    return recipe

@@ -44,7 +44,7 @@ class Resources(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """Accelerators per pod that runs the model; 0 trains on the CPU."""
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on a node of its own. More than one
+    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on separate nodes. More than one
     needs Kubeflow Trainer 2.2 or newer: the chunk's own pod then only creates a `TrainJob` and follows it."""
     runtime: Annotated[str, Field(pattern=r"^(cluster/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")] = "baton"
     """With `nodes`: Trainer's runtime, a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`, or
@@ -81,7 +81,7 @@ class Resources(Section):
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times a failed train-chunk is started again; it goes on from its newest checkpoint. Whether a deleted pod counts
+    """Times a failed train-chunk is started again; it resumes from its newest checkpoint. Whether a deleted pod counts
     as failed is up to the installation: Kubeflow Pipelines 2.17 starts that again, and not one that ended with an
     error; Argo by itself does the opposite. `chunks.spare` and submitting again help in both."""
     deadline: Annotated[str, BeforeValidator(duration)] | None = None
@@ -108,11 +108,11 @@ class Resources(Section):
     @property
     def secrets(self) -> list[tuple[str, dict[str, str]]]:
         """Environment of every pod that is secret: name of the Secret, and its keys → environment variables."""
-        found = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
+        named = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
         for variable, source in self.secret_env.items():
             secret, _, key = source.partition("/")
-            found.append((secret, {key: variable}))
-        return found
+            named.append((secret, {key: variable}))
+        return named
 
     def pod_labels(self, recipe_name: str, stage: str) -> dict[str, str]:
         """Returns the labels of a stage's pod."""

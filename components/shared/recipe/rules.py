@@ -49,7 +49,7 @@ def _check_phases(recipe: Sections) -> None:
     parts = recipe.phase_recipes()
     for phase, part in zip(recipe.phases, parts, strict=True):
         if part.training.spec.scores and phase is not recipe.phases[-1]:
-            raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can go on from; put it last")
+            raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can start from; put it last")
     slots = sum(part.chunks.slots for part in parts)
     if slots > MAX_CHUNKS:
         raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
@@ -59,7 +59,7 @@ def _check_sweep(recipe: Sections) -> None:
     if recipe.sweep is None:
         return
     if recipe.phases:
-        raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a recipe of its own")
+        raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a separate recipe")
     if recipe.training.lr_find:
         raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
     if recipe.sweep.eta and recipe.chunks.count < recipe.sweep.eta:
@@ -74,7 +74,7 @@ def _check_retrain(recipe: Sections) -> None:
     if recipe.phases:
         raise ValueError("retrain.start: several phases begin at the recipe's own model each time; set it to base")
     if "safetensors" not in recipe.export.formats:
-        raise ValueError("retrain.start: goes on from the whole model; add safetensors to export.formats")
+        raise ValueError("retrain.start: continues from the whole model; add safetensors to export.formats")
     if recipe.training.spec.scores:
         raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
 
@@ -168,8 +168,8 @@ def _check_evaluation(recipe: Sections) -> None:
         "training.lr_scheduler": training.lr_scheduler in PLATEAU,
         "export.checkpoint": best,
     }
-    for setting, given in watchers.items():
-        if given and not recipe.evaluation.every:
+    for setting, is_set in watchers.items():
+        if is_set and not recipe.evaluation.every:
             raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every")
     if best and not recipe.chunks.keep.best:
         raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
@@ -183,7 +183,7 @@ def _check_evaluation(recipe: Sections) -> None:
 def _check_hooks(recipe: Sections) -> None:
     training = recipe.training
     if recipe.hooks.loss and not training.spec.takes_loss:
-        raise ValueError(f"hooks.loss: {training.method} has a loss of its own; use hooks.trainer to change it")
+        raise ValueError(f"hooks.loss: {training.method} has its own loss; use hooks.trainer to change it")
     if recipe.hooks.collator and (training.completions or recipe.data.packing == "best-fit"):
         joins = training.method if training.completions else "best-fit packing"
         raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")

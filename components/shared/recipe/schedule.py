@@ -19,7 +19,7 @@ def _require_pattern(value: str) -> str:
 
 
 class Group(Section):
-    """Parameters with a learning rate, weight decay or clipping of their own."""
+    """Parameters with their own learning rate, weight decay or clipping."""
 
     pattern: str
     """Regular expression found in the parameter's name, such as `lora_`, `embed_tokens` or `\\.gate\\.`; the first
@@ -57,7 +57,7 @@ class Trainable(Section):
 
 
 class EarlyStopping(Section):
-    """Ends the run when evaluation stops improving; chunks behind that return at once."""
+    """Ends the run when evaluation stops improving; chunks after that return at once."""
 
     patience: Positive = 3
     """Evaluations in a row without improvement."""

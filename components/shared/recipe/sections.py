@@ -42,7 +42,7 @@ class Sections(Section):
     training: Training = Training()
     """How it learns."""
     phases: list[ShortPhase] = []
-    """Several trainings one after the other, each going on from the model of the one before, such as
+    """Several trainings one after the other, each starting from the model of the one before, such as
     `[pretrain, sft, dpo]`; what the top level says holds for all. One training when left out."""
     hooks: Hooks = Hooks()
     """The user's own code."""

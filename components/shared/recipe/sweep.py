@@ -57,10 +57,10 @@ class Range(Section):
 
 
 class Halving(Section):
-    """At each rung the best part goes on."""
+    """At each rung the best part advances."""
 
     eta: Annotated[int, Field(ge=2)] = 3
-    """One of so many goes on; rungs are behind chunks 1, eta, eta² and so on."""
+    """One of so many advances; rungs are after chunks 1, eta, eta² and so on."""
 
 
 class Search(Section):
@@ -84,10 +84,10 @@ class Search(Section):
     """Stop the worse configurations early: `{eta: 3}`. All train to the end when both this and `hyperband` are left
     out."""
     hyperband: Halving | None = None
-    """Halving in several brackets, one behind the other, from many trials with a short first rung to few that all train
+    """Halving in several brackets, one after the other, from many trials with a short first rung to few that all train
     to the end (arXiv:1603.06560): for scores that say little at first."""
     brackets: Positive | None = None
-    """Batches of trials one behind the other, where there is no `hyperband`: `optuna` learns from the ones before. 3
+    """Batches of trials one after the other, where there is no `hyperband`: `optuna` learns from the ones before. 3
     for `optuna` and 1 otherwise when left out."""
     parallel: Positive | None = None
     """Trials at once on a cluster. When left out, `baton sweep submit` takes as many as the quota of the namespace has
@@ -109,7 +109,7 @@ class Search(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Search:
         if self.halving and self.hyperband:
-            raise ValueError("halving and hyperband both say who goes on; leave one out")
+            raise ValueError("halving and hyperband both say which trials advance; leave one out")
         if self.hyperband and self.brackets:
             raise ValueError("brackets: hyperband makes its own; leave it out")
         if self.method == "grid":
@@ -124,6 +124,6 @@ class Search(Section):
 
     @property
     def eta(self) -> int | None:
-        """One of how many goes on, None where all do."""
+        """One of how many advances, None where all do."""
         rule = self.halving or self.hyperband
         return rule.eta if rule else None

@@ -14,7 +14,7 @@ from baton.components.shared.recipe.parallel import Parallel
 from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
 
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
-"""Methods that have a section of their own."""
+"""Methods that have their own section."""
 
 
 class Training(Methods):
@@ -32,7 +32,7 @@ class Training(Methods):
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
     """Peak learning rate."""
     lr_find: LRFind | None = None
-    """Find the learning rate in a stage of its own; `learning_rate` holds when left out."""
+    """Find the learning rate in a separate stage; `learning_rate` holds when left out."""
     lr_scheduler: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
@@ -47,7 +47,7 @@ class Training(Methods):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Gradient norm above which gradients are scaled down; 0 turns clipping off."""
     groups: list[Group] = []
-    """Parameters with a learning rate, weight decay or clipping of their own."""
+    """Parameters with their own learning rate, weight decay or clipping."""
     optimizer: Literal[
         "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop", "adagrad",
         "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit",

@@ -3,8 +3,8 @@
     models/<name>/accepted/000001.json     the first: put-if-absent, as all of them
     models/<name>/accepted/000002.json     the one that took its place, and so on
 
-The highest is the model in use. Whoever means to take its place names the one that it was judged against and writes
-the number behind that: of any number of writers one succeeds, and a late one cannot undo a newer model.
+The highest is the model in use. A run that is to take its place names the one that it was judged against and writes
+the number after that: of any number of writers one succeeds, and a late one cannot undo a newer model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def newest(storage: Storage, name: str) -> Accepted:
         storage: The store.
         name: The recipe's.
     """
-    numbers = [int(match[1]) for found in storage.list(_folder(name)) if (match := _NAME.fullmatch(found))]
+    numbers = [int(match[1]) for entry in storage.list(_folder(name)) if (match := _NAME.fullmatch(entry))]
     return _read(storage, name, max(numbers)) if numbers else Accepted()
 
 
@@ -68,15 +68,15 @@ def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accept
     # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
     # written it before. So it is read back.
     storage.create(f"{_folder(name)}/{after + 1:06d}.json", data)
-    standing = _read(storage, name, after + 1)
-    assert standing.model is not None
-    if standing.model.run != model.run:
+    committed = _read(storage, name, after + 1)
+    assert committed.model is not None
+    if committed.model.run != model.run:
         raise BatonError(
             f"run {model.run!r} was judged against model {after} of {name!r}, and meanwhile run "
-            f"{standing.model.run!r} was accepted; that model stays.",
+            f"{committed.model.run!r} was accepted; that model stays.",
             remedy="Retrain again: the model is then judged against the new one.",
         )
-    return standing
+    return committed
 
 
 def _folder(name: str) -> str:

@@ -1,4 +1,4 @@
-"""JSON documents of one thing in the store, a run or a sweep, below a folder of its own."""
+"""JSON documents of one thing in the store, a run or a sweep, below its own folder."""
 
 from __future__ import annotations
 

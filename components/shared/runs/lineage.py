@@ -1,6 +1,6 @@
 """The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
 
-A run's parent is the one that it forked, else the one whose model it goes on from (a later phase, or a retraining that
+A run's parent is the one that it forked, else the one whose model it starts from (a later phase, or a retraining that
 begins with the model in use), else the one whose model it took the place of.
 """
 
@@ -73,7 +73,7 @@ class Member:
         origin = {
             "fork": f"fork at step {self.at}",
             "cold fork": f"cold fork of step {self.at}",
-            "goes on": "goes on from its model",
+            "goes on": "starts from its model",
             "retrained": "took its place",
         }.get(self.kind, "")
         trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
@@ -101,14 +101,14 @@ def around(run: Run) -> Family:
     if len(run.storage.list("runs")) <= MOST:
         members = family(run.storage)
         return relatives(members, run.name) if run.name in members else {}
-    found: Family = {}
+    kin: Family = {}
     name: str | None = run.name
     below: str | None = None
-    while name and name not in found:
-        found[name] = member = _known(run.storage, name) or Member(name)
+    while name and name not in kin:
+        kin[name] = member = _known(run.storage, name) or Member(name)
         member.children = [below] if below else []
         name, below = member.parent, name
-    return found
+    return kin
 
 
 def relatives(members: Family, name: str) -> Family:
@@ -118,14 +118,14 @@ def relatives(members: Family, name: str) -> Family:
     while (parent := members[top].parent) and parent not in seen:
         top = parent
         seen.add(top)
-    found: Family = {}
+    kin: Family = {}
     waiting = [top]
     while waiting:
         one = waiting.pop()
-        if one not in found:
-            found[one] = members[one]
+        if one not in kin:
+            kin[one] = members[one]
             waiting += members[one].children
-    return found
+    return kin
 
 
 def roots(members: Family) -> list[Member]:

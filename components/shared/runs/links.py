@@ -1,4 +1,4 @@
-"""Where a run can be seen: in the store, in MLflow, in Kubeflow."""
+"""Links to a run: in the store, in MLflow, in Kubeflow."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def mlflow_url(run: Run, recipe: Recipe) -> str | None:
 
 def tags() -> dict[str, str]:
     """Returns what leads from a tracking run to the Kubeflow run of this process."""
-    found = {"kubeflow.run_id": kubeflow_run(), "kubeflow.url": kubeflow_url()}
-    if url := found["kubeflow.url"]:
-        found["mlflow.note.content"] = f"[Kubeflow run]({url})"
-    return {name: value for name, value in found.items() if value}
+    present = {"kubeflow.run_id": kubeflow_run(), "kubeflow.url": kubeflow_url()}
+    if url := present["kubeflow.url"]:
+        present["mlflow.note.content"] = f"[Kubeflow run]({url})"
+    return {name: value for name, value in present.items() if value}
 
 
 def as_markdown(run: Run, given: str) -> str:

@@ -28,7 +28,7 @@ class Plan(NamedDocument):
     targets: tuple[int, ...]
 
     def target(self, index: int) -> int:
-        """Returns the step to which a chunk trains; spare chunks, behind the last, have the last one's target."""
+        """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""
         return self.targets[min(index, len(self.targets)) - 1]
 
     def slots(self, spare: int) -> int:

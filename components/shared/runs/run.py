@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from baton.components.shared.core.document import Document, NamedDocument
+from baton.components.shared.core.document import Document, Json, NamedDocument
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
@@ -71,7 +71,7 @@ class Run(Documents):
         """
         return recipe_file.validate(self.need(RunHead).recipe, origin=self.uri)
 
-    def settled_recipe(self) -> Recipe:
+    def resolved_recipe(self) -> Recipe:
         """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
         recipe = self.recipe()
         training: dict[str, float] = {}
@@ -110,7 +110,7 @@ class Run(Documents):
             )
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
-        """Keeps what one attempt at a stage did, under a name of its own."""
+        """Keeps what one attempt at a stage did, under its own name."""
         # Time at a fixed width, so that names sort by it; the rest keeps apart attempts of the same millisecond.
         name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
         self.put(name, {"stage": stage, "at": now(), **document})
@@ -129,7 +129,7 @@ class Run(Documents):
         return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
 
 
-def identity(recipe: Recipe) -> dict[str, Any]:
+def identity(recipe: Recipe) -> Json:
     """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
 
     Where things lie, what pods ask for, what happens after training and how often a checkpoint is
@@ -158,7 +158,7 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
 
     Args:
         run: The run, its data split and tokenized.
-        recipe: Its recipe, settled.
+        recipe: Its recipe, resolved.
         plan: Its plan.
     """
     parts = [

@@ -110,7 +110,7 @@ def finish(run: Run, report_path: str | None) -> None:
 
 
 class Tracker:
-    """Sends metrics from a process of its own, so that neither import nor server holds training up.
+    """Sends metrics from a separate process, so that neither import nor server holds training up.
 
     Args:
         run: The training run.
@@ -149,7 +149,7 @@ class Tracker:
             self._process.stdin.close()
             self._process.wait(timeout)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            logger.warning("tracking did not finish in %.0f s and is left behind", timeout)
+            logger.warning("tracking did not finish in %.0f s and is abandoned", timeout)
             self._process.kill()
 
 
@@ -219,13 +219,13 @@ def connect(uri: str) -> Any:
 def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
     """Returns the number of an experiment, made where there is none; beside a local database its artifacts go into the
     store."""
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
+    if existing := client.get_experiment_by_name(name):
+        return str(existing.experiment_id)
     local = str(recipe.tracking.mlflow).startswith("sqlite:") and storage.is_local
     return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
 
 
-def _flat(document: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+def _flat(document: dict[str, object], path: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in document.items():
         name = f"{path}.{key}".lstrip(".")

@@ -20,8 +20,8 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 import psutil
 
@@ -33,6 +33,14 @@ PROCESS = "BATON_RETRAIN_PROCESS"
 """Environment variable: the process whose end is the end of the turn, as `this_process` writes it."""
 _CLOCK = "clock-"
 _LONGEST_PAUSE = 30.0
+
+
+class Holder(TypedDict):
+    """The owner of a turn, since when, and the process whose end is its end."""
+
+    owner: str
+    at: str
+    process: str | None
 
 
 class Turns:
@@ -48,9 +56,7 @@ class Turns:
         self._storage, self._owner = storage, owner
         self._folder = f"models/{name}/turns"
 
-    def take(
-        self, *, wait: bool, expires_s: float, on_wait: Callable[[dict[str, Any]], None] = lambda holder: None
-    ) -> bool:
+    def take(self, *, wait: bool, expires_s: float, on_wait: Callable[[Holder], None] = lambda holder: None) -> bool:
         """Takes the turn, at most one owner at a time.
 
         Args:
@@ -96,11 +102,11 @@ class Turns:
     def _newest(self) -> int:
         return max((int(name) for name in self._storage.list(self._folder) if name.isdecimal()), default=0)
 
-    def _claimed(self, expires_s: float) -> tuple[int, dict[str, Any]]:
+    def _claimed(self, expires_s: float) -> tuple[int, Holder]:
         """Returns the turn that is under way and its holder: this owner's where no other's is."""
         while True:
             number = self._newest()
-            holder: dict[str, Any] | None = self._get(number, "turn.json")
+            holder: Holder | None = self._get(number, "turn.json")
             if holder is None:  # the first, or one that is being written
                 self._create(max(number, 1), "turn.json", self._document())
                 continue  # whose it is, is read back
@@ -122,13 +128,13 @@ class Turns:
         except FileNotFoundError:
             return None
 
-    def _create(self, number: int, name: str, document: dict[str, Any]) -> None:
+    def _create(self, number: int, name: str, document: Mapping[str, object]) -> None:
         self._storage.create(f"{self._path(number)}/{name}", json.dumps(document).encode())
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> Holder:
         return {"owner": self._owner, "at": now(), "process": os.environ.get(PROCESS)}
 
-    def _is_gone(self, number: int, holder: dict[str, Any], expires_s: float) -> bool:
+    def _is_gone(self, number: int, holder: Holder, expires_s: float) -> bool:
         if _has_died(holder.get("process")):
             return True
         clock = f"{self._path(number)}/{_CLOCK}{uuid.uuid4().hex}"

@@ -3,7 +3,7 @@
     <prefix>/<attempt>/{files…}      what one writer uploaded
     <prefix>/manifest….json          what makes them a bundle: see `store.manifests`
 
-Every writer uploads below a name of its own, so that one who finishes late cannot touch the files of the one whose
+Every writer uploads below its own name, so that one who finishes late cannot touch the files of the one whose
 manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
 files that nobody reads, and that retention takes when they are old.
 """

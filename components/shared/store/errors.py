@@ -1,4 +1,4 @@
-"""What a store's client library says, turned into what a person can act on; and what is worth another try."""
+"""Translates errors of a store's client library into ones that a person can act on, and tells which to retry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnsupportedError(StoreError):
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What the errors of one kind of store are called, and what to do about them.
+    """Names of one kind of store's errors, and their remedies.
 
     Attributes:
         no_container: Parts of a message that say that the bucket itself is missing.

@@ -1,4 +1,4 @@
-"""What was committed under a prefix: manifests by generation, and the marks beside them.
+"""Reads what was committed under a prefix: manifests by generation, and the marks beside them.
 
     <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
     <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
@@ -36,7 +36,7 @@ class FileEntry(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What was committed under a prefix.
+    """A bundle's committed files and metadata.
 
     Attributes:
         kind: What the files are, such as `checkpoint` or `tokens`.

@@ -1,4 +1,4 @@
-"""What a store has to offer: one protocol, behind which a folder and a cloud's objects behave alike."""
+"""What a store has to offer: one protocol, under which a folder and a cloud's objects behave alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows come from: which files a source names, looked up before anything is paid for."""
+"""Resolves sources of rows: which files a source names, looked up before anything is paid for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.store.storage import Storage
 
 Value: TypeAlias = str | dict[str, object]
-"""A member of `data.source` as a recipe has it: an address, or a mapping with settings of its own."""
+"""A member of `data.source` as a recipe has it: an address, or a mapping with its own settings."""
 
 BUILTIN = "builtin:stdlib-docs"
 """Signatures and docstrings of Python's standard library, on every machine with Python."""

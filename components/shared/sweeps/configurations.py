@@ -1,4 +1,4 @@
-"""The values that the trials of a sweep have of their own: all combinations, drawn, or proposed by Optuna."""
+"""The values in which the trials of a sweep differ: all combinations, drawn, or proposed by Optuna."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ STARTUP = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What earlier brackets have shown of a trial.
+    """A trial of an earlier bracket: its values and scores.
 
     Attributes:
         values: Its values.
-        scores: Chunk → value behind it; one that is not a number is left out.
+        scores: Chunk → value after it; one that is not a number is left out.
         finished: Whether it trained to the end.
     """
 
@@ -94,7 +94,7 @@ def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
             raise UserError(
                 f"sweep.parameters.{path}: {error.args[0]!r} is a value, it has no keys below it."
             ) from None
-    # What was given by the recipe and is the other way to say how long training goes on gives way.
+    # What was given by the recipe and is the other way to say how long to train gives way.
     if values.get("training.max_steps") is not None and "training.epochs" not in values:
         document["training"]["epochs"] = None
     if values.get("training.epochs") is not None and "training.max_steps" not in values:
@@ -109,15 +109,15 @@ def words(values: Values) -> str:
 
 def _drawn(parameters: Parameters, source: random.Random, count: int, before: list[Values]) -> list[Values]:
     seen = {json.dumps(values, sort_keys=True) for values in before}
-    found: list[Values] = []
-    while len(found) < count:
+    drawn: list[Values] = []
+    while len(drawn) < count:
         for _ in range(TRIES):
             values = {path: _one(choices, source) for path, choices in parameters.items()}
             if json.dumps(values, sort_keys=True) not in seen:
                 break
         seen.add(json.dumps(values, sort_keys=True))
-        found.append(values)
-    return found
+        drawn.append(values)
+    return drawn
 
 
 def _one(choices: list[Any] | Range, source: random.Random) -> Any:
@@ -135,7 +135,7 @@ def _one(choices: list[Any] | Range, source: random.Random) -> Any:
 def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> list[Values]:
     """Asks TPE for trials in one batch, having told it of those before.
 
-    A trial that was stopped is told as pruned, with its score behind each chunk: TPE ranks the pruned below the
+    A trial that was stopped is told as pruned, with its score after each chunk: TPE ranks the pruned below the
     finished, those that came further and scored better first. One without any score is not told.
     """
     optuna = _optuna()

@@ -1,4 +1,4 @@
-"""The rungs of a sweep: behind which chunk trials are compared and how many go on. Pure functions of a few numbers."""
+"""The rungs of a sweep: after which chunk trials are compared and how many advance. Pure functions of a few numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Rung:
     Attributes:
         number: Its number in the sweep, from 1.
         bracket: Its bracket's number, from 1.
-        chunk: Chunk behind which trials are compared.
-        keep: How many go on; at a bracket's last rung, which is behind the last chunk, all but one are beaten.
+        chunk: Chunk after which trials are compared.
+        keep: How many advance; at a bracket's last rung, which is after the last chunk, all but one are beaten.
         first: The first chunk that trials train for it.
     """
 
@@ -49,24 +49,24 @@ class Bracket:
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
-    """Returns behind which chunks trials are compared, and how many go on from there.
+    """Returns after which chunks trials are compared, and how many advance from there.
 
     Args:
         trials: How many begin.
         chunks: Chunks of a run.
-        eta: One of so many goes on; None compares at the end only.
-        first: Chunk of the first comparison; each next one is behind `eta` times as many.
+        eta: One of so many advances; None compares at the end only.
+        first: Chunk of the first comparison; each next one is after `eta` times as many.
 
     Returns:
-        Pairs of chunk and number of those who go on; the last is the last chunk, with one.
+        Pairs of chunk and number of those that advance; the last is the last chunk, with one.
     """
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for level in count():
         chunk = first * (eta or 1) ** level
         left = trials // (eta or 1) ** level
         if eta is None or chunk >= chunks or left <= 1:
-            return [*found, (chunks, 1)]
-        found.append((chunk, max(left // eta, 1)))
+            return [*pairs, (chunks, 1)]
+        pairs.append((chunk, max(left // eta, 1)))
     raise AssertionError  # count() has no end
 
 
@@ -78,7 +78,7 @@ def brackets(recipe: Recipe) -> list[Bracket]:
     """
     search, chunks = recipe.sweep, recipe.chunks.count
     assert search is not None
-    found: list[Bracket] = []
+    drawn: list[Bracket] = []
     numbers = count(1)
     for position, (trials, first) in enumerate(_sizes(search, chunks), 1):
         steps = rungs(trials, chunks, search.eta, first)
@@ -87,12 +87,12 @@ def brackets(recipe: Recipe) -> list[Bracket]:
             Rung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
             for begin, (chunk, keep) in zip(begins, steps, strict=False)
         )
-        found.append(Bracket(number=position, trials=trials, rungs=made))
-    if (total := sum(bracket.trials for bracket in found)) > MAX_TRIALS:
+        drawn.append(Bracket(number=position, trials=trials, rungs=made))
+    if (total := sum(bracket.trials for bracket in drawn)) > MAX_TRIALS:
         raise UserError(
             f"the sweep has {total} trials, at most {MAX_TRIALS}.", remedy="Give fewer values to choose from."
         )
-    return found
+    return drawn
 
 
 def check_trials(recipe: Recipe) -> int:

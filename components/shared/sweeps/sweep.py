@@ -6,7 +6,7 @@ sweeps/<name>/rungs/rung-001.json  scores, who was kept, who was stopped and why
 sweeps/<name>/control/<id>.json    the newest wish: `stop` or `go`
 sweeps/<name>/page.html            leaderboard and curves
 runs/<run>/trial.json              makes a run a trial: the sweep, its id, the values that are its own
-runs/<run>/scores/chunk-001.json   how well it does behind each chunk
+runs/<run>/scores/chunk-001.json   how well it does after each chunk
 runs/<run>/failure.json            what a chunk of it failed with
 """
 

@@ -1,4 +1,4 @@
-"""What a sweep's page shows, gathered from the store and put in order."""
+"""Gathers what a sweep's page shows from the store, and ranks its trials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGUN = {"checkpoints", "progress.json", "records", "scores"}
 """What a run has of which a chunk has begun."""
 STATES = {
     "won": "ahead of all that came to their end",
-    "goes on": "goes on",
+    "goes on": "advances",
     "ended": "trained to its end",
     "stopped": "stopped",
     "failed": "failed",
@@ -42,9 +42,9 @@ class Trial:
         id: Its id in the sweep.
         run: Name of its run.
         values: Dotted path → value.
-        scores: Step and score behind each chunk, ascending.
+        scores: Step and score after each chunk, ascending.
         losses: What its run logged: step and training loss.
-        chunk: The last chunk behind which it was scored.
+        chunk: The last chunk after which it was scored.
         step: The last step it is known to have trained.
         num_steps: Steps of its whole plan, None where nothing is known of it.
         seconds: What its chunks have taken.
@@ -273,8 +273,8 @@ def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
     if not any(trial.parent for trial in trials):
         return {}
     members = lineage.family(sweep.storage)
-    found: lineage.Family = {}
+    families: lineage.Family = {}
     for trial in trials:
-        if trial.parent and trial.run in members and trial.run not in found:
-            found |= lineage.relatives(members, trial.run)
-    return found
+        if trial.parent and trial.run in members and trial.run not in families:
+            families |= lineage.relatives(members, trial.run)
+    return families

@@ -21,7 +21,7 @@ from baton.components.train_chunk.trainer.takeover import Takeover
 
 @dataclass(frozen=True)
 class Assembly:
-    """What is attached to a trainer.
+    """The callbacks and services that are attached to a trainer.
 
     Attributes:
         callback: Decides when to save and to stop.

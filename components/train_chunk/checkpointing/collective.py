@@ -1,4 +1,4 @@
-"""What every rank does of a checkpoint: agree on it, find room for it, and wait until all have written."""
+"""Collective checkpoints: ranks agree on one, find room for it, and wait until all have written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Files = dict[str, FileEntry]
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do after a step.
+    """The ranks' common decision after a step.
 
     Attributes:
         leave: Whether to save and end the chunk here.
@@ -140,7 +140,7 @@ class CollectiveCheckpointManager:
 
     def _writer(self, step: int) -> BundleWriter:
         """Returns the attempt at the checkpoint that is being written."""
-        return self._context.store.publication(step)
+        return self._context.store.open_writer(step)
 
     def _send_off(self, folder: str) -> None:
         """Sends the files of a folder and removes them."""
@@ -167,7 +167,7 @@ class CollectiveCheckpointManager:
             return
         # All machines write into the first one's folder, whose manifest names their files: one commit, or none.
         attempt = self._ranks.on_first(lambda: self._writer(step).folder)
-        part = self._context.store.publication(step)
+        part = self._context.store.open_writer(step)
         part.folder = attempt
         if self._ranks.leads_node and self._ranks.node:
             part.send(folder)

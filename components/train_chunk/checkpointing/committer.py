@@ -137,7 +137,7 @@ class Committer:
             shutil.rmtree(snapshot.folder, ignore_errors=True)
 
     def _commit(self, snapshot: Snapshot) -> None:
-        writer = snapshot.writer or self._store.publication(snapshot.step, snapshot.check)
+        writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
         began = time.monotonic()
         events.emit("phase", phase=Phase.UPLOAD, step=snapshot.step)
 
@@ -155,7 +155,7 @@ class Committer:
             self._is_failing = True
             unsaved = time.monotonic() - self._saved_at
             events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
-            logger.warning("%s Training goes on; nothing has been saved for %.0f s.", error.message, unsaved)
+            logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
         # Counted from the last commit: snapshots that take each other's place share one bound.
         patience = self._max_unsaved - (began - self._saved_at)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be resumed by these ranks on this machine, and how exactly."""
+"""Checks whether these ranks can resume a checkpoint on this machine, and how exactly."""
 
 from __future__ import annotations
 

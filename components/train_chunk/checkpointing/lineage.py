@@ -1,4 +1,4 @@
-"""Where the state of a chunk comes from: what the manifests of its checkpoints say besides their files."""
+"""The chain of states that a chunk continues: what the manifests of its checkpoints say besides their files."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class CheckpointManager(CollectiveCheckpointManager):
         self._committer.make_way()  # before anything is written: two checkpoints may not fit in memory
         self._committer.raise_failure()
         for place in super()._places_here(num_bytes):
-            self._writing = self._context.store.publication(step) if place.send else None
+            self._writing = self._context.store.open_writer(step) if place.send else None
             yield place
 
     def _send_off(self, folder: str) -> None:
@@ -203,4 +203,4 @@ class CheckpointManager(CollectiveCheckpointManager):
                 f"{digest[:12]}…; this one stops.",
                 remedy="Give each run its own name; if this is one run, the hardware differs.",
             )
-        logger.warning("another process committed step %d first, with the same state; training goes on", theirs.step)
+        logger.warning("another process committed step %d first, with the same state; training continues", theirs.step)

@@ -129,11 +129,11 @@ class Restorer:
     def require_no_code(self, restored: Restored | None) -> Restored | None:
         """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
         while restored:
-            found = code_in(restored.folder)
-            if not found:
+            problems = code_in(restored.folder)
+            if not problems:
                 return restored
             try:
-                self._store.require_whole(restored.checkpoint, found)  # marks it, so that `fetch` passes it over
+                self._store.require_whole(restored.checkpoint, problems)  # marks it, so that `fetch` passes it over
             except DamagedError as error:
                 self._skip(restored.step, error)
             # The pickle's code never ran: `code_in` reads what it would call, and calls nothing.

@@ -1,4 +1,4 @@
-"""Where a checkpoint is written before it goes to the store: memory, else disk, else nowhere."""
+"""Chooses where a checkpoint is staged before its upload: memory, else disk, else nowhere."""
 
 from __future__ import annotations
 

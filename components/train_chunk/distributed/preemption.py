@@ -279,8 +279,8 @@ def _look_at_node(keys: frozenset[str]) -> str | None:
         )
     if status != 200:
         raise OSError(f"the API server answers {status} for node {node}")
-    found = keys.intersection(taint["key"] for taint in json.loads(body)["spec"].get("taints") or [])
-    return f"node {node} has taint {min(found)}" if found else None
+    taints = keys.intersection(taint["key"] for taint in json.loads(body)["spec"].get("taints") or [])
+    return f"node {node} has taint {min(taints)}" if taints else None
 
 
 def _ask_api_server(host: str, path: str) -> tuple[int, str]:

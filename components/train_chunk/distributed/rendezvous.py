@@ -1,4 +1,4 @@
-"""Where the ranks of a chunk find each other: on one machine by themselves, in a TrainJob by Trainer's variables."""
+"""The rendezvous of a chunk's ranks: on one machine by themselves, in a TrainJob by Trainer's variables."""
 
 from __future__ import annotations
 

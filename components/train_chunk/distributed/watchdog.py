@@ -41,7 +41,7 @@ STAGGER = 0.3
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank tells the others.
+    """A rank's sign of life, which the others read.
 
     Attributes:
         count: How often it beat.

@@ -1,4 +1,4 @@
-"""Next-token prediction on plain text, from scratch or going on from a base: `sft` on whole rows."""
+"""Next-token prediction on plain text, from scratch or continued from a base: `sft` on whole rows."""
 
 from baton.components.train_chunk.methods.sft import build
 

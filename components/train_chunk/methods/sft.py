@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
@@ -30,5 +28,5 @@ def build(setup: Setup) -> Trainer:
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
     loss = hooks.loss(recipe.hooks)
-    extra: dict[str, Any] = {"compute_loss_func": loss} if loss else {}
+    extra: dict[str, object] = {"compute_loss_func": loss} if loss else {}
     return setup.trainer(ChunkedSFTTrainer, config, **extra)

@@ -1,1 +1,1 @@
-"""What a chunk tells while it trains: metrics, progress, samples, scores, and where its time went."""
+"""Reports of a chunk while it trains: metrics, progress, samples, scores, and where its time went."""

@@ -1,4 +1,4 @@
-"""What a run has cost so far, and what one attempt at a chunk has added to it."""
+"""Accounts for the cost of a run, and for what one attempt at a chunk adds to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.components.train_chunk.reporting.progress import Lost, ProgressNotes
 
 
 class Figures(TypedDict):
-    """What an attempt cost, as its record has it."""
+    """An attempt's cost, as its record has it."""
 
     lost_steps: int
     lost_seconds: float

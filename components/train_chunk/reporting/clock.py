@@ -1,4 +1,4 @@
-"""Where a chunk's seconds went, by phase, from the start of its process."""
+"""Adds up a chunk's seconds by phase, from the start of its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks on while the first rank trains."""
+"""Observers of training on the first rank."""
 
 from __future__ import annotations
 

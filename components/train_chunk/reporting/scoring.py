@@ -29,7 +29,7 @@ TIMED = ("_runtime", "_per_second")
 
 @dataclass(frozen=True)
 class Score:
-    """How well a trial does.
+    """A trial's score.
 
     Attributes:
         step: At which step.

@@ -1,4 +1,4 @@
-"""What a trainer has that trains in chunks: the names that its mixins share, and that checkpointing reads."""
+"""The protocol of a trainer that trains in chunks: the names that its mixins share, and that checkpointing reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """What a trainer resumes from; by default the start of a run.
+    """The state that a trainer resumes from; by default the start of a run.
 
     Attributes:
         folder: Local folder of the checkpoint, None at the start of a run.

@@ -62,7 +62,7 @@ class EpochOf(TrainerCallback):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a method's trainer is built from.
+    """Model, data and settings that a method's trainer is built from.
 
     Attributes:
         recipe: The resolved recipe.

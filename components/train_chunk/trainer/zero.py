@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Partitioned(Protocol):
-        """What DeepSpeed makes of a weight whose values are split over the ranks."""
+        """A weight whose values DeepSpeed splits over the ranks."""
 
         ds_tensor: torch.Tensor
         ds_numel: int
 
     class Stage3(Protocol):
-        """What is used of DeepSpeed's optimizer of stage 3."""
+        """The parts of DeepSpeed's stage 3 optimizer that are used."""
 
         fp16_groups: list[list[Partitioned]]
         fp32_partitioned_groups_flat: list[torch.Tensor]
@@ -170,7 +170,7 @@ def _join_by_gloo() -> None:
 
 
 def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:
-    """Whether no process has the whole model, which is stage 3."""
+    """Tells whether no process has the whole model, which is stage 3."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 

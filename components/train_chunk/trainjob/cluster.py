@@ -142,7 +142,7 @@ class Cluster:
     def _ask(
         self, what: str, call: Callable[..., Any], *arguments: object, expected: int | None = None, **options: object
     ) -> Any:
-        """Asks, and returns the answer; None for a refusal that is expected.
+        """Sends a request, and returns the answer; None for a refusal that is expected.
 
         Raises:
             UserError: the answer will be the same next time.

@@ -15,7 +15,7 @@ class OwnerReference(TypedDict):
 
 
 class Metadata(TypedDict, total=False):
-    """What every object has."""
+    """An object's name, labels and owners."""
 
     name: str
     labels: dict[str, str]
@@ -35,7 +35,7 @@ class Condition(TypedDict, total=False):
 
 
 class ContainerState(TypedDict, total=False):
-    """What a container waits for, or how it ended."""
+    """A container's state: waiting with its reason, or terminated."""
 
     waiting: Waiting
     terminated: Terminated
@@ -49,7 +49,7 @@ class Waiting(TypedDict, total=False):
 
 
 class Terminated(TypedDict, total=False):
-    """How a container ended."""
+    """A terminated container's exit code and reason."""
 
     exitCode: int
     reason: str
@@ -57,7 +57,7 @@ class Terminated(TypedDict, total=False):
 
 
 class ContainerStatus(TypedDict, total=False):
-    """How a container is doing."""
+    """A container's image and states."""
 
     image: str
     state: ContainerState
@@ -65,7 +65,7 @@ class ContainerStatus(TypedDict, total=False):
 
 
 class PodStatus(TypedDict, total=False):
-    """How a pod is doing."""
+    """A pod's phase, reason and containers."""
 
     phase: str
     reason: str
@@ -75,7 +75,7 @@ class PodStatus(TypedDict, total=False):
 
 
 class PodSpec(TypedDict, total=False):
-    """Where a pod runs."""
+    """The node of a pod."""
 
     nodeName: str
 
@@ -89,7 +89,7 @@ class Pod(TypedDict):
 
 
 class InvolvedObject(TypedDict, total=False):
-    """What an event is about."""
+    """The object of an event."""
 
     name: str
 
@@ -105,7 +105,7 @@ class Warning(TypedDict, total=False):
 
 
 class JobStatus(TypedDict, total=False):
-    """How a job is doing."""
+    """A job's conditions."""
 
     conditions: list[Condition]
 
@@ -131,7 +131,7 @@ class Trainer(TypedDict):
 
 
 class JobSpec(TypedDict, total=False):
-    """What a job asks for."""
+    """A job's specification."""
 
     runtimeRef: dict[str, str]
     trainer: Trainer

@@ -20,7 +20,7 @@ LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 
 
 class ErrorEvent(TypedDict, total=False):
-    """What a stage tells as it fails."""
+    """The error event of a stage that fails."""
 
     message: str
     exit_code: int

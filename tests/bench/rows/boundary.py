@@ -56,7 +56,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
 
 
 def _ours(ours: Ours, size: Size) -> tuple[Run, dict[str, float]]:
-    """Returns a run whose first chunk is done, and the parts of the boundary behind it."""
+    """Returns a run whose first chunk is done, and the parts of the boundary after it."""
     run = ours.run(size, steps=STEPS, count=2)
     first = ours.chunk(run, 1)
     then = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")

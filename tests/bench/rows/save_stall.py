@@ -55,7 +55,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         notes=[
             "extra time: of the same steps with checkpoints and without, in two processes; it holds, besides the "
             "stall, what the upload takes from the trainer's core and memory",
-            "stall: from the end of a step until training goes on; the script's holds its put",
+            "stall: from the end of a step until training continues; the script's holds its put",
             "here the trainer has one of the machine's cores to itself; where a GPU trains, the host's cores are free",
         ],
     )

@@ -74,8 +74,8 @@ def _run(store: str, num_files: int, order: str) -> Run:
     )
     run = Run(Storage(store), "bench")
     run.create(recipe)
-    publication = BundleWriter(run.storage, "data/bench/tokens", kind="tokens")
-    folder = f"{store}/data/bench/tokens/{publication.folder}/train"
+    writer = BundleWriter(run.storage, "data/bench/tokens", kind="tokens")
+    folder = f"{store}/data/bench/tokens/{writer.folder}/train"
     os.makedirs(folder)
     _write(f"{folder}/0.arrow")
     names = [f"{number}.arrow" for number in range(num_files)]
@@ -89,8 +89,8 @@ def _run(store: str, num_files: int, order: str) -> Run:
     digest = bundles.file_sha256(f"{folder}/0.arrow")
     for name in os.listdir(folder):
         own = digest if name.endswith(".arrow") else bundles.file_sha256(f"{folder}/{name}")
-        publication.files[f"train/{name}"] = {"size": os.path.getsize(f"{folder}/{name}"), "sha256": own}
-    publication.commit({"files": {"train": [[f"train/{name}", ROWS] for name in names]}})
+        writer.files[f"train/{name}"] = {"size": os.path.getsize(f"{folder}/{name}"), "sha256": own}
+    writer.commit({"files": {"train": [[f"train/{name}", ROWS] for name in names]}})
     run.set_once("plan.json", make_plan(recipe, ROWS * num_files).to_json())
     run.put("tokens.json", {"prefix": "data/bench/tokens", "order": order})
     return run

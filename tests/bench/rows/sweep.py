@@ -19,7 +19,7 @@ NAME = "sweep"
 TITLE = "the best of eight learning rates: halving, the trials in turns, against eight whole runs one after the other"
 RATES = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
 CHUNKS, ETA, STEPS = 16, 4, 40
-"""Chunks of a run, one of how many goes on, and steps of a chunk."""
+"""Chunks of a run, one of how many continues, and steps of a chunk."""
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:

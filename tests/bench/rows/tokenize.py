@@ -69,7 +69,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
 
 
 def write_rows(path: str, count: int, short: int | None) -> None:
-    """Writes so many rows, each with a text of its own."""
+    """Writes so many rows, each with its own text."""
     with open(path, "w", encoding="utf-8") as file:
         for number, row in zip(range(count), itertools.cycle(list(stdlib_docs.rows())), strict=False):
             prompt, completion = f"{number} {row['prompt']}"[:short], f"{row['completion']}"[:short]

@@ -119,7 +119,7 @@ def test_an_endpoint_that_does_not_answer(folder: Path):
 
 
 def test_rows_that_are_none(folder: Path):
-    """The first that finds out is a stage, in a process of its own."""
+    """The first that finds out is a stage, in its own process."""
     done = baton(folder, "run", "recipe.yaml", "--set", "data.source=empty.jsonl", "--output", "json")
 
     message = refused_as_json(done)

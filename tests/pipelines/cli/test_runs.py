@@ -42,17 +42,17 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
         (local / "trainer_state.json").write_text(json.dumps({"log_history": [], "max_steps": 15}))
         (local / "model.safetensors").write_bytes(b"weights")
         checkpoints = CheckpointStore(run)
-        publication = checkpoints.publication(step)
-        publication.send(str(local))
+        writer = checkpoints.open_writer(step)
+        writer.send(str(local))
         meta = CheckpointMeta(digest=f"digest of {step}", chain="c", chunk=1, created="2026-11-21T10:00:00Z")
-        checkpoints.commit(step, publication, meta)
+        checkpoints.commit(step, writer, meta)
     return storage
 
 
 def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
     said = invoke("runs", "fork", "base@5", "--store", "store", "--set", "training.learning_rate=5e-3")
     assert said.exit_code == 0, said.output
-    assert "training.learning_rate: 0.01 → 0.005: the schedule goes on at step 5 with the new peak" in said.output
+    assert "training.learning_rate: 0.01 → 0.005: the schedule continues at step 5 with the new peak" in said.output
     assert "next:   baton run base-fork-1.yaml --run base-fork-1" in said.output
     run = Run(store, "base-fork-1")
     assert CheckpointStore(run).steps() == [5]

@@ -273,7 +273,7 @@ SAID = {
     "hub_model_id: me/mine\nhub_strategy: checkpoint": ("hub_strategy", "pushed once, at the end"),
     "s2_attention: true": ("s2_attention", "attention is whole"),
     "early_stopping_patience: 2": ("early_stopping_patience", "training.early_stopping: {patience: 2}"),
-    "rl: kto\ngroup_by_length: true": ("group_by_length", "kto takes rows in an order of its own"),
+    "rl: kto\ngroup_by_length: true": ("group_by_length", "kto takes rows in its own order"),
     "my_own_key: 7": ("my_own_key", "unknown: no setting of axolotl"),
     "adapter: lora\nunfrozen_parameters: [lm_head]": ("unfrozen_parameters", "adapter.modules_to_save"),
     "adapter: lora\npeft_init_lora_weights: pissa": ("peft_init_lora_weights", "adapter.init"),

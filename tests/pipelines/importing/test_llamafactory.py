@@ -244,9 +244,9 @@ def test_first_layers_are_named(written: Write):
 
 
 TEMPLATES = {
-    "chatml": ("chats", "chatml", Fate.changed, "its marks are tokens of their own only where it has them"),
+    "chatml": ("chats", "chatml", Fate.changed, "its marks are single tokens only where it has them"),
     "llama3": ("chats", "llama3", Fate.changed, "white space around a message"),
-    "zephyr": ("chats", None, Fate.left, "no line break behind the end of a text"),
+    "zephyr": ("chats", None, Fate.left, "no line break after the end of a text"),
     "alpaca": ("chats", None, Fate.left, "Stanford's preamble before conversations"),
     "qwen": ("chats", None, Fate.left, "the tokenizer's own chat template is used"),
     "default": ("house_rules", None, Fate.left, "written out as text, without a chat template"),

@@ -15,7 +15,7 @@ from baton.pipelines.kubeflow.submit import FINAL_STATES, MAX_TRANSIENT_FAILURES
 
 
 def run_kfp(api: Any, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the `kfp` command line in a process of its own, without the user's settings."""
+    """Run the `kfp` command line in its own process, without the user's settings."""
     return subprocess.run(
         [Path(sys.executable).with_name("kfp"), "--endpoint", api.url, *arguments],
         env={**os.environ, "HOME": str(home)},

@@ -1,4 +1,4 @@
-"""`baton doctor`: each thing that would be in a run's way has a line with its remedy, and nothing is left behind."""
+"""`baton doctor`: each thing that would be in a run's way has a line with its remedy, and nothing is left over."""
 
 from __future__ import annotations
 

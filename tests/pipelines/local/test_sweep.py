@@ -97,7 +97,7 @@ def _digest(run: Run, step: int) -> str:
 
 
 def _alone(recipe: Recipe, values: dict[str, Any], name: str) -> Run:
-    """Trains a configuration to its end in two chunks, as a run of its own that knows of no sweep."""
+    """Trains a configuration to its end in two chunks, as a run that knows of no sweep."""
     document = configurations.configured(recipe, values, name).model_dump(mode="json")
     own = recipe_file.validate(document, origin=name)
     run = processes.prepare(own, name, lambda event: None, warm.launcher())
@@ -108,7 +108,7 @@ def _alone(recipe: Recipe, values: dict[str, Any], name: str) -> Run:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Watched, Run]:
-    """A finished sweep of four learning rates in 4 chunks, two going on behind the first, one behind the second."""
+    """A finished sweep of four learning rates in 4 chunks, two continuing after the first, one after the second."""
     folder = tmp_path_factory.mktemp("swept")
     recipe = _loaded(_write_recipe(folder))
     watched = Watched(recipe, "s")
@@ -222,16 +222,16 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
 def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_path: Path) -> None:
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
     sweep = Sweep(Storage(recipe.store.uri), "b")
-    standing: list[bool] = []
+    standing_by: list[bool] = []
 
     def ask(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] == 6:  # of the first to train its second chunk
-            standing.append(watched._standing is not None)
+            standing_by.append(watched._standby is not None)
             sweep.ask("t001", "stop", "seen enough")
 
     watched = Watched(recipe, "b", ask)
     assert watched.run().name == "b-t000"
-    assert standing == [True]
+    assert standing_by == [True]
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
     assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
     # It may have seen the wish itself, and then says so in a record.
@@ -286,7 +286,7 @@ def test_a_sweep_killed_in_a_chunk_goes_on_to_the_same_winner_and_bits(
 def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
     swept: tuple[Recipe, Watched, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a cluster runs, by kfp's own local engine: loops over what the judges let go on, two trials at a time."""
+    """What a cluster runs, by kfp's own local engine: loops over what the judges keep, two trials at a time."""
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     _, _, winner = swept
     recipe = _loaded(_write_recipe(tmp_path))

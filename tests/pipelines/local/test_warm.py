@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any], list[str]]]:
-    """Runs a module that tells what it finds: exit code, what it told, and the lines behind that."""
+    """Runs a module that tells what it finds: exit code, what it told, and the lines after that."""
     (tmp_path / "probe_of_warm.py").write_text(PROBE)
     monkeypatch.chdir(tmp_path)
 

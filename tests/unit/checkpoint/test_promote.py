@@ -45,9 +45,9 @@ def _commit(run: Run, folder: Path, step: int, meta: CheckpointMeta) -> None:
     files.mkdir()
     (files / "trainer_state.json").write_text('{"log_history": []}')
     store = CheckpointStore(run)
-    publication = store.publication(step)
-    publication.send(str(files))
-    store.commit(step, publication, meta)
+    writer = store.open_writer(step)
+    writer.send(str(files))
+    store.commit(step, writer, meta)
 
 
 def _attempt(run: Run, outcome: str) -> None:

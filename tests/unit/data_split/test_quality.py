@@ -56,7 +56,7 @@ def inspect(rows: list[Row], folder: Path, given: Any) -> Result:
             placed.append(replace(record, side=row.get("side", "train")))
             inspection.place(record, placed[-1].side)
     left: dict[str, list[Row]] = {"train": [], "eval": [], "test": []}
-    for record in inspection.settle(placed):
+    for record in inspection.resolve(placed):
         left[record.side].append(record.row)
     summary = inspection.summary({**{name: len(left[name]) for name in left}, "rejected": 0}, [], len(rows))
     kept, count = inspection.ledger

@@ -107,7 +107,7 @@ JSON = {
     ),
     "a comma is missing": (b'[{"a": 1} {"a": 2}]', [(1, {"a": 1}), (2, "broken JSON: expected , or ]")]),
     "a comma too many": (b'[{"a": 1},, {"a": 2}]', [(1, {"a": 1}), (2, "broken JSON: Expecting value"), (3, {"a": 2})]),
-    "text behind": (b'[{"a": 1}] x', [(1, {"a": 1}), (2, "broken JSON: text behind the array")]),
+    "text after": (b'[{"a": 1}] x', [(1, {"a": 1}), (2, "broken JSON: text after the array")]),
     "not UTF-8": (b'["\xff", {"a": 1}]', [(1, "not UTF-8"), (2, {"a": 1})]),
     "escaped surrogate": (b'[{"a": "\\udcff"}]', [(1, {"a": "\udcff"})]),
     "lines": (b'{"a": 1}\n{"a": \n{"a": 3}', [(1, {"a": 1}), (2, BROKEN_AT_6), (3, {"a": 3})]),

@@ -45,7 +45,7 @@ def assigned(found: Sides, rows: Iterable[Record]) -> dict[str, str]:
     """Content → side."""
     rows = list(rows)
     if found.needs_all:
-        found.settle(rows)
+        found.set_cuts(rows)
     return {row.content: found.side(row) for row in rows}
 
 
@@ -99,9 +99,9 @@ def test_a_count_stays_the_share_it_was(store: str) -> None:
 )
 def test_a_count_of_something_else_is_another(other: dict[str, Any], tmp_path: Path) -> None:
     first = rule(str(tmp_path), eval=100)
-    first.settle(records(1000))
+    first.set_cuts(records(1000))
     second = rule(str(tmp_path), **{"eval": 100, **other})
-    second.settle(records(10_000))
+    second.set_cuts(records(10_000))
 
     assert first.pinned != second.pinned
     assert counts(second, records(10_000))["eval"] == other.get("eval", 100)
@@ -109,7 +109,7 @@ def test_a_count_of_something_else_is_another(other: dict[str, Any], tmp_path: P
 
 def test_more_than_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        rule(str(tmp_path), eval=200, test=100).settle(records(300))
+        rule(str(tmp_path), eval=200, test=100).set_cuts(records(300))
 
     assert str(caught.value) == (
         "data.split.eval 200 and data.split.test 100 of 300 rows leaves no rows to train on. "
@@ -146,7 +146,7 @@ def test_many_small_strata_have_the_share_together(tmp_path: Path) -> None:
 
 def test_too_many_strata(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.split\.stratify_by: 'id' has more than 1000 values"):
-        rule(str(tmp_path), stratify_by="id").settle(strata({f"{number}": 1 for number in range(1001)}))
+        rule(str(tmp_path), stratify_by="id").set_cuts(strata({f"{number}": 1 for number in range(1001)}))
 
 
 def test_more_rows_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

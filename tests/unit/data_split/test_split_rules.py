@@ -180,7 +180,7 @@ def test_a_file_that_breaks_off(tmp_path: Path):
     assert str(caught.value) == (
         f"data.source: {source} cannot be read from line 301 on, and how many rows that loses is unknown: "
         "cannot be decompressed: Compressed file ended before the end-of-stream marker was reached. "
-        "Write the file again, or set data.max_rejected to 1 to go on with what can be read."
+        "Write the file again, or set data.max_rejected to 1 to continue with what can be read."
     )
     found = split(store, str(source), "run-2", max_rejected=1)
     assert (found["rows"], found["rejected"]) == (300, 1)

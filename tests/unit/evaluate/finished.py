@@ -63,9 +63,9 @@ def finished(
     model = loading.start_model(recipe, tokenizer, recipe.model.base)
     train(model)
     model.save_pretrained(local / "checkpoint")
-    publication = CheckpointStore(run).publication(plan.num_steps)
-    publication.send(str(local / "checkpoint"))
-    CheckpointStore(run).commit(plan.num_steps, publication, CheckpointMeta(digest="state"))
+    writer = CheckpointStore(run).open_writer(plan.num_steps)
+    writer.send(str(local / "checkpoint"))
+    CheckpointStore(run).commit(plan.num_steps, writer, CheckpointMeta(digest="state"))
     return run
 
 

@@ -45,7 +45,7 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     trainer.model.save_pretrained(local / "checkpoint")
     loading.load_tokenizer(base).save_pretrained(local / "checkpoint")
     (local / "checkpoint/optimizer.pt").write_bytes(b"not for anyone else")
-    publication = CheckpointStore(run).publication(plan.num_steps)
-    publication.send(str(local / "checkpoint"))
-    CheckpointStore(run).commit(plan.num_steps, publication, CheckpointMeta(digest=DIGEST, chain=CHAIN))
+    writer = CheckpointStore(run).open_writer(plan.num_steps)
+    writer.send(str(local / "checkpoint"))
+    CheckpointStore(run).commit(plan.num_steps, writer, CheckpointMeta(digest=DIGEST, chain=CHAIN))
     return run

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from baton.components.export import export, formats, weights
-from baton.components.export.subject import Subject
+from baton.components.export.export_source import ExportSource
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.models import exportable
 from baton.components.shared.runs.run import Run
@@ -41,8 +41,8 @@ def _asking(run: Run, **spec: Any) -> Run:
     return run
 
 
-def _subject(run: Run, scratch: Path) -> Subject:
-    return Subject(run, run.recipe(), str(scratch))
+def _source(run: Run, scratch: Path) -> ExportSource:
+    return ExportSource(run, run.recipe(), str(scratch))
 
 
 def _tamper(path: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Pa
 def test_a_weight_that_is_not_the_trained_one_does_not_count(
     export_format: str, file: str, adapted: Run, tmp_path: Path
 ) -> None:
-    subject = _subject(_asking(adapted), tmp_path)
+    source = _source(_asking(adapted), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(subject, str(target))
+    draft = formats.Draft(source, str(target))
     formats.FORMATS[export_format].write(draft)
     _tamper(target / file)
     with pytest.raises(BatonError, match=f"the {export_format} export.*does not count"):
@@ -98,10 +98,10 @@ def test_a_weight_that_is_not_the_trained_one_does_not_count(
 
 
 def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path) -> None:
-    subject = _subject(_asking(adapted), tmp_path)
+    source = _source(_asking(adapted), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(subject, str(target))
+    draft = formats.Draft(source, str(target))
     formats.FORMATS["safetensors"].write(draft)
     (target / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BatonError, match="the safetensors export cannot be loaded back: "):
@@ -109,8 +109,8 @@ def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path)
 
 
 def test_shards_and_type_are_as_asked(adapted: Run, tmp_path: Path) -> None:
-    subject = _subject(_asking(adapted, dtype="bfloat16", shard_size="1MB"), tmp_path)
-    weights.write_whole(subject.whole, subject.tokenizer, subject.recipe, subject.folder, str(tmp_path))
+    source = _source(_asking(adapted, dtype="bfloat16", shard_size="1MB"), tmp_path)
+    weights.write_whole(source.whole, source.tokenizer, source.recipe, source.folder, str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert {value.dtype.itemsize for value in subject_tensors(tmp_path)} == {2}
     _asking(adapted, dtype=None, shard_size="5GB")
@@ -124,8 +124,8 @@ def subject_tensors(folder: Path) -> list[Any]:
 
 
 def test_other_settings_get_a_place_of_their_own(adapted: Run, tmp_path: Path) -> None:
-    subject = _subject(_asking(adapted), tmp_path)
-    settings = export._settings(subject, "safetensors", None)
+    source = _source(_asking(adapted), tmp_path)
+    settings = export._settings(source, "safetensors", None)
     assert export._prefix(adapted, "export-x", settings) == adapted.path("export-x")
     (tmp_path / "one").mkdir()
     (tmp_path / "one/file").write_bytes(b"")
@@ -212,10 +212,10 @@ WEIGHTS = (".gguf", ".onnx.data", "model.safetensors")
 @pytest.mark.slow
 @pytest.mark.parametrize("export_format", ["gguf", "onnx", "mlflow"])
 def test_a_wrong_weight_is_noticed_in_every_format(export_format: str, adapted: Run, tmp_path: Path) -> None:
-    subject = _subject(_asking(adapted, gguf={"types": ["f32"]}), tmp_path)
+    source = _source(_asking(adapted, gguf={"types": ["f32"]}), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(subject, str(target))
+    draft = formats.Draft(source, str(target))
     formats.FORMATS[export_format].write(draft)
     (path,) = (path for path in target.rglob("*") if path.name.endswith(WEIGHTS))
     if path.suffix == ".safetensors":

@@ -25,7 +25,7 @@ LINES: dict[str, tuple[str, str, float | None, bool, str]] = {
     "baseline": ("perplexity", "<= baseline", 20.0, True, "perplexity 10 is <= baseline = 20"),
     "a factor": ("perplexity", "<= baseline * 0.4", 8.0, False, "perplexity 10 is not <= baseline * 0.4 = 8"),
     "added": ("numeric_match", ">= baseline + 0.25", 0.5, True, "numeric_match 0.5 is >= baseline + 0.25 = 0.5"),
-    "taken away": ("perplexity", "<=baseline-9", 11.0, True, "perplexity 10 is <= baseline-9 = 11"),
+    "subtracted": ("perplexity", "<=baseline-9", 11.0, True, "perplexity 10 is <= baseline-9 = 11"),
     "production held": ("numeric_match", ">= production", 0.5, True, "numeric_match 0.5 is >= production = 0.5"),
     "production failed": ("perplexity", "<= production", 9.0, False, "perplexity 10 is not <= production = 9"),
     "strictly above": ("numeric_match", "> production", 0.5, False, "numeric_match 0.5 is not > production = 0.5"),

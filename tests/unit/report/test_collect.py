@@ -39,8 +39,8 @@ class History:
         local.mkdir()
         (local / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": step, "loss": 1.0}]}))
         before = restored if parent is None else parent
-        publication = self.store.publication(step)
-        publication.send(str(local))
+        writer = self.store.open_writer(step)
+        writer.send(str(local))
         meta = {
             "digest": f"{step:064d}",
             "parent": {"step": before, "digest": f"{before:064d}"} if before else None,
@@ -53,7 +53,7 @@ class History:
             "moved": {"sent": 1, "received": 1},
             "work": {"goodput": step / 100, "lost_steps": 4, "lost_seconds": 2.0, "started": 0, "trained_seconds": 1},
         }
-        self.store.commit(step, publication, CheckpointMeta.model_validate(meta))
+        self.store.commit(step, writer, CheckpointMeta.model_validate(meta))
 
     def read_back(self, chunk: int, step: int) -> None:
         """Write the chunk's part of the proof, as the checkpoint stage does."""

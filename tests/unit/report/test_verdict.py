@@ -68,7 +68,7 @@ def test_loss_is_told_as_it_is(before: float | None, after: float | None, words:
 
 
 def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, proof_row: Any, attempt: Any) -> None:
-    """The second chunk is taken away early, and the third goes on from there to its own end."""
+    """The second chunk is preempted early, and the third resumes from there to its own end."""
     report = full_report()
     report["chunks"][1]["attempts"] = [attempt(60, 80, "partial")]
     report["chunks"][2]["attempts"] = [attempt(80, 180)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton.components.retrain.content import data_digest, recipe_digest
-from baton.components.retrain.look import Found, look
-from baton.components.retrain.settle import release, settle
+from baton.components.retrain.look import Decision, look
+from baton.components.retrain.promotion import promote_or_keep, release
 from baton.components.shared.core.errors import BatonError, DamagedError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import accepted
@@ -48,11 +48,11 @@ def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
     return recipe_file.validate({**document, **sections}, origin="test")
 
 
-def _look(recipe: Recipe, owner: str = "first") -> Found:
+def _look(recipe: Recipe, owner: str = "first") -> Decision:
     return look(recipe_file.dumps(recipe), recipe.store.uri, "", owner)
 
 
-def _trained(recipe: Recipe, found: Found, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
+def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
     """Leaves what a run leaves that was judged and exported."""
     storage = Storage(recipe.store.uri)
     run = Run(storage, found.run)
@@ -74,7 +74,7 @@ def _retrained(recipe: Recipe, tmp_path: Path, owner: str, **trained: Any) -> st
     found = _look(recipe, owner)
     assert found.decision == "train"
     _trained(recipe, found, tmp_path, **trained)
-    state = settle(recipe.store.uri, found.run)
+    state = promote_or_keep(recipe.store.uri, found.run)
     release(recipe.name, recipe.store.uri, owner, None)
     return state
 
@@ -90,17 +90,17 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     recipe = _recipe(document)
     assert _retrained(recipe, tmp_path, "first") == "promoted"
     storage = Storage(recipe.store.uri)
-    standing = accepted.newest(storage, "tiny")
-    assert standing.number == 1
-    assert standing.model is not None
-    assert standing.model.learnt == ["split-1"]
-    assert standing.model.digest == f"state-{standing.model.run}"
+    in_use = accepted.newest(storage, "tiny")
+    assert in_use.number == 1
+    assert in_use.model is not None
+    assert in_use.model.learnt == ["split-1"]
+    assert in_use.model.digest == f"state-{in_use.model.run}"
     kept = _outcome(storage, "first")
-    assert (kept["state"], kept["words"], kept["model_uri"]) == ("promoted", "model 1 of tiny", standing.model_uri)
+    assert (kept["state"], kept["words"], kept["model_uri"]) == ("promoted", "model 1 of tiny", in_use.model_uri)
 
     found = _look(recipe, "second")
     assert found.decision == "unchanged"
-    assert standing.model.run in found.words
+    assert in_use.model.run in found.words
     assert _outcome(storage, "second")["state"] == "unchanged"
     assert not Turns(storage, "tiny", "second").is_ours()
 
@@ -166,7 +166,7 @@ def test_while_one_is_under_way_the_second_is_dropped(document: dict[str, Any], 
     release("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
     storage = _trained(recipe, first, tmp_path)
     assert Turns(storage, "tiny", "first").is_ours()
-    assert settle(recipe.store.uri, first.run) == "promoted"
+    assert promote_or_keep(recipe.store.uri, first.run) == "promoted"
     assert _outcome(storage, "second")["state"] == "busy"
 
 
@@ -177,14 +177,14 @@ def test_on_from_the_accepted_model_with_its_rows_until_the_recipe_changes(
     _retrained(recipe, tmp_path, "first")
     storage = Storage(recipe.store.uri)
     for number, text in enumerate(("three", "four"), 2):
-        standing = accepted.newest(storage, "tiny")
+        in_use = accepted.newest(storage, "tiny")
         rows.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
         found = _look(recipe, text)
         changed = recipe_file.loads(found.recipe)
-        assert changed.model.base == standing.model_uri
+        assert changed.model.base == in_use.model_uri
         assert changed.retrain.learnt == [f"split-{before}" for before in range(1, number)]
         _trained(recipe, found, tmp_path, data=f"split-{number}")
-        settle(recipe.store.uri, found.run)
+        promote_or_keep(recipe.store.uri, found.run)
         release("tiny", recipe.store.uri, text, None)
     other = _recipe(document, retrain={"start": "accepted"}, seed=8)
     changed = recipe_file.loads(_look(other, "other").recipe)
@@ -202,13 +202,13 @@ def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
     assert Turns(storage, "tiny", "next").take(wait=False, expires_s=-1)
     following = _look(other, "next")
     _trained(other, following, tmp_path)
-    assert settle(asleep.store.uri, following.run) == "promoted"
+    assert promote_or_keep(asleep.store.uri, following.run) == "promoted"
     with pytest.raises(BatonError, match=f"meanwhile run '{following.run}' was accepted"):
-        settle(asleep.store.uri, late.run)
-    standing = accepted.newest(storage, "tiny")
-    assert standing.model is not None
-    assert (standing.number, standing.model.run) == (1, following.run)
-    assert settle(asleep.store.uri, following.run) == "promoted"
+        promote_or_keep(asleep.store.uri, late.run)
+    in_use = accepted.newest(storage, "tiny")
+    assert in_use.model is not None
+    assert (in_use.number, in_use.model.run) == (1, following.run)
+    assert promote_or_keep(asleep.store.uri, following.run) == "promoted"
     assert accepted.newest(storage, "tiny").number == 1
 
 
@@ -219,7 +219,7 @@ def test_an_export_that_is_damaged_is_not_promoted(document: dict[str, Any], tmp
     uri = Run(storage, found.run).require("export.json")["model_uri"]
     storage.write(f"{uri.removeprefix(storage.uri() + '/')}/model.safetensors", b"x" * len(found.run))
     with pytest.raises(DamagedError, match=r"model\.safetensors"):
-        settle(recipe.store.uri, found.run)
+        promote_or_keep(recipe.store.uri, found.run)
     assert accepted.newest(storage, "tiny").number == 0
 
 

@@ -104,9 +104,9 @@ class Swept:
         local.mkdir()
         (local / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         store = CheckpointStore(run)
-        publication = store.publication(steps)
-        publication.send(str(local))
-        store.commit(steps, publication, CheckpointMeta(digest=f"{run.name} {steps}"))
+        writer = store.open_writer(steps)
+        writer.send(str(local))
+        store.commit(steps, writer, CheckpointMeta(digest=f"{run.name} {steps}"))
         value = self.loss(trial, steps)
         score = {"chunk": chunk, "step": steps, "value": value, "metrics": {"eval_loss": value}, "seconds": 20.0}
         run.put(f"scores/chunk-{chunk:03d}.json", {**score, "at": "2026-11-21T10:10:00.000Z"})

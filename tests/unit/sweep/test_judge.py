@@ -1,4 +1,4 @@
-"""The judge of a rung: who goes on by score, by wish, and when it is asked again."""
+"""The judge of a rung: which trials advance by score, by wish, and when it is asked again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from baton.components.sweep.judge import decide, judge
         pytest.param({"a": 1.0, "b": 1.0, "c": 1.0}, 1, "min", (), ["a"], ["b", "c"], id="the-first-of-equals"),
         pytest.param({"a": None, "b": 5.0}, 1, "min", (), ["b"], [], id="no-number-cannot-go-on"),
         pytest.param({"b": 5.0}, 2, "min", (), ["b"], [], id="no-score-cannot-go-on"),
-        pytest.param({"a": 1.0, "b": 2.0, "c": 3.0}, 1, "min", ("a",), ["b"], ["c"], id="whoever-is-stopped-is-out"),
+        pytest.param({"a": 1.0, "b": 2.0, "c": 3.0}, 1, "min", ("a",), ["b"], ["c"], id="the-stopped-are-out"),
     ],
 )
 def test_decide(
@@ -37,7 +37,7 @@ RATES = [1e-4, 1e-3, 1e-2, 1e-1]
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    """A sweep of four trials in 4 chunks; two go on behind chunk 1, one behind chunk 2."""
+    """A sweep of four trials in 4 chunks; two advance after chunk 1, one after chunk 2."""
     recipe = recipe_file.validate(
         {
             "name": "swept",
@@ -91,7 +91,7 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
     verdict = judge(sweep, 3)
     assert verdict.winner == sweep.run(sweep.trial("t1")).uri
     assert sweep.get("winner.json") == {**(sweep.get("winner.json") or {}), "id": "t1", "value": 0.25}
-    assert "| t1 | 0.001 | 0.25 | goes on |" in verdict.summary
+    assert "| t1 | 0.001 | 0.25 | advances |" in verdict.summary
 
 
 def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:
@@ -103,12 +103,12 @@ def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:
 
 
 def test_no_score_at_all_is_an_error_that_says_why(sweep: Sweep) -> None:
-    with pytest.raises(BatonError, match="no trial of sweep 's' goes on from rung 1: t0: chunk 1 was not finished"):
+    with pytest.raises(BatonError, match="no trial of sweep 's' advances from rung 1: t0: chunk 1 was not finished"):
         judge(sweep, 1)
     assert sweep.rung(1) is None
 
 
-def test_whoever_is_asked_to_stop_makes_room_for_the_next(sweep: Sweep) -> None:
+def test_a_trial_that_is_asked_to_stop_makes_room_for_the_next(sweep: Sweep) -> None:
     _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
     sweep.ask("t2", "stop", "it is too dear")
     kept, why = _judge(sweep, 1)

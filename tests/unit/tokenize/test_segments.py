@@ -1,4 +1,4 @@
-"""Segments: the same files whoever makes them, however often the stage is killed, and one writer's alone."""
+"""Segments: the same files whichever process makes them, however often the stage is killed, and one writer's alone."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def first_chunk(run: Run) -> TrainContext:
         run.put(name, {})
     return TrainContext(
         run=run,
-        recipe=run.settled_recipe(),
+        recipe=run.resolved_recipe(),
         plan=Plan(rows=24, steps_per_epoch=1, num_steps=1, targets=(1,)),
         store=CheckpointStore(run),
         index=1,

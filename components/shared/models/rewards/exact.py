@@ -22,6 +22,6 @@ def make(right: float = 1.0, wrong: float = 0.0, ignore_case: bool = False) -> C
 
     def exact(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         pairs = zip(completions, answer, strict=True)
-        return [right if plain(rewards.text(said)) == plain(truth) else wrong for said, truth in pairs]
+        return [right if plain(rewards.text(completion)) == plain(truth) else wrong for completion, truth in pairs]
 
     return exact

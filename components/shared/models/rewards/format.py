@@ -30,6 +30,6 @@ def make(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) -> Callab
         raise UserError(f"reward 'format': pattern {pattern!r} is no regular expression: {error}.") from None
 
     def format(completions: list[Any], **_: Any) -> list[float]:
-        return [right if compiled.fullmatch(rewards.text(said).strip()) else wrong for said in completions]
+        return [right if compiled.fullmatch(rewards.text(completion).strip()) else wrong for completion in completions]
 
     return format

@@ -52,7 +52,7 @@ class InformationGain:
         return list(rendered["input_ids"])
 
     def _log_likelihood(self, context: list[int], tail: list[int]) -> float:
-        """Returns the mean log-probability of `tail` behind `context`, in nats per token."""
+        """Returns the mean log-probability of `tail` after `context`, in nats per token."""
         if not tail or not context:
             return 0.0
         model = self._trainer.model
@@ -62,8 +62,8 @@ class InformationGain:
             with torch.no_grad():
                 ids = torch.tensor([context + tail], device=model.device)
                 logits = model(input_ids=ids).logits[0, len(context) - 1 : -1].float()
-                found = torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])
-                return float(found.mean())
+                log_likelihoods = torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])
+                return float(log_likelihoods.mean())
         finally:
             model.train(was_training)
 

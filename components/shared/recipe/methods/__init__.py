@@ -71,8 +71,8 @@ class Methods(Section):
     @property
     def settings(self) -> Section | None:
         """The method's own section, None where it has none."""
-        found: Section | None = getattr(self, self.method, None)
-        return found
+        section: Section | None = getattr(self, self.method, None)
+        return section
 
     @property
     def completions(self) -> Completions | None:

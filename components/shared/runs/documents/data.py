@@ -1,4 +1,4 @@
-"""What data split and tokenize leave with a run."""
+"""Documents that data split and tokenize write to a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.components.shared.core.document import Document, Json, NamedDocument
 
 
 class RunHead(NamedDocument):
-    """How a run began."""
+    """A run's recipe, resolved, and when it was created."""
 
     NAME: ClassVar[str] = "recipe.json"
 
@@ -46,7 +46,7 @@ class SplitData(NamedDocument):
 
 
 class SplitCounts(NamedDocument):
-    """How many rows there are on each side, and what was refused."""
+    """Counts of rows by side, and of rejected ones."""
 
     NAME: ClassVar[str] = "split.json"
 
@@ -106,7 +106,7 @@ class Loss(Document):
 
 
 class Losses(NamedDocument):
-    """What has gone, over the life of a run."""
+    """Losses of objects, over the life of a run."""
 
     NAME: ClassVar[str] = "losses.json"
 

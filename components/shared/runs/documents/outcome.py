@@ -1,4 +1,4 @@
-"""What evaluation, gate, export and report leave with a run."""
+"""Documents that evaluation, gate, export and report write to a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GateLine(Document):
 
 
 class Verdict(Document):
-    """What the gate says of a model."""
+    """The gate's verdict on a model."""
 
     passed: bool
     lines: list[GateLine] = Field(default_factory=list)
@@ -42,7 +42,7 @@ class Verdict(Document):
 
 
 class ExamplesFile(Document):
-    """Where all examples are."""
+    """Address of all examples."""
 
     count: int = 0
     path: str = ""
@@ -83,7 +83,7 @@ class ExportEntry(Document):
 
 
 class Registered(NamedDocument):
-    """What MLflow has of the export."""
+    """The export's entry in MLflow's registry."""
 
     NAME: ClassVar[str] = "registry.json"
 
@@ -97,7 +97,7 @@ class Registered(NamedDocument):
 
 
 class Pushed(NamedDocument):
-    """What the Hub has of the export."""
+    """The export's repository and commit on the Hub."""
 
     NAME: ClassVar[str] = "hub.json"
 
@@ -109,7 +109,7 @@ class Pushed(NamedDocument):
 
 
 class ExportedModel(NamedDocument):
-    """Where the model is."""
+    """Addresses of the exported model."""
 
     NAME: ClassVar[str] = "export.json"
 
@@ -122,7 +122,7 @@ class ExportedModel(NamedDocument):
 
 
 class ReportPage(NamedDocument):
-    """Where the report is."""
+    """Address of the report."""
 
     NAME: ClassVar[str] = "report.json"
 
@@ -150,7 +150,7 @@ class AcceptedModel(Document):
 
 
 class RetrainNote(NamedDocument):
-    """What a run knows of the retraining that it belongs to."""
+    """The retraining that a run belongs to."""
 
     NAME: ClassVar[str] = "retrain.json"
 

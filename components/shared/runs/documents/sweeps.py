@@ -56,7 +56,7 @@ class SweepHead(NamedDocument):
 
 
 class RungScore(Document):
-    """How well a trial did on a rung."""
+    """A trial's score on a rung."""
 
     value: float | None
     step: int = 0
@@ -71,7 +71,7 @@ class Stopped(Document):
 
 
 class RungVerdict(NamedDocument):
-    """What a rung has decided."""
+    """A rung's decision: which trials advance, which are stopped."""
 
     NAME: ClassVar[str] = "rungs/rung-{:03d}.json"
 
@@ -86,7 +86,7 @@ class RungVerdict(NamedDocument):
 
 
 class Wish(NamedDocument):
-    """What somebody has asked for a trial."""
+    """A user's request to stop or resume a trial."""
 
     NAME: ClassVar[str] = "control/{}.json"
 
@@ -107,7 +107,7 @@ class Winner(NamedDocument):
 
 
 class TrialNote(NamedDocument):
-    """What makes a run a trial."""
+    """Marks a run as a trial of a sweep."""
 
     NAME: ClassVar[str] = "trial.json"
 
@@ -120,7 +120,7 @@ class TrialNote(NamedDocument):
 
 
 class Score(NamedDocument):
-    """How well a trial does after a chunk."""
+    """A trial's score after a chunk."""
 
     NAME: ClassVar[str] = "scores/chunk-{:03d}.json"
 
@@ -143,7 +143,7 @@ class Failure(NamedDocument):
 
 
 class SweepTracking(NamedDocument):
-    """Where metrics of a sweep go."""
+    """The tracking run of a sweep."""
 
     NAME: ClassVar[str] = "tracking.json"
 

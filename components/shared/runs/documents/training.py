@@ -1,4 +1,4 @@
-"""What training and the checkpoint stage leave with a run."""
+"""Documents that training and the checkpoint stage write to a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MicroBatch(NamedDocument):
 
 
 class Progress(NamedDocument):
-    """How far a process has come."""
+    """The step that a training process has reached."""
 
     NAME: ClassVar[str] = "progress.json"
 
@@ -42,7 +42,7 @@ class Progress(NamedDocument):
 
 
 class Tracking(NamedDocument):
-    """Where metrics of the run go."""
+    """The tracking run that metrics go to."""
 
     NAME: ClassVar[str] = "tracking.json"
 
@@ -52,7 +52,7 @@ class Tracking(NamedDocument):
 
 
 class Attempt(Document):
-    """What one attempt at a chunk did."""
+    """The record of one attempt at a chunk."""
 
     outcome: str = ""
     """`done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted."""
@@ -127,7 +127,7 @@ class Transfer(Document):
 
 
 class Work(Document):
-    """What the run had cost so far, all its chunks together."""
+    """Cost of the run so far, all its chunks together."""
 
     started: float = 0.0
     """When the run's first chunk began, in seconds since the epoch."""
@@ -158,7 +158,7 @@ class Removed(Document):
 
 
 class ProofPart(NamedDocument):
-    """What a checkpoint proves: whose state it continues, what was compared, and on what machine."""
+    """A checkpoint's part of the resume proof: whose state it continues, what was compared, and on what machine."""
 
     NAME: ClassVar[str] = "proof/chunk-{:03d}.json"
 

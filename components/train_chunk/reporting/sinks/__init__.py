@@ -1,4 +1,4 @@
-"""Where metrics go, a module for each: it opens itself where the recipe asks for it."""
+"""Metric sinks, a module for each: it opens itself where the recipe asks for it."""
 
 from __future__ import annotations
 

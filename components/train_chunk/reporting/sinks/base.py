@@ -1,4 +1,4 @@
-"""What a sink is: where a chunk's metrics go."""
+"""The protocol of a sink, to which a chunk's metrics go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.components.shared.runs.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is measured.
+    """The chunk whose metrics are sent.
 
     Attributes:
         run: The training run.

@@ -41,6 +41,6 @@ def open_sink(source: Source) -> Lines | None:
     """Returns the file of a chunk's attempt, None where the recipe wants none."""
     if not source.recipe.tracking.jsonl:
         return None
-    # Each attempt at a chunk has a file of its own: one that was killed and comes late overwrites nobody's.
+    # Each attempt at a chunk has its own file: one that was killed and comes late overwrites nobody's.
     name = f"metrics/chunk-{source.index:03d}-{uuid.uuid4().hex[:6]}.jsonl"
     return Lines(os.path.join(source.folder, "metrics.jsonl"), source.run, name)

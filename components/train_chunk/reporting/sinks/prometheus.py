@@ -1,4 +1,4 @@
-"""What a train-chunk tells Prometheus: the newest figures at `/metrics`, asked for while it runs.
+"""Serves a train-chunk's metrics to Prometheus: the newest figures at `/metrics`, asked for while it runs.
 
 A pod that pushes would leave its last figures in a gateway for ever; one that is asked is gone when it ends, which
 is what an alert on a running chunk needs. What a run was stays in its store and in MLflow.

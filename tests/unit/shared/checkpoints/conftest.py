@@ -30,9 +30,9 @@ class Checkpoints:
         log = [{"step": at, "eval_loss": loss} for at, loss in (losses or {}).items()]
         (local / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         (local / "weights.bin").write_bytes(step.to_bytes(4) * 25)
-        publication = self.store.publication(step)
-        publication.send(str(local))
-        return publication
+        writer = self.store.open_writer(step)
+        writer.send(str(local))
+        return writer
 
     def commit(self, step: int, losses: dict[int, float | None] | None = None) -> Checkpoint:
         """Upload and commit a checkpoint."""

@@ -162,16 +162,16 @@ def test_a_damaged_one_that_was_replaced_goes_and_its_successor_stays(checkpoint
     assert [name for name in checkpoints.objects() if f"/{first.manifest.folder}/" in name] == []
 
 
-def make_old(storage: Storage, publication: BundleWriter, age: timedelta) -> None:
+def make_old(storage: Storage, writer: BundleWriter, age: timedelta) -> None:
     """Set the files of an upload back in time."""
-    for name in publication.files:
+    for name in writer.files:
         at = time.time() - age.total_seconds()
-        os.utime(storage.key(f"{publication.prefix}/{publication.folder}/{name}"), (at, at))
+        os.utime(storage.key(f"{writer.prefix}/{writer.folder}/{name}"), (at, at))
 
 
-def files_of(checkpoints: Any, publication: BundleWriter) -> list[str]:
+def files_of(checkpoints: Any, writer: BundleWriter) -> list[str]:
     """List what is there of an upload."""
-    return [name for name in checkpoints.objects() if f"/{publication.folder}/" in name]
+    return [name for name in checkpoints.objects() if f"/{writer.folder}/" in name]
 
 
 def test_abandoned_uploads_go_and_fresh_ones_stay(in_a_folder: Any):

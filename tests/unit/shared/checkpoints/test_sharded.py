@@ -176,9 +176,9 @@ def run(saved: Path, tmp_path: Path) -> Run:
     shutil.copy(saved / "gathered.safetensors", whole / "model.safetensors")
     store = CheckpointStore(found)
     for step, folder in ((20, whole), (40, saved / "checkpoint")):
-        publication = store.publication(step)
-        publication.send(str(folder))
-        store.commit(step, publication, CheckpointMeta(digest=f"of {step}"))
+        writer = store.open_writer(step)
+        writer.send(str(folder))
+        store.commit(step, writer, CheckpointMeta(digest=f"of {step}"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""A process that stands by begins when it may, and ends with whoever held it back."""
+"""A process that stands by begins when it may, and ends with the process that held it back."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NUMBERS = {
     "an answer of GSM8K": (GSM8K, "72"),
     "behind the mark": ("#### 18", "18"),
     "the first behind the mark": ("#### 18 apples, not 3", "18"),
-    "behind the last mark": ("#### 5\nNo.\n#### 6", "6"),
+    "after the last mark": ("#### 5\nNo.\n#### 6", "6"),
     "money": ("It costs $1,234.50", "1234.50"),
     "money behind the mark": ("#### $1,234.50", "1234.5"),
     "negative": ("x = -5", "-5"),

@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "grpo in an order": (
         {**GRPO, "training.curriculum": {}},
-        "training: grpo repeats prompts in an order of its own; leave out curriculum and group_by_length",
+        "training: grpo repeats prompts in its own order; leave out curriculum and group_by_length",
     ),
     "unknown reward": (
         {**GRPO, "training.grpo.rewards": ["lenght"]},
@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a loss for pairs": (
         {"training.method": "dpo", "hooks.loss": "own:loss"},
-        "hooks.loss: dpo has a loss of its own; use hooks.trainer to change it",
+        "hooks.loss: dpo has its own loss; use hooks.trainer to change it",
     ),
     "a format of another method": (
         {"training.method": "kto", "data.format": "messages"},
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "phases of one name": ({"phases": ["sft", "sft"]}, "phases: sft, sft are not different names"),
     "a reward model in the middle": (
         {"phases": ["reward", "sft"]},
-        "phases: reward trains a reward model, which nothing can go on from; put it last",
+        "phases: reward trains a reward model, which nothing can start from; put it last",
     ),
     "phases of too many chunks": (
         {"phases": ["sft", "dpo"], "chunks.count": 60},

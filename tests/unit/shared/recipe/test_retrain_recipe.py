@@ -26,7 +26,7 @@ def test_times_are_read(scratch_recipe: dict[str, Any]) -> None:
                 "adapter": {"r": 4},
                 "export": {"formats": ["adapter"]},
             },
-            "retrain.start: goes on from the whole model; add safetensors to export.formats",
+            "retrain.start: continues from the whole model; add safetensors to export.formats",
         ),
         (
             {"retrain": {"start": "accepted"}, "model": {"base": "org/model"}, "training": {"method": "reward"}},

@@ -51,7 +51,7 @@ def test_each_run_has_its_parent_and_how_it_came_from_it(storage: Storage) -> No
         "child": ("first", "fork at step 40; learning_rate 5e-05"),
         "grandchild": ("child", "fork at step 50"),
         "cold": ("first", "cold fork of step 60"),
-        "second-phase": ("first", "goes on from its model"),
+        "second-phase": ("first", "starts from its model"),
         "next": ("first", "took its place"),
         "trial": (None, "trial t000 of sweep s"),
         "orphan": ("deleted", "fork at step 10"),

@@ -53,11 +53,11 @@ def test_round_trip(store: str, folder: str, tmp_path: Path):
 
 def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
     storage = Storage(store)
-    publication = bundles.BundleWriter(storage, "p/q", kind="test")
+    writer = bundles.BundleWriter(storage, "p/q", kind="test")
 
-    publication.send(folder)
+    writer.send(folder)
     assert bundles.read_manifest(storage, "p/q") is None
-    manifest, ours = publication.commit({"step": 3})
+    manifest, ours = writer.commit({"step": 3})
 
     assert ours
     assert bundles.read_manifest(storage, "p/q") == manifest
@@ -90,16 +90,16 @@ def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: st
 def test_a_folder_sent_in_parts_is_one_bundle(store: str, folder: str, tmp_path: Path):
     """As a machine does that has room for a single file."""
     storage = Storage(store)
-    publication = bundles.BundleWriter(storage, "p/q", kind="test")
+    writer = bundles.BundleWriter(storage, "p/q", kind="test")
     parts = [tmp_path / "first", tmp_path / "second"]
     for part, name in zip(parts, ("weights.bin", "empty"), strict=True):
         part.mkdir()
         (part / name).write_bytes(FILES[name])
 
     for part in parts:
-        publication.send(str(part))
+        writer.send(str(part))
         (part / next(part.iterdir())).unlink()
-    manifest, _ = publication.commit({})
+    manifest, _ = writer.commit({})
 
     assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == {
         name: FILES[name] for name in ("weights.bin", "empty")

@@ -22,7 +22,7 @@ def watchdog() -> Watchdog:
     return Watchdog(Ranks(size=3), 600.0)
 
 
-def test_whoever_has_got_least_done_hangs(watchdog: Watchdog) -> None:
+def test_the_rank_that_has_got_least_done_hangs(watchdog: Watchdog) -> None:
     rows = [
         Sign(41, 7, "backward pass", False, 0),
         Sign(40, 7, "forward pass", False, 9),

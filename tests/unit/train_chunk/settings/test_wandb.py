@@ -55,7 +55,7 @@ def test_the_runs_folder_holds_what_was_logged(
     run = Run(Storage(str(tmp_path / "store")), "r")
     recipe = tiny.recipe(str(tmp_path), tracking={"wandb": "my-project"})
     run.create(recipe)
-    run.put("tokens.json", {"tokens": 480, "train": 24})
+    run.put("tokens.json", {"prefix": "data/x/tokens", "tokens": 480, "train": 24})
     source = Source(run=run, recipe=recipe, index=1, folder=str(tmp_path), live=dict, seconds=dict)
     report = LiveReport(Meter(run, recipe), [wandb.open_sink(source)])
     trainer.add_callback(report)

@@ -19,7 +19,7 @@ from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 
 
-def settle(store: str, run_name: str) -> str:
+def promote_or_keep(store: str, run_name: str) -> str:
     """Puts a run's model in the place of the one in use where the gate held, and leaves that where it did not.
 
     Args:
@@ -48,9 +48,9 @@ def settle(store: str, run_name: str) -> str:
         outcome.keep(run.storage, about.model, about.owner, "rejected", words, **known)
         return "rejected"
     model = _accepted(run, about, evaluation.summary)
-    standing = accepted.add(run.storage, about.model, about.number, model)
-    words = f"model {standing.number} of {about.model}"
-    known |= {"model_uri": standing.model_uri}
+    promoted = accepted.add(run.storage, about.model, about.number, model)
+    words = f"model {promoted.number} of {about.model}"
+    known |= {"model_uri": promoted.model_uri}
     outcome.keep(run.storage, about.model, about.owner, "promoted", words, **known)
     return "promoted"
 

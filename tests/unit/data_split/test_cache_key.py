@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.standing import standing
+from baton.components.data_split.cache_key import cache_key
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
@@ -56,34 +56,34 @@ def run(store: Path, tmp_path: Path) -> Run:
 
 
 def test_it_is_the_same_again(run: Run) -> None:
-    assert standing(run) == standing(run)
+    assert cache_key(run) == cache_key(run)
     assert run.get("losses.json") is None
 
 
 def test_a_run_before_its_first_stage_has_lost_nothing(store: Path) -> None:
     run = Run(Storage(str(store)), "new")
     run.create(Recipe.model_validate(RECIPE))
-    assert standing(run) == f"{run.require('recipe.json')['created']} 0"
+    assert cache_key(run) == f"{run.require('recipe.json')['created']} 0"
 
 
 def test_retention_is_no_loss(run: Run, store: Path) -> None:
-    before = standing(run)
+    before = cache_key(run)
     shutil.rmtree(store / "runs/mine/checkpoints/step-00000002")
-    assert standing(run) == before
+    assert cache_key(run) == before
 
 
 def test_a_chunks_own_word_counts_before_anybody_has_read_its_checkpoint_back(run: Run) -> None:
     run.record("train-chunk-001", {"to_step": 4})
-    assert standing(run)[-2:] == " 0"
+    assert cache_key(run)[-2:] == " 0"
     run.record("train-chunk-002", {"to_step": 6})
-    assert standing(run)[-2:] == " 1"
+    assert cache_key(run)[-2:] == " 1"
 
 
 def test_a_step_beyond_the_newest_verified_one_is_no_loss(run: Run, store: Path, tmp_path: Path) -> None:
-    before = standing(run)
+    before = cache_key(run)
     _checkpoint(run, 6, tmp_path)
     shutil.rmtree(store / "runs/mine/checkpoints/step-00000004")
-    assert standing(run) == before
+    assert cache_key(run) == before
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_step_beyond_the_newest_verified_one_is_no_loss(run: Run, store: Path,
     ],
 )
 def test_a_loss_changes_it_once(gone: str, said: str, run: Run, store: Path) -> None:
-    before = standing(run)
+    before = cache_key(run)
     (path,) = store.glob(gone)
     path.unlink()
 
-    after = standing(run)
+    after = cache_key(run)
 
     assert (before[-2:], after[-2:]) == (" 0", " 1")
     assert before[:-2] == after[:-2]
@@ -113,12 +113,12 @@ def test_tokens_without_their_files_are_made_anew(run: Run, store: Path) -> None
     (path,) = store.glob("data/abc/tokens/*/part.arrow")
     path.unlink()
     assert bundles.usable_manifest(run.storage, TOKENS) is not None
-    standing(run)
+    cache_key(run)
     assert bundles.usable_manifest(run.storage, TOKENS) is None
 
 
 def test_a_run_that_was_deleted_and_made_again_has_another(run: Run, store: Path) -> None:
-    before = standing(run)
+    before = cache_key(run)
     shutil.rmtree(store / "runs/mine")
     run.create(Recipe.model_validate(RECIPE))
-    assert standing(run)[:-2] != before[:-2]
+    assert cache_key(run)[:-2] != before[:-2]

@@ -1,4 +1,4 @@
-"""What is exported: the model that a run came to, loaded once, and what it says to the questions of the check."""
+"""The model that is exported, loaded once, with its answers to the questions of the check."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROMPTS = 3
-"""Held-out rows that the check goes on from."""
+"""Held-out rows that the check continues."""
 LONGEST = 64
 """Tokens of a prompt in the check, at most."""
 PLAIN = ("The", "1 + 1 =", "What is this about?\n")
 """Prompts where no held-out row gives one."""
 
 
-class Subject:
-    """What a run's exports are made from and compared with.
+class ExportSource:
+    """The checkpoint, model and tokenizer that a run's exports are made from and compared with.
 
     Args:
         run: The run.
@@ -135,10 +135,10 @@ class Subject:
 
     def in_float32(self) -> PreTrainedModel:
         """Returns a copy of the whole model in float32."""
-        found: PreTrainedModel = copy.deepcopy(self.whole).float()
-        return found
+        copied: PreTrainedModel = copy.deepcopy(self.whole).float()
+        return copied
 
-    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, Any]:
+    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, object]:
         """Adds to a finding how near the exported model's answers are to those of the model as it was trained.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What every model of an evaluation is judged on: the same rows, prompts and tasks."""
+"""The rows, prompts and tasks on which every model of an evaluation is judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TELL_EVERY = 2.0
 
 @dataclass
 class Findings:
-    """What was found of one model.
+    """The results of one model.
 
     Attributes:
         figures: By name, over rows.
@@ -44,12 +44,12 @@ class Findings:
     scores: dict[str, Figure] = field(default_factory=dict)
 
 
-class Ground:
-    """What models are judged on, found and checked before the first is loaded.
+class EvaluationSet:
+    """Rows, prompts, metrics and tasks, loaded and checked before the first model is.
 
     Args:
         run: The training run.
-        recipe: Its settled recipe.
+        recipe: Its resolved recipe.
         scratch: Folder for what comes from the store.
 
     Raises:
@@ -88,20 +88,20 @@ class Ground:
         """
         evaluation, tokenizer = self.recipe.evaluation, own_tokenizer or self.tokenizer
         batch_size = evaluation.batch_size or self.recipe.micro_batch_size_per_process
-        found = Findings()
+        findings = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
-            found = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
+            findings = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
         if self.harness:
             events.emit("evaluating", when=when, doing="tasks", done=0, of=1)
             figures, plain = self.harness.run(model, tokenizer, batch_size)
-            found.figures |= figures
-            found.plain |= plain
-        given = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
-        found.writes = generation.write_all(
+            findings.figures |= figures
+            findings.plain |= plain
+        pairs = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
+        findings.writes = generation.write_all(
             model,
             tokenizer,
-            [prompt for prompt, _ in given],
+            [prompt for prompt, _ in pairs],
             max_new_tokens=evaluation.max_new_tokens,
             max_length=self.recipe.data.max_length,
             batch_size=batch_size,
@@ -110,7 +110,7 @@ class Ground:
             seed=self.recipe.seed,
             progress=telling(when, "writing"),
         )
-        return found
+        return findings
 
     def compare(self, judged: dict[str, Findings]) -> dict[str, str]:
         """Adds the figures of what the models wrote, against the rows' own answers.
@@ -120,14 +120,14 @@ class Ground:
         """
         references = [reference for _, reference in self.prompts]
         signatures: dict[str, str] = {}
-        for found in judged.values() if self.prompts else ():
+        for findings in judged.values() if self.prompts else ():
             for metric in self.metrics:
-                scored = metric(found.writes, references)
-                found.scores |= scored.figures
+                scored = metric(findings.writes, references)
+                findings.scores |= scored.figures
                 signatures |= scored.signatures
             for name, function in self.functions.items():
-                found.scores[name] = self._own(name, function, found.writes)
-            found.figures |= found.scores
+                findings.scores[name] = self._own(name, function, findings.writes)
+            findings.figures |= findings.scores
         return signatures
 
     @property
@@ -137,17 +137,17 @@ class Ground:
 
     def _metrics(self) -> list[Metric]:
         asked = self.recipe.evaluation
-        found = [METRICS[name] for name in asked.metrics if name in METRICS]
+        metrics = [METRICS[name] for name in asked.metrics if name in METRICS]
         if "bertscore" in asked.metrics and self.prompts:
-            found.append(
+            metrics.append(
                 BertScore(asked.bertscore_model or "", asked.batch_size or self.recipe.micro_batch_size_per_process)
             )
-        return found
+        return metrics
 
     def _own(self, name: str, function: functions.Function, writes: list[str]) -> Figure:
         """Returns the figure of a user's function for what was written for the first prompts."""
-        given, references = zip(*self.prompts[: len(writes)], strict=True)
-        return functions.score(name, function, given, writes, references)
+        asked, references = zip(*self.prompts[: len(writes)], strict=True)
+        return functions.score(name, function, asked, writes, references)
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
         return prompts.held_out_prompts(self.run, self.recipe, tokenizer, self.recipe.evaluation.samples, self.side)

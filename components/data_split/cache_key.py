@@ -21,7 +21,7 @@ LEFT_BY = {"tokenize-": (PinnedModels.NAME, Tokens.NAME, Plan.NAME), "lr-find-":
 """How a stage's records begin → the documents that it leaves with the run."""
 
 
-def standing(run: Run) -> str:
+def cache_key(run: Run) -> str:
     """Returns a text that is the same again as long as nothing is lost that a finished stage of the run had left."""
     losses = (run.read(Losses) or Losses()).losses
     if lost := _lost(run):
