@@ -16,9 +16,10 @@ TRIES = 100
 
 
 class Folder(FileSystem):
-    """Files of a folder: written beside their place and moved there.
+    """Files of a folder: small ones are written beside their place and moved there, uploads written in place.
 
-    A writer that is killed leaves a `.baton-…` file, which no listing shows; never half a file in its place.
+    A writer that is killed leaves a `.baton-…` file, which no listing shows, or half an upload below its attempt's
+    name, which no manifest names.
 
     Args:
         uri: A path or `file://…`.
