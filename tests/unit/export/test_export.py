@@ -167,7 +167,7 @@ def test_what_cannot_be_handed_out_is_said_before_training(
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exportable.PACKAGES, "gguf", ("no_such_package",))
-    with pytest.raises(UserError, match=r"needs no_such_package.*pip install baton\[export\]"):
+    with pytest.raises(UserError, match=r"needs no_such_package.*pip install baton-llm\[export\]"):
         exportable.require_packages("gguf")
 
 
