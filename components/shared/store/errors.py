@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
 
-USABLE = "Use a folder or s3://bucket that can be written to."
+USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
 _DENIED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|\b403\b|InvalidAccessKeyId|SignatureDoesNot|AccessDenied|AuthenticationFailed"

@@ -36,11 +36,15 @@ class FileSystem:
             self._fs = cast(AbstractFileSystem, url_to_fs(uri, **options)[0])
         except (ValueError, TypeError, ImportError) as error:
             raise StoreError(
-                f"store {uri!r} cannot be opened: {error}.", remedy="Use a folder or s3://bucket."
+                f"store {uri!r} cannot be opened: {error}.",
+                remedy="Use a folder, s3://bucket, gs://bucket or az://container.",
             ) from None
         self.root = str(self._fs._strip_protocol(uri)).rstrip("/")
         if not self.is_local and not self.root:
-            raise StoreError(f"store {uri!r} names no bucket.", remedy="Use s3://bucket or s3://bucket/prefix.")
+            scheme = uri.partition("://")[0]
+            raise StoreError(
+                f"store {uri!r} names no bucket.", remedy=f"Use {scheme}://bucket or {scheme}://bucket/prefix."
+            )
         self.uri = self.root if self.is_local else str(self._fs.unstrip_protocol(self.root))
 
     def read(self, path: str) -> bytes:

@@ -307,7 +307,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert (well.exit_code, json.loads(well.stdout)["ok"]) == (0, True)
     assert ill.exit_code == 1
     assert "problem" in ill.stdout
-    assert "Use a folder or s3://bucket." in " ".join(ill.stdout.split())
+    assert "Use a folder, s3://bucket, gs://bucket or az://container." in " ".join(ill.stdout.split())
 
 
 def _closed_port() -> int:
