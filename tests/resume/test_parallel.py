@@ -228,7 +228,7 @@ def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
         after = run.require(Score.file_name(index))
         assert after["metrics"].pop("eval_num_tokens") == 0
         assert (after["step"], after["metrics"]) == (before["step"], before["metrics"])
-        assert run.records(f"train-chunk-{index:03d}")[-1]["outcome"] == "already_done"
+        assert run.attempts(index)[-1].outcome == "already_done"
         assert "INFO baton: step " not in printed
         scores.append(after["value"])
     assert scores[0] != scores[1]
