@@ -77,7 +77,7 @@ class LocalSweep:
         self._standby: _Standby | None = None
 
     def run(self) -> Run:
-        """Runs the sweep to its end, and returns the run of the best trial, judged and exported.
+        """Runs the sweep to its last rung, and returns the run of the best trial.
 
         Raises:
             BatonError: a stage failed, or no trial is left; see `baton.components.sweep.judge`.
@@ -100,9 +100,7 @@ class LocalSweep:
                 # resumed.
                 process.kill()
             self._beside.shutdown()
-        run = Run.open(best)
-        winner.hand_out(run, self.sweep.name, self._on_event)
-        return run
+        return Run.open(best)
 
     def _begun(self, bracket: int) -> list[str]:
         """Draws the trials of a bracket, makes their data, and returns the addresses of their runs."""

@@ -7,7 +7,6 @@ import time
 
 from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.local.sweep import LocalSweep
 from tests.bench.bench import Bench
@@ -75,7 +74,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
 
 
 class _Timed(LocalSweep):
-    """A sweep that notes when what happened, and exports nothing."""
+    """A sweep that notes when what happened."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         self.began = self.first = self.ended = 0.0
@@ -89,12 +88,9 @@ class _Timed(LocalSweep):
                 self.ended = time.time()
                 self.first = self.first or self.ended
 
-    def _hand_out(self, run: Run) -> None:
-        self.winner = run.name.rpartition("-")[2]
-
     def measured(self) -> _Timed:
         """Runs it, and adds up what its chunks did."""
-        self.run()
+        self.winner = self.run().name.rpartition("-")[2]
         self.took, self.first = self.ended - self.began, self.first - self.began
         runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).trials()]
         attempts = [attempt for run in runs for attempt in run.attempts()]

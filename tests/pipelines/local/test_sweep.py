@@ -73,7 +73,7 @@ def _loaded(path: Path) -> Recipe:
 
 
 class Watched(LocalSweep):
-    """A sweep that notes what its stages tell, and stops short of handing out the winner."""
+    """A sweep that notes what its stages tell."""
 
     def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None] = lambda event: None):
         self.events: list[Event] = []
@@ -83,9 +83,6 @@ class Watched(LocalSweep):
             on_event(event)
 
         super().__init__(recipe, name, heard)
-
-    def _hand_out(self, run: Run) -> None:
-        pass
 
     def started(self) -> list[str]:
         """Returns the stages, in their order."""
