@@ -39,9 +39,9 @@ def promote_or_keep(store: str, run_name: str) -> str:
     about, evaluation = run.need(RetrainNote), run.need(Evaluation)
     gate = evaluation.gate or Verdict(passed=True)
     came_to = Retraining(
-        state="rejected",
-        words="; ".join(gate.failed),
-        at=now(),
+        "rejected",
+        "; ".join(gate.failed),
+        now(),
         run=run.name,
         run_uri=run.uri,
         report_uri=run.storage.uri(run.path("report.html")),

@@ -102,17 +102,7 @@ class Containers:
         volumes: Mapping[str, Mapping[str, str]],
         **arguments: object,
     ) -> int:
-        """Runs a container to its end, prints what it prints, and removes it.
-
-        Args:
-            client: Docker's client.
-            image: The image, which the engine has.
-            command: Command and arguments.
-            volumes: Folders, as Docker's client takes them.
-            arguments: Whatever else it takes.
-
-        Returns:
-            The exit code.
+        """Runs a container to its end, prints what it prints, removes it, and returns its exit code.
 
         Raises:
             UserError: the engine refuses to start it.
@@ -134,14 +124,7 @@ class Containers:
 
 
 class Container:
-    """A container that runs.
-
-    Args:
-        client: Docker's client.
-        image: The image.
-        command: Command and arguments.
-        arguments: Whatever else Docker's client takes.
-    """
+    """A container that runs; `arguments` are what else Docker's client takes."""
 
     def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
         self._container = client.containers.create(image, list(command), **arguments)

@@ -46,15 +46,7 @@ def run_recipe(
     on_event: Callable[[Event], None],
     containers: bool,
 ) -> None:
-    """Compiles a recipe and runs the result.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        name: Name of the log file, which is kept in the cache folder.
-        pipeline: What the recipe is compiled to.
-        arguments: Values of the pipeline's parameters.
-        on_event: Called with each event a stage emits.
-        containers: Whether stages run in containers of the recipe's image.
+    """Compiles a recipe, its paths absolute, to a pipeline and runs that; see `run`.
 
     Raises:
         UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
@@ -66,32 +58,28 @@ def run_recipe(
             zero.require_package(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
-    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with packaged(recipe, "pipeline", pipeline) as package:
-        run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
+        run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
 
 
 def run(
     package_path: str,
+    name: str,
     arguments: Mapping[str, object],
     *,
     on_event: Callable[[Event], None],
-    log_path: str,
     in_containers: Recipe | None = None,
 ) -> None:
     """Runs a compiled pipeline to its end.
 
     Args:
         package_path: The compiled file.
+        name: Name of the log file, for everything else that stages and engine print.
         arguments: Values of its parameters.
-        on_event: Called with each event a stage emits.
-        log_path: File for everything else that stages and engine print.
         in_containers: The recipe that was compiled, its paths absolute; stages are containers of its image then.
 
     Raises:
-        UserError: containers cannot be had; see `docker_runner.runner`.
-        BatonError: a stage failed, with the message that the stage gave.
+        BatonError: containers cannot be had, or a stage failed, with the message that the stage gave.
     """
     from kfp import components, local
 
@@ -104,6 +92,8 @@ def run(
             failures.append(event)
         on_event(event)
 
+    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,

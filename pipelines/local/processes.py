@@ -68,12 +68,7 @@ Launcher = Callable[[str, Sequence[str]], Process]
 
 
 class Fresh:
-    """A stage in a fresh interpreter, in its own process group.
-
-    Args:
-        module: Its module.
-        arguments: Its arguments.
-    """
+    """A stage in a fresh interpreter, in its own process group; see `Process`."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
@@ -91,11 +86,9 @@ class Fresh:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
         return self._process.pid
 
     def events(self) -> Iterator[Event]:
-        """Yields what it tells, until it ends."""
         assert self._process.stdout
         with self._process.stdout:
             for line in self._process.stdout:
@@ -103,17 +96,14 @@ class Fresh:
                     yield event
 
     def kill(self) -> None:
-        """Ends it and its children as a node's end would: `kill -9`."""
         if self._process.returncode is None:  # not yet waited for: the number is still its own
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Waits for its end and returns its exit code, below 0 for a signal."""
         return self._process.wait()
 
     def output(self) -> str:
-        """Returns the end of what it printed for people, once it has ended."""
         with self._errors as file:
             file.seek(0)
             return file.read()[-2000:]
@@ -121,12 +111,6 @@ class Fresh:
 
 def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = Fresh) -> None:
     """Runs one stage to its end.
-
-    Args:
-        module: The stage.
-        arguments: Its arguments.
-        on_event: Called with each event.
-        launch: Starts it.
 
     Raises:
         BatonError: it failed, with the message that it gave.
@@ -180,16 +164,7 @@ def error_of(failure: Error) -> BatonError:
 
 
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = Fresh) -> Run:
-    """Runs split and tokenize of a run.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        name: Name of the run.
-        on_event: Called with each event.
-        launch: Starts the processes.
-
-    Returns:
-        The run, ready for its first chunk.
+    """Runs split and tokenize of a recipe, its paths absolute, and returns the run, ready for its first chunk.
 
     Raises:
         BatonError: a process failed, with its message.

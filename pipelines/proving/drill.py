@@ -47,7 +47,7 @@ class Disturbed(prove.Told):
 
 
 class Report(TypedDict):
-    """Result of a drill; see `Drill.run`."""
+    """Result of a drill: `phases` tells how often each was asked for and hit, `unreachable` which none came to."""
 
     recipe: str
     created: str
@@ -107,11 +107,6 @@ class Drill:
 
     def run(self) -> Report:
         """Runs the recipe undisturbed, then as often as it takes to use up all kills.
-
-        Returns:
-            `recipe` (its name), `created`, `exact`, `kills`, `wanted` (how many were asked for), `phases` (how often
-            each was asked for and hit), `unreachable` (phases that no process came to), `undisturbed`, and `runs`,
-            each with its `difference` from the undisturbed one and the `problems` of its checkpoints.
 
         Raises:
             BatonError: a process failed that was not killed, with its message.

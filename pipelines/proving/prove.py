@@ -62,7 +62,7 @@ class Variant(Told):
 
 
 class Proof(TypedDict):
-    """Result of a proof; see `prove`. `report` is the page's path."""
+    """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path."""
 
     recipe: str
     created: str
@@ -90,11 +90,6 @@ def prove(
         name: Prefix of the runs' names.
         leave_out: Parts of the state not to restore, as a negative control.
         on_event: Called with each event of the processes.
-
-    Returns:
-        `recipe` (its name), `created`, `leave_out`, `exact`, `variants`, `first_difference` (the earliest of all
-        variants'), and the `fingerprint` of the machine. Each variant has its own `difference` from the first
-        variant. A difference is None where there is none.
 
     Raises:
         BatonError: a process failed, with its message.

@@ -51,7 +51,7 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
             if isinstance(event, events.Stage) and event.state == "started":
                 ran.append(event.stage)
 
-        engine.run(package, {"run_name": "mine"}, on_event=heard, log_path=str(tmp_path / "log"))
+        engine.run(package, "mine", {"run_name": "mine"}, on_event=heard)
         found = results.result(Run(Storage(str(store)), "mine"))
         assert found["state"] == "succeeded"
         return set(ran), str(found["checkpoints"][-1]["digest"])
