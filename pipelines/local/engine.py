@@ -70,13 +70,9 @@ def run(
     on_event: Callable[[Event], None],
     in_containers: Recipe | None = None,
 ) -> None:
-    """Runs a compiled pipeline to its end.
+    """Runs a compiled pipeline to its end; what stages and engine print besides events goes to the log called `name`.
 
-    Args:
-        package_path: The compiled file.
-        name: Name of the log file, for everything else that stages and engine print.
-        arguments: Values of its parameters.
-        in_containers: The recipe that was compiled, its paths absolute; stages are containers of its image then.
+    With `in_containers`, the recipe that was compiled, its paths absolute, stages are containers of its image.
 
     Raises:
         BatonError: containers cannot be had, or a stage failed, with the message that the stage gave.

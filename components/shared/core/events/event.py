@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, dataclass_transform
 
@@ -24,13 +25,13 @@ class Event:
             cls.kind = kind
             KINDS[kind] = cls
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns what is written, in its order."""
         optional = type(self)
         return {name: value for name, value in vars(self).items() if value is not None or not hasattr(optional, name)}
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> Self:
+    def read(cls, fields: Mapping[str, Any]) -> Self:
         """Returns the event with these fields; those that it does not know, another Baton's, are left out.
 
         Raises:
@@ -43,8 +44,8 @@ class Unknown(Event):
     """An event that this Baton does not know, or not with these fields."""
 
     kind: str
-    values: dict[str, Any]
+    values: dict[str, object]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns what was read."""
         return self.values

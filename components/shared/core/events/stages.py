@@ -132,12 +132,12 @@ class Evaluated(Event, kind="evaluated"):
     when: str
     figures: Mapping[str, float]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns what is written."""
         return {"when": self.when, **self.figures}
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> Self:
+    def read(cls, fields: Mapping[str, Any]) -> Self:
         """Returns the event: what is no known field is a figure."""
         return cls(fields["when"], {name: value for name, value in fields.items() if name not in ("when", "at")})
 
