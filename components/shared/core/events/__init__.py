@@ -55,9 +55,9 @@ def parse(line: str) -> Event | None:
         return None
     try:
         fields = json.loads(line[len(MARK) :])
-    except json.JSONDecodeError:  # a process that was killed as it wrote
+        kind = fields.pop("event")
+    except (ValueError, AttributeError, TypeError, KeyError):  # a process that was killed as it wrote
         return None
-    kind = fields.pop("event")
     try:
         return KINDS[kind].read(fields)
     except (KeyError, TypeError):

@@ -148,7 +148,9 @@ def test_the_lines_themselves(line: Any) -> None:
     assert line(events.Retraining("failed", "é", "noon")) == f"::baton {came_to}\n"
 
 
-@pytest.mark.parametrize("text", ["step 3", "", '::baton {"event": "step", "at": 7.5, "st', "::bat"])
+@pytest.mark.parametrize(
+    "text", ["step 3", "", '::baton {"event": "step", "at": 7.5, "st', "::bat", "::baton 12", "::baton {}"]
+)
 def test_other_output_is_no_event(text: str) -> None:
     assert events.parse(text) is None
 
