@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -15,9 +15,10 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.runs.run import Run
 from baton.pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
 from baton.pipelines.local import results
-from baton.pipelines.local.results import Row
 
 app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
+
+Row = TypeVar("Row", results.Listed, results.Verified)
 
 
 @app.command("list")
@@ -25,7 +26,7 @@ def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> Non
     """Lists the committed checkpoints of a run."""
     with reported(output):
         rows = results.list_checkpoints(_existing(run_uri))
-        _answer(output, rows, lambda row: f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}")
+        _answer(output, rows, _listed)
 
 
 @app.command("show")
@@ -120,9 +121,13 @@ def _existing(run_uri: str) -> Run:
     return run
 
 
+def _listed(row: results.Listed) -> str:
+    return row.get("problem") or f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}"
+
+
 def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
     if output is Output.json:
         print_json({"checkpoints": rows})
         return
     for row in rows:
-        typer.echo(f"step {row['step']:>8}  {row['problem'] if 'problem' in row else line(row)}")
+        typer.echo(f"step {row['step']:>8}  {line(row)}")

@@ -9,13 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.pages import quality_checks, quality_page
 from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
@@ -26,11 +27,12 @@ from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
-from baton.pipelines.local.results import Row
 
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
+Examined = dict[str, Any]
+"""What was found in rows: see `examine`."""
 MARKS = {
     "failed": ("red", "✗ not allowed"),
     "warn": ("yellow", "! look at it"),
@@ -74,7 +76,7 @@ def check(
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
             parts = list(_parts(prepare.localise(prepare.load(source[0], changes), source[0])))
         else:
-            data: Row = {"source": source, "format": row_format}
+            data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
                 data["max_length"] = max_length
             parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
@@ -90,7 +92,7 @@ def check(
             raise typer.Exit(1)
 
 
-def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Row:
+def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Examined:
     """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
 
     Every row is looked at: what is to end a run is judged here, at the end.
@@ -108,8 +110,8 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Row
         BatonError: the rows could not be looked at.
     """
 
-    def heard(event: processes.Event) -> None:
-        if event["event"] not in ("rejected", "quality"):  # they name files that are gone in a moment
+    def heard(event: events.Event) -> None:
+        if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
             display.heard(event)
 
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
@@ -168,9 +170,11 @@ def _keep(path: str, target: str) -> str | None:
     return target
 
 
-def _recipe_for(data: Row, method: str, base: str | None, tokenizer: str | None, overrides: list[str]) -> Recipe:
+def _recipe_for(
+    data: dict[str, Any], method: str, base: str | None, tokenizer: str | None, overrides: list[str]
+) -> Recipe:
     """Returns the recipe that sources are checked by."""
-    model: Row = {"base": base}
+    model: dict[str, object] = {"base": base}
     if base is None:
         model = {
             "from_scratch": {},
@@ -208,7 +212,7 @@ def _refuse(**options: object) -> None:
             raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
 
 
-def _print(result: Row) -> None:
+def _print(result: Examined) -> None:
     """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
@@ -234,7 +238,7 @@ def _print(result: Row) -> None:
             typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")
 
 
-def _first(entry: Row) -> str:
+def _first(entry: quality_checks.Judged) -> str:
     if not entry["examples"]:
         return ""
     first = entry["examples"][0]

@@ -83,7 +83,7 @@ def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
         )
 
 
-def _print_end(result: results.Row, samples: list[dict[str, str]]) -> None:
+def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
     prompt = samples[0]["prompt"] if samples else "The"
     typer.echo(f"report: {result['report_uri']}")
     if result["state"] == "rejected":
@@ -93,7 +93,7 @@ def _print_end(result: results.Row, samples: list[dict[str, str]]) -> None:
         return
     typer.echo(f"model:  {result['model_uri']}")
     for entry in result["exports"][1:]:
-        typer.echo(f"{entry['format'] + ':':7} {entry['uri']}")
+        typer.echo(f"{str(entry['format']) + ':':7} {entry['uri']}")
     typer.echo(f"next:   baton generate {result['model_uri']} --prompt {_quoted(prompt[-80:])}")
 
 

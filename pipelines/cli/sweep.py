@@ -61,7 +61,7 @@ def run(
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with reported(output):
-        from baton.pipelines.local import engine, warm
+        from baton.pipelines.local import engine, warm, winner
         from baton.pipelines.local.sweep import LocalSweep
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
@@ -73,14 +73,16 @@ def run(
         prepare.check_model(loaded)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {Sweep(storage, sweep_name).uri}")
         with Display(loaded.chunks.count) as display:
-            best = LocalSweep(loaded, sweep_name, sweep_display.heard(display.heard)).run()
-        result = sweep_display.result(Sweep(storage, sweep_name)) | {"winner_run": results.result(best)}
+            heard = sweep_display.heard(display.heard)
+            best = LocalSweep(loaded, sweep_name, heard).run()
+            winner.hand_out(best, sweep_name, heard)
+        shown, result = sweep_display.gather(Sweep(storage, sweep_name)), results.result(best)
         if output is Output.json:
-            print_json(result)
+            print_json({**shown.to_json(), "winner_run": result})
         else:
-            sweep_display.print_table(result)
-            sweep_display.print_winner(result)
-        if result["winner_run"]["state"] == "rejected":
+            sweep_display.print_table(shown)
+            sweep_display.print_winner(shown, result)
+        if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -126,8 +128,8 @@ def submit(
 def status(sweep: trials.Given, store: trials.WhereOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
     """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
     with reported(output):
-        result = sweep_display.result(trials.open_sweep(sweep, store))
-        print_json(result) if output is Output.json else sweep_display.print_table(result)
+        shown = sweep_display.gather(trials.open_sweep(sweep, store))
+        print_json(shown.to_json()) if output is Output.json else sweep_display.print_table(shown)
 
 
 app.command()(trials.stop)

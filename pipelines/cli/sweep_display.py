@@ -3,91 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import typer
 from rich.table import Table
 
-from baton.components.shared.runs.documents.sweeps import Winner
+from baton.components.shared.core import events
+from baton.components.shared.core.events import Event
+from baton.components.shared.runs.documents.sweeps import SweepHead, Winner, Wish
 from baton.components.shared.store import bundles
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.configurations import words
 from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.shared.sweeps.view import View
 from baton.pipelines.cli.display import console
-from baton.pipelines.local.processes import Event
-from baton.pipelines.local.results import Row
+from baton.pipelines.local.processes import TrialFailed
+from baton.pipelines.local.results import Result
 
 
 def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
     """Returns what hears the events of a sweep: the scores and rungs as lines, all else by `show`."""
 
     def hear(event: Event) -> None:
-        if event["event"] == "scored":
-            value = "not a number" if event["value"] is None else f"{event['value']:.6g}"
-            console.print(f"{event['trial']} after chunk {event['chunk']} (step {event['step']}): {value}")
-        elif event["event"] == "rung":
-            names = ", ".join(event["kept"])
-            console.print(f"[bold]rung {event['rung']} of {event['of']}[/]: {names} stay, {event['stopped']} stopped")
-        elif event["event"] == "trial_failed":
-            console.print(f"[yellow]{event['trial']} chunk {event['chunk']} failed: {event['message']}[/]")
-        else:
-            show(event)
+        match event:
+            case events.Scored():
+                value = "not a number" if event.value is None else f"{event.value:.6g}"
+                console.print(f"{event.trial} after chunk {event.chunk} (step {event.step}): {value}")
+            case events.Rung():
+                names = ", ".join(event.kept)
+                console.print(f"[bold]rung {event.rung} of {event.of}[/]: {names} stay, {event.stopped} stopped")
+            case TrialFailed():
+                console.print(f"[yellow]{event.trial} chunk {event.chunk} failed: {event.message}[/]")
+            case _:
+                show(event)
 
     return hear
 
 
-def result(sweep: Sweep) -> Row:
-    """Returns a sweep as plain values: a row for each trial, what it cost, and the winner once there is one."""
-    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
-    winner = sweep.read(Winner)
-    trials = {trial.id: trial for trial in document.trials}
-    wishes = dict(zip(trials, bundles.each(sweep.control, trials), strict=True))
+@dataclass(frozen=True)
+class Shown:
+    """A sweep as a command answers: its trials, the wishes for them, and the winner once there is one."""
 
-    def row(trial: sweep_view.Trial) -> Row:
-        wish = wishes[trial.id]
+    document: SweepHead
+    view: View
+    wishes: dict[str, Wish | None]
+    winner: Winner | None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns plain values, a row for each trial."""
+        entries, view = {trial.id: trial for trial in self.document.trials}, self.view
+        rows = [
+            {
+                **entries[trial.id].to_json(),
+                "state": trial.state,
+                "asked": wish.state if (wish := self.wishes[trial.id]) else None,
+                "why": None if trial.is_alive else trial.why,
+                "chunks": trial.chunk,
+                "value": trial.score,
+                "seconds": trial.seconds,
+            }
+            for trial in view.trials
+        ]
         return {
-            **trials[trial.id].to_json(),
-            "state": trial.state,
-            "asked": wish.state if wish else None,
-            "why": None if trial.is_alive else trial.why,
-            "chunks": trial.chunk,
-            "value": trial.score,
-            "seconds": trial.seconds,
+            "sweep": view.name,
+            "sweep_uri": view.uri,
+            "page_uri": f"{view.uri}/page.html",
+            "metric": view.metric,
+            "chunks": self.document.num_chunks,
+            "rungs": len(view.rungs),
+            "of_rungs": view.num_rungs,
+            "trials": rows,
+            "winner": self.winner and self.winner.to_json(),
         }
 
-    return {
-        "sweep": view.name,
-        "sweep_uri": view.uri,
-        "page_uri": f"{view.uri}/page.html",
-        "metric": view.metric,
-        "chunks": document.num_chunks,
-        "rungs": len(view.rungs),
-        "of_rungs": view.num_rungs,
-        "trials": [row(trial) for trial in view.trials],
-        "winner": winner and winner.to_json(),
-    }
+
+def gather(sweep: Sweep) -> Shown:
+    """Reads what is shown of a sweep."""
+    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
+    names = [trial.id for trial in document.trials]
+    wishes = dict(zip(names, bundles.each(sweep.control, names), strict=True))
+    return Shown(document, view, wishes, sweep.read(Winner))
 
 
-def print_table(result: Row) -> None:
+def print_table(shown: Shown) -> None:
     """Prints a sweep for people."""
-    table = Table(title=f"{result['sweep']}: rung {result['rungs']} of {result['of_rungs']}", title_justify="left")
-    for name in ("trial", "values", "chunks", result["metric"], "seconds", "state"):
+    view = shown.view
+    table = Table(title=f"{view.name}: rung {len(view.rungs)} of {view.num_rungs}", title_justify="left")
+    for name in ("trial", "values", "chunks", view.metric, "seconds", "state"):
         table.add_column(name, overflow="fold")
-    for row in result["trials"]:
-        score = "—" if row["value"] is None else f"{row['value']:.6g}"
-        state = sweep_view.STATES[row["state"]] + (f": {row['why']}" if row["why"] else "")
-        state += "; asked to stop" if row["asked"] == "stop" and row["state"] in ("training", "goes on") else ""
-        done = f"{row['chunks']} of {result['chunks']}"
-        values = words({path.rpartition(".")[2]: value for path, value in row["values"].items()})
-        table.add_row(row["id"], values, done, score, f"{row['seconds']:.0f}", state)
+    for trial in view.trials:
+        score = "—" if trial.score is None else f"{trial.score:.6g}"
+        state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
+        wish = shown.wishes[trial.id]
+        state += "; asked to stop" if wish and wish.state == "stop" and trial.state in ("training", "goes on") else ""
+        done = f"{trial.chunk} of {shown.document.num_chunks}"
+        values = words({path.rpartition(".")[2]: value for path, value in trial.values.items()})
+        table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
     console.print(table)
 
 
-def print_winner(result: Row) -> None:
-    """Prints where the best trial is."""
-    best, run = result["winner"], result["winner_run"]
-    values = next(row["values"] for row in result["trials"] if row["id"] == best["id"])
-    typer.echo(f"winner: {best['id']} ({words(values)}), {result['metric']} {best['value']:.6g}")
-    typer.echo(f"page:   {result['page_uri']}")
+def print_winner(shown: Shown, run: Result) -> None:
+    """Prints where the best trial is, whose run is over."""
+    best, view = shown.winner, shown.view
+    assert best is not None
+    values = next(trial.values for trial in view.trials if trial.id == best.id)
+    typer.echo(f"winner: {best.id} ({words(values)}), {view.metric} {best.value:.6g}")
+    typer.echo(f"page:   {view.uri}/page.html")
     typer.echo(f"report: {run['report_uri']}")
     if run["state"] == "rejected":
         typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)

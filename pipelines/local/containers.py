@@ -102,17 +102,7 @@ class Containers:
         volumes: Mapping[str, Mapping[str, str]],
         **arguments: object,
     ) -> int:
-        """Runs a container to its end, prints what it prints, and removes it.
-
-        Args:
-            client: Docker's client.
-            image: The image, which the engine has.
-            command: Command and arguments.
-            volumes: Folders, as Docker's client takes them.
-            arguments: Whatever else it takes.
-
-        Returns:
-            The exit code.
+        """Runs a container to its end, prints what it prints, removes it, and returns its exit code.
 
         Raises:
             UserError: the engine refuses to start it.
@@ -126,22 +116,15 @@ class Containers:
             code = container.wait()
             if code == KILLED and container.out_of_memory():
                 message = f"it was killed when its memory reached {needs.memory / 2**30:.3g} GiB (resources.memory)."
-                error = {"event": "error", "stage": stage.replace("_", " "), "message": message, "exit_code": 1}
-                print(events.MARK + json.dumps(error))
+                error = events.Error(stage.replace("_", " "), message, exit_code=1)
+                print(events.MARK + json.dumps({"event": error.kind, **error.fields()}))
             return code
         finally:
             container.remove()
 
 
 class Container:
-    """A container that runs.
-
-    Args:
-        client: Docker's client.
-        image: The image.
-        command: Command and arguments.
-        arguments: Whatever else Docker's client takes.
-    """
+    """A container that runs; `arguments` are what else Docker's client takes."""
 
     def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
         self._container = client.containers.create(image, list(command), **arguments)

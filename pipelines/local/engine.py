@@ -14,12 +14,13 @@ from typing import TextIO
 from baton.components.shared.checkpoints import zero
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Error, Event
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.local import warm
-from baton.pipelines.local.processes import Event
+from baton.pipelines.local.processes import MadeAnew, error_of
 
 
 def require_one_machine(recipe: Recipe) -> None:
@@ -45,15 +46,7 @@ def run_recipe(
     on_event: Callable[[Event], None],
     containers: bool,
 ) -> None:
-    """Compiles a recipe and runs the result.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        name: Name of the log file, which is kept in the cache folder.
-        pipeline: What the recipe is compiled to.
-        arguments: Values of the pipeline's parameters.
-        on_event: Called with each event a stage emits.
-        containers: Whether stages run in containers of the recipe's image.
+    """Compiles a recipe, its paths absolute, to a pipeline and runs that; see `run`.
 
     Raises:
         UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
@@ -65,44 +58,38 @@ def run_recipe(
             zero.require_package(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
-    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with packaged(recipe, "pipeline", pipeline) as package:
-        run(package, arguments, on_event=on_event, log_path=log_path, in_containers=recipe if containers else None)
+        run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
 
 
 def run(
     package_path: str,
+    name: str,
     arguments: Mapping[str, object],
     *,
     on_event: Callable[[Event], None],
-    log_path: str,
     in_containers: Recipe | None = None,
 ) -> None:
-    """Runs a compiled pipeline to its end.
+    """Runs a compiled pipeline to its end; what stages and engine print besides events goes to the log called `name`.
 
-    Args:
-        package_path: The compiled file.
-        arguments: Values of its parameters.
-        on_event: Called with each event a stage emits.
-        log_path: File for everything else that stages and engine print.
-        in_containers: The recipe that was compiled, its paths absolute; stages are containers of its image then.
+    With `in_containers`, the recipe that was compiled, its paths absolute, stages are containers of its image.
 
     Raises:
-        UserError: containers cannot be had; see `docker_runner.runner`.
-        BatonError: a stage failed, with the message that the stage gave.
+        BatonError: containers cannot be had, or a stage failed, with the message that the stage gave.
     """
     from kfp import components, local
 
     from baton.pipelines.local import docker_runner
 
-    failures: list[Event] = []
+    failures: list[Error] = []
 
     def heard(event: Event) -> None:
-        if event["event"] == "error":
+        if isinstance(event, Error):
             failures.append(event)
         on_event(event)
 
+    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
@@ -114,20 +101,18 @@ def run(
             try:
                 pipeline(**arguments)
             except RuntimeError as error:
-                if not (failures and failures[-1].get("marked")):
+                if not (failures and failures[-1].marked):
                     raise _failure(failures, error, log_path) from None
-                on_event({**failures.pop(), "event": "made_anew"})
+                on_event(MadeAnew(failures[-1].stage, failures.pop().message))
                 try:  # what is whole is found done, and what was marked is made again
                     pipeline(**arguments)
                 except RuntimeError as second:
                     raise _failure(failures, second, log_path) from None
 
 
-def _failure(failures: list[Event], error: RuntimeError, log_path: str) -> BatonError:
+def _failure(failures: list[Error], error: RuntimeError, log_path: str) -> BatonError:
     if failures:
-        last = failures[-1]
-        kind = UserError if last["exit_code"] == UserError.exit_code else BatonError
-        return kind(f"{last['stage']}: {last['message']}")
+        return error_of(failures[-1])
     return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
 
 

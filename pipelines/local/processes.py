@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Error, Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -26,8 +27,20 @@ TOKENIZE = "baton.components.tokenize"
 TRAIN_CHUNK = "baton.components.train_chunk"
 CHECKPOINT = "baton.components.checkpoint"
 
-Event = dict[str, Any]
-"""What a stage tells: `event` is its kind, `at` its time."""
+
+class MadeAnew(Event):
+    """A stage of this machine's found damage, and the run goes back once to make it again."""
+
+    stage: str
+    message: str
+
+
+class TrialFailed(Event):
+    """A chunk of a trial on this machine failed for good."""
+
+    trial: str
+    chunk: int
+    message: str
 
 
 class Process(Protocol):
@@ -55,12 +68,7 @@ Launcher = Callable[[str, Sequence[str]], Process]
 
 
 class Fresh:
-    """A stage in a fresh interpreter, in its own process group.
-
-    Args:
-        module: Its module.
-        arguments: Its arguments.
-    """
+    """A stage in a fresh interpreter, in its own process group; see `Process`."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
@@ -78,11 +86,9 @@ class Fresh:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
         return self._process.pid
 
     def events(self) -> Iterator[Event]:
-        """Yields what it tells, until it ends."""
         assert self._process.stdout
         with self._process.stdout:
             for line in self._process.stdout:
@@ -90,17 +96,14 @@ class Fresh:
                     yield event
 
     def kill(self) -> None:
-        """Ends it and its children as a node's end would: `kill -9`."""
         if self._process.returncode is None:  # not yet waited for: the number is still its own
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Waits for its end and returns its exit code, below 0 for a signal."""
         return self._process.wait()
 
     def output(self) -> str:
-        """Returns the end of what it printed for people, once it has ended."""
         with self._errors as file:
             file.seek(0)
             return file.read()[-2000:]
@@ -109,12 +112,6 @@ class Fresh:
 def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = Fresh) -> None:
     """Runs one stage to its end.
 
-    Args:
-        module: The stage.
-        arguments: Its arguments.
-        on_event: Called with each event.
-        launch: Starts it.
-
     Raises:
         BatonError: it failed, with the message that it gave.
     """
@@ -122,15 +119,15 @@ def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None]
     require_success(module, arguments, process, follow(process, on_event))
 
 
-def follow(process: Process, on_event: Callable[[Event], None]) -> Event | None:
+def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
     """Hands on what a process tells until it ends, and returns the error that it told, if it did.
 
     Whatever interrupts this ends the process too: its own process group gets no Ctrl-C.
     """
-    failure = None
+    failure: Error | None = None
     try:
         for event in process.events():
-            failure = event if event["event"] == "error" else failure
+            failure = event if isinstance(event, Error) else failure
             on_event(event)
     except BaseException:
         process.kill()
@@ -146,7 +143,7 @@ def clear_staging(pid: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def require_success(module: str, arguments: Sequence[str], process: Process, failure: Event | None) -> None:
+def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
     """Waits for a process.
 
     Raises:
@@ -156,22 +153,18 @@ def require_success(module: str, arguments: Sequence[str], process: Process, fai
     if code == 0:
         return
     if failure:
-        kind = UserError if failure["exit_code"] == UserError.exit_code else BatonError
-        raise kind(f"{failure['stage']}: {failure['message']}")
+        raise error_of(failure)
     raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
 
 
+def error_of(failure: Error) -> BatonError:
+    """Returns the error that a stage told, to be raised here."""
+    kind = UserError if failure.exit_code == UserError.exit_code else BatonError
+    return kind(f"{failure.stage}: {failure.message}")
+
+
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = Fresh) -> Run:
-    """Runs split and tokenize of a run.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        name: Name of the run.
-        on_event: Called with each event.
-        launch: Starts the processes.
-
-    Returns:
-        The run, ready for its first chunk.
+    """Runs split and tokenize of a recipe, its paths absolute, and returns the run, ready for its first chunk.
 
     Raises:
         BatonError: a process failed, with its message.

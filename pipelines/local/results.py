@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NotRequired, Required, TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.document import Json
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage, Verdict
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
 
-Row = dict[str, Any]
-"""Plain values by name, as `--output json` prints them."""
+
+class Listed(TypedDict, total=False):
+    """A committed checkpoint; of one with a damaged manifest its `problem`."""
+
+    step: Required[int]
+    problem: str
+    uri: str
+    digest: str
+    finished: bool
+    parent: int | None
+    chunk: int
+    level: str
+    bytes: int
+    created: str
 
 
-def result(run: Run) -> Row:
-    """Returns a run's outcome as plain values."""
+class Verified(TypedDict):
+    """A checkpoint that was read back."""
+
+    step: int
+    ok: bool
+    problems: list[str]
+    digest: NotRequired[str]
+
+
+class Result(TypedDict):
+    """A run's outcome."""
+
+    run: str
+    state: str
+    run_uri: str
+    model_uri: str | None
+    exports: list[Json]
+    report_uri: str | None
+    steps: int
+    evaluation: str | None
+    gate: list[Json]
+    checkpoints: list[Listed]
+    metrics: dict[str, float | None]
+
+
+def result(run: Run) -> Result:
+    """Returns a run's outcome."""
     evaluation = run.read(Evaluation) or Evaluation()
     plan = run.read(Plan)
     report = run.read(ReportPage)
@@ -33,21 +71,21 @@ def result(run: Run) -> Row:
         "run": run.name,
         "state": state if done else "failed",
         "run_uri": run.uri,
-        "model_uri": exported and exported.model_uri,
+        "model_uri": exported.model_uri if exported else None,
         "exports": [entry.to_json() for entry in exported.exports] if exported else [],
-        "report_uri": report and report.report_uri,
+        "report_uri": report.report_uri if report else None,
         "steps": max((row["step"] for row in checkpoints), default=0),
         "evaluation": evaluation.summary or None,
         "gate": [line.to_json() for line in gate.lines],
-        "checkpoints": [{key: row[key] for key in ("step", "uri", "digest")} for row in checkpoints],
+        "checkpoints": [{"step": row["step"], "uri": row["uri"], "digest": row["digest"]} for row in checkpoints],
         "metrics": {**metrics, **_train_metrics(run)},
     }
 
 
-def list_checkpoints(run: Run) -> list[Row]:
+def list_checkpoints(run: Run) -> list[Listed]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
-    rows: list[dict[str, Any]] = []
+    rows: list[Listed] = []
 
     def note_damaged(step: int, error: DamagedError) -> None:
         rows.append({"step": step, "problem": str(error)})
@@ -70,10 +108,10 @@ def list_checkpoints(run: Run) -> list[Row]:
     return rows[::-1]
 
 
-def verify_checkpoints(run: Run) -> list[Row]:
+def verify_checkpoints(run: Run) -> list[Verified]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
-    rows: list[dict[str, Any]] = []
+    rows: list[Verified] = []
 
     def note_damaged(step: int, error: DamagedError) -> None:
         rows.append({"step": step, "ok": False, "problems": [str(error)]})

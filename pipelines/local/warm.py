@@ -117,7 +117,6 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
         return self._process.pid or 0
 
     def lines(self) -> Iterator[str]:
@@ -137,8 +136,7 @@ class Forked:
         if rest:
             yield rest.decode(errors="replace")
 
-    def events(self) -> Iterator[processes.Event]:
-        """Yields what it tells, until it ends."""
+    def events(self) -> Iterator[events.Event]:
         for line in self.lines():
             if event := events.parse(line):
                 yield event
@@ -146,7 +144,6 @@ class Forked:
                 self._printed.append(line)
 
     def output(self) -> str:
-        """Returns the end of what it printed for people, once it has ended."""
         return "".join(self._printed)[-2000:]
 
     def kill(self) -> None:
@@ -161,7 +158,6 @@ class Forked:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Waits for its end and returns its exit code, below 0 for a signal."""
         self._process.join()
         return self._process.exitcode or 0
 

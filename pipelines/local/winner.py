@@ -6,31 +6,22 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from baton.components.shared.models import loading
+from baton.components.shared.core.events import Event
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.pipelines.compiling.package import compile_checked
 from baton.pipelines.local import engine
-from baton.pipelines.local.processes import Event
 from baton.pipelines.sweep import winners
 
 
 def hand_out(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
-    """Runs what comes after the last chunk of the best trial, as the compiled pipeline does.
-
-    Args:
-        run: The trial's run.
-        sweep: Name of the sweep.
-        on_event: Called with each event of a stage.
-    """
-    log_path = os.path.join(loading.cache_dir(), "logs", f"{sweep}.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
         compile_checked(winners(run.recipe()), package)
-        engine.run(package, {"run_uri": run.uri}, on_event=on_event, log_path=log_path)
+        engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
 
 
 def is_prepared(run: Run) -> bool:

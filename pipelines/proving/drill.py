@@ -10,11 +10,14 @@ from random import Random
 from typing import TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.events import Event
+from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import processes, results
-from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Event, Fresh, Launcher
+from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher
 from baton.pipelines.proving import prove
 from baton.pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
 
@@ -44,7 +47,7 @@ class Disturbed(prove.Told):
 
 
 class Report(TypedDict):
-    """Result of a drill; see `Drill.run`."""
+    """Result of a drill: `phases` tells how often each was asked for and hit, `unreachable` which none came to."""
 
     recipe: str
     created: str
@@ -104,11 +107,6 @@ class Drill:
 
     def run(self) -> Report:
         """Runs the recipe undisturbed, then as often as it takes to use up all kills.
-
-        Returns:
-            `recipe` (its name), `created`, `exact`, `kills`, `wanted` (how many were asked for), `phases` (how often
-            each was asked for and hit), `unreachable` (phases that no process came to), `undisturbed`, and `runs`,
-            each with its `difference` from the undisturbed one and the `problems` of its checkpoints.
 
         Raises:
             BatonError: a process failed that was not killed, with its message.
@@ -222,7 +220,7 @@ class Drill:
         return False
 
     def _follow(self, event: Event) -> None:
-        if event["event"] == "phase" and event["phase"] == "train":
+        if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at
             self._waiting = []

@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import processes, warm
@@ -61,7 +62,7 @@ class Variant(Told):
 
 
 class Proof(TypedDict):
-    """Result of a proof; see `prove`. `report` is the page's path."""
+    """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path."""
 
     recipe: str
     created: str
@@ -79,7 +80,7 @@ def prove(
     *,
     name: str,
     leave_out: Sequence[str] = (),
-    on_event: Callable[[processes.Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> Proof:
     """Runs a recipe once per count of chunks and compares losses and digests with the first.
 
@@ -89,11 +90,6 @@ def prove(
         name: Prefix of the runs' names.
         leave_out: Parts of the state not to restore, as a negative control.
         on_event: Called with each event of the processes.
-
-    Returns:
-        `recipe` (its name), `created`, `leave_out`, `exact`, `variants`, `first_difference` (the earliest of all
-        variants'), and the `fingerprint` of the machine. Each variant has its own `difference` from the first
-        variant. A difference is None where there is none.
 
     Raises:
         BatonError: a process failed, with its message.
@@ -121,7 +117,7 @@ def _variant(
     count: int,
     name: str,
     leave_out: Sequence[str],
-    on_event: Callable[[processes.Event], None],
+    on_event: Callable[[Event], None],
 ) -> Outcome:
     document = recipe.model_dump(mode="json")
     document["chunks"]["count"] = count

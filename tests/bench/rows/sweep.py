@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import time
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.local.sweep import LocalSweep
 from tests.bench.bench import Bench
@@ -74,25 +74,23 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
 
 
 class _Timed(LocalSweep):
-    """A sweep that notes when what happened, and exports nothing."""
+    """A sweep that notes when what happened."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         self.began = self.first = self.ended = 0.0
         super().__init__(recipe, name, self._heard)
 
-    def _heard(self, event: dict[str, Any]) -> None:
-        if event["event"] == "stage" and "train chunk" in event["stage"] and event["state"] == "started":
-            self.began = self.began or event["at"]
-        if event["event"] == "verdict":
-            self.first = self.first or event["at"]
-            self.ended = event["at"]
-
-    def _hand_out(self, run: Run) -> None:
-        self.winner = run.name.rpartition("-")[2]
+    def _heard(self, event: events.Event) -> None:
+        match event:
+            case events.Stage(stage, "started") if "train chunk" in stage:
+                self.began = self.began or time.time()
+            case events.Verdict():
+                self.ended = time.time()
+                self.first = self.first or self.ended
 
     def measured(self) -> _Timed:
         """Runs it, and adds up what its chunks did."""
-        self.run()
+        self.winner = self.run().name.rpartition("-")[2]
         self.took, self.first = self.ended - self.began, self.first - self.began
         runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).trials()]
         attempts = [attempt for run in runs for attempt in run.attempts()]

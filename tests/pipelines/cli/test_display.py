@@ -1,0 +1,77 @@
+"""What a person is shown of a run's events, where standard error is a log file."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from baton.components.shared.core import events
+from baton.pipelines.cli import display, sweep_display
+from baton.pipelines.local.processes import MadeAnew, TrialFailed
+
+NOTES: list[tuple[events.Event, str]] = [
+    (events.Split("text", 9, 6, 2, 0, 1), "6 rows to train on, 2 held out, 1 rejected"),
+    (
+        events.Tokens(True, 8, [8], tokens=1900, truncated=0, dropped=0, train=30, eval=3),
+        "1,900 tokens in 30 sequences, written before; 8 steps",
+    ),
+    (events.Step(3, 8, 1.5), "step 3/8, loss 1.500"),
+    (events.Checkpoint(4, "s/c", "0123456789abcdef", 100, {}), "step 4 committed, digest 0123456789ab"),
+    (
+        events.Evaluated("after", {"perplexity": 7.4, "loss": 2.0, "mine": 1.0}),
+        "loss 2, perplexity 7.4 after training",
+    ),
+    (events.Judged(False, ["loss is 2", "bleu is 1"]), "rejected: loss is 2; bleu is 1"),
+    (events.Phase("restore", step=4), "restore"),
+]
+WARNINGS: list[tuple[events.Event, str]] = [
+    (events.Skipped(4, "it is damaged."), "The checkpoint of step 4 is not used: it is damaged."),
+    (events.Rejected(1, 9, "a.csv line 3", "s/r"), "1 of 9 rows are unusable and kept in s/r; a.csv line 3"),
+    (events.Quality("warn", "Look at it.", "s/p"), "Look at it. See s/p"),
+    (events.Truncation("one row is long", 1, 9, 80, fixed=False), "One row is long."),
+    (MadeAnew("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
+]
+SWEPT: list[tuple[events.Event, str]] = [
+    (events.Scored("t001", 2, 6, 1.25), "t001 after chunk 2 (step 6): 1.25"),
+    (events.Scored("t001", 2, 6, None), "t001 after chunk 2 (step 6): not a number"),
+    (events.Rung(1, 3, 2, ["t000", "t001"], 2), "rung 1 of 3: t000, t001 stay, 2 stopped"),
+    (TrialFailed("t001", 2, "no room."), "t001 chunk 2 failed: no room."),
+]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is shown."""
+    screen = io.StringIO()
+    monkeypatch.setattr(display.console, "file", screen)
+    monkeypatch.setattr(display.console, "width", 200)
+    return screen
+
+
+@pytest.mark.parametrize(("event", "note"), NOTES)
+def test_a_stage_ends_with_its_newest_note(event: events.Event, note: str, shown: io.StringIO) -> None:
+    with display.Display(0) as screen:
+        for heard in (events.Stage("train chunk 1", "started"), event, events.Phase("train"), events.Report("s")):
+            screen.heard(heard)
+        screen.heard(events.Stage("train chunk 1", "done"))
+    assert re.sub(r"\d+\.\d s", "– s", shown.getvalue(), count=1) == f"✓ train chunk 1 (– s) {note}\n"
+
+
+@pytest.mark.parametrize(("event", "words"), WARNINGS)
+def test_nobody_misses_a_warning(event: events.Event, words: str, shown: io.StringIO) -> None:
+    with display.Display(0) as screen:
+        screen.heard(event)
+        screen.heard(events.Quality("ok", "All is well.", "s/p"))
+    assert shown.getvalue() == f"{words}\n"
+
+
+@pytest.mark.parametrize(("event", "words"), SWEPT)
+def test_scores_and_rungs_are_lines(event: events.Event, words: str, shown: io.StringIO) -> None:
+    others: list[events.Event] = []
+    hear = sweep_display.heard(others.append)
+    hear(event)
+    hear(events.Report("s"))
+    assert shown.getvalue() == f"{words}\n"
+    assert others == [events.Report("s")]
