@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
 from baton.components.shared.recipe.data import Columns, Side
 from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.kinds import flag, read
 
 SPEAKERS = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -14,6 +16,9 @@ SPEAKERS = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """Role by the names that Baton reads for who says something."""
+
+MARKED = ("chatml", "llama3", "alpaca")
+"""Templates that both trainers have under the name of Baton's, which mark what the assistant says."""
 
 FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 """Format of conversations by what their messages call who says something, and what."""
@@ -88,6 +93,26 @@ def put(draft: Draft, sets: list[Rows]) -> None:
                 f"{_named(*other)} are not trained on together with {_named(*first)} of the first data set: "
                 "bring both to one format",
             )
+
+
+def on_hub(name: object, *, revision: object, config: object, split: object) -> str:
+    """Returns a hub data set's address; the side `train` is the one that is read without saying so."""
+    options = {"config": config, "split": None if split == "train" else split}
+    query = urlencode({key: value for key, value in options.items() if value})
+    return f"hf://datasets/{name}{f'@{revision}' if revision else ''}{'?' if query else ''}{query}"
+
+
+def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
+    """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
+    whole_row = read(draft, key, flag, False)
+    if method != "sft":
+        draft.needless(key, f"has no effect with {method}") if whole_row else draft.rest(key)
+    elif not shape or not shape.talks:
+        draft.put("data.completion_only_loss", not whole_row, key)
+    else:
+        draft.put("data.assistant_only_loss", not whole_row, key)
+        if not whole_row and draft.look("model.chat_template") not in MARKED:
+            draft.assumed.append("data.assistant_only_loss true, which needs a chat template with the generation mark")
 
 
 def given_sides(draft: Draft) -> bool:
