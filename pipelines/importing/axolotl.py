@@ -8,7 +8,7 @@ import re
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import axolotl_data, axolotl_keys, pacing, results, weights
-from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.draft import Document, Draft, Fate
 from baton.pipelines.importing.kinds import flag, is_on, number, numbers, read, whole, words
 from baton.pipelines.importing.table import fill
 from baton.pipelines.importing.trainer import Trainer
@@ -141,8 +141,7 @@ def _adapter(draft: Draft) -> None:
     linear, modules = "lora_target_linear", "lora_target_modules"
     if read(draft, linear, flag, False):
         draft.put("adapter.target_modules", "all-linear", linear)
-        if draft.has(modules):
-            draft.needless(modules, f"{linear} takes all linear layers")
+        draft.drop(modules, f"{linear} takes all linear layers", Fate.needless)
     elif draft.has(modules):
         pattern = draft.get(modules)
         target = pattern if isinstance(pattern, str) else read(draft, modules, words)
@@ -245,8 +244,7 @@ def _recomputation(draft: Draft, method: str) -> None:
         return
     if offloads:
         draft.changed(key, f"activations are computed again, not offloaded: {method}'s trainer keeps them there")
-    if draft.has(asked):
-        draft.left(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
+    draft.drop(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
 
 
 TRAINER = Trainer(

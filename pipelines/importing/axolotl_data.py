@@ -107,7 +107,7 @@ def _weight(draft: Draft, start: str, *, trains: bool) -> float:
 def _packing(draft: Draft, method: str) -> None:
     key = "sample_packing"
     if read(draft, key, flag, False) and method not in ("sft", "pretrain"):
-        draft.left(key, "pairs are not packed; training.group_by_length saves padding")
+        draft.left(key, sources.UNPACKED)
     elif draft.has(key) or method == "pretrain":
         draft.put("data.packing", "best-fit" if draft.has(key) else True, key)
     draft.rest(key)

@@ -22,32 +22,16 @@ SFT: dict[str, str] = {
 ROWS: dict[str, Columns] = {
     "icr": {"prompt": "input"},
     "intel": {"prompt": "question"},
-    "argilla": {},
-    "argilla_chat": {},
     "chat_template": {"prompt": "input"},
-    "default": {},
-    "prompt_pairs": {},
-    "ultra": {},
-    "passthrough": {},
+    **{last: {} for last in ("argilla", "argilla_chat", "default", "prompt_pairs", "ultra", "passthrough")},
 }
 """Columns by the last part of `type`, such as `chatml.intel`, for pairs and rated answers."""
 
 CONVERSATIONS = ("ultra", "argilla_chat")
 """Those whose answers are lists of messages."""
 
-FIELDS = {
-    "field_prompt": "prompt",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_completion": "completion",
-    "field_label": "label",
-    "field_messages": "messages",
-    "field_instruction": "instruction",
-    "field_input": "input",
-    "field_output": "output",
-    "field": "text",
-    "text_column": "text",
-}
+OWN = "prompt chosen rejected completion label messages instruction input output"
+FIELDS = {**{f"field_{name}": name for name in OWN.split()}, "field": "text", "text_column": "text"}
 """Our column by the key that names the source's."""
 
 OTHERWISE = {
@@ -88,13 +72,7 @@ UNREAD = table(
 
 
 def shape(draft: Draft, start: str, method: str) -> Shape:
-    """Returns a data set's shape, from its type and the keys that name columns.
-
-    Args:
-        draft: The recipe in the making.
-        start: How the data set's keys begin.
-        method: The training method.
-    """
+    """Returns the shape of the data set whose keys begin with `start`, from its type and those that name columns."""
     key = f"{start}.type"
     kind = str(draft.get(key, "pretrain" if start.startswith("pre") else ""))
     own = any(name.startswith(f"{key}.") for name in draft.given)

@@ -18,9 +18,7 @@ WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto"
 def template(draft: Draft, shapes: dict[str, Shape]) -> None:
     """Sets `model.chat_template`, of which a recipe has one, from the first data set that has one.
 
-    Args:
-        draft: The recipe in the making.
-        shapes: Shape of each data set, by how its keys begin.
+    Shapes are by how the data set's keys begin.
     """
     for start in shapes:
         _conversation(draft, f"{start}.conversation")

@@ -141,13 +141,7 @@ def _plain(value: str) -> float | bool | str:
 
 
 def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Callable[[object], str]:
-    """Returns a kind for names of which Baton has some.
-
-    Args:
-        allowed: The recipe's own names.
-        aliases: Other names of the same thing.
-        why: What to do where it has none.
-    """
+    """Returns a kind for names of which Baton has some, with other names of the same, and what to do without one."""
 
     def named(value: object) -> str:
         name = aliases.get(text(value), text(value))

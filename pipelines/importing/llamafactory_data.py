@@ -165,7 +165,7 @@ def _packing(draft: Draft, method: str) -> None:
         return
     for key in filter(draft.has, (packing, neat)):
         if method != "sft":
-            draft.left(key, "pairs are not packed; training.group_by_length saves padding")
+            draft.left(key, sources.UNPACKED)
             continue
         draft.put("data.packing", "best-fit", key)
         if not draft.has(neat):

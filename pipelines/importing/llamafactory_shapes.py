@@ -130,12 +130,7 @@ def unread(entry: Entry, shape: Shape) -> list[str]:
 
 
 def template(draft: Draft, shape: Shape | None) -> None:
-    """Sets `model.chat_template` where Baton's is the same, and says what differs else.
-
-    Args:
-        draft: The recipe in the making.
-        shape: Of the first data set, where it is known.
-    """
+    """Sets `model.chat_template` where Baton's is the same for the first data set, and says what differs else."""
     key = "template"
     name = str(draft.get(key, ""))
     if not draft.has(key):

@@ -8,13 +8,21 @@ from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import sources
 from baton.pipelines.importing.draft import Draft, Fate
 from baton.pipelines.importing.kinds import flag, is_on, number, read, steps, whole
-from baton.pipelines.importing.table import Carried, handle
+from baton.pipelines.importing.table import Carried, fill, handle, table
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""
 
 _EVALUATE = Carried("evaluation.every", steps)
 _CHECKPOINT = Carried("chunks.checkpoint_every", steps)
+_BEST = table(
+    {
+        "metric_for_best_model": Carried(
+            "training.early_stopping.metric", lambda name: f"eval_{str(name).removeprefix('eval_')}" if name else None
+        ),
+        "greater_is_better": Carried("training.early_stopping.greater_is_better", flag),
+    }
+)
 
 
 def batch(draft: Draft, micro_key: str, micro: int, product_key: str | None) -> None:
@@ -70,8 +78,7 @@ def length(draft: Draft, epochs_key: str, epochs: float) -> None:
     """Sets epochs or steps; steps win, as they do in `Trainer`."""
     if read(draft, "max_steps", number, -1) > 0:
         draft.put("training.max_steps", read(draft, "max_steps", whole), "max_steps")
-        if draft.has(epochs_key):
-            draft.needless(epochs_key, "max_steps is given, and decides")
+        draft.drop(epochs_key, "max_steps is given, and decides", Fate.needless)
         return
     draft.rest("max_steps")
     if draft.get(epochs_key) is None:
@@ -85,8 +92,7 @@ def warmup(draft: Draft) -> None:
     steps, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
     if steps:
         draft.put("training.warmup_steps", steps if steps < 1 else int(steps), "warmup_steps")
-        if share:
-            draft.needless("warmup_ratio", "warmup_steps is given, and decides")
+        draft.drop("warmup_ratio", "warmup_steps is given, and decides", Fate.needless)
     elif share:
         draft.put("training.warmup_steps", share, "warmup_ratio")
     draft.rest("warmup_steps")
@@ -145,25 +151,13 @@ def checkpoints(draft: Draft) -> None:
 
 def early_stopping(draft: Draft, key: str) -> None:
     """Sets early stopping, which looks at evaluations."""
-    if not draft.has(key):
-        draft.rest(key)
-        return
-    patience = read(draft, key, whole)
-    if not draft.look("evaluation.every"):
-        draft.left(
-            key,
-            f"it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
-            f"training.early_stopping: {{patience: {patience}}}",
-        )
+    patience = read(draft, key, whole) if draft.has(key) else None
+    if not patience or not draft.look("evaluation.every"):
+        why = "it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
+        draft.drop(key, f"{why}training.early_stopping: {{patience: {patience}}}")
         return
     draft.put("training.early_stopping.patience", patience, key)
-    if draft.has("metric_for_best_model"):
-        metric = str(draft.get("metric_for_best_model"))
-        metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-        draft.put("training.early_stopping.metric", metric, "metric_for_best_model")
-    if draft.get("greater_is_better") is not None:
-        greater = read(draft, "greater_is_better", flag)
-        draft.put("training.early_stopping.greater_is_better", greater, "greater_is_better")
+    fill(draft, _BEST)
 
 
 def order(draft: Draft, method: str) -> None:

@@ -20,6 +20,7 @@ SPEAKERS = {
 MARKED = ("chatml", "llama3", "alpaca")
 """Templates that both trainers have under the name of Baton's, which mark what the assistant says."""
 
+UNPACKED = "pairs are not packed; training.group_by_length saves padding"
 FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 """Format of conversations by what their messages call who says something, and what."""
 
@@ -72,12 +73,7 @@ def speaks_as(name: object, role: str) -> bool:
 
 
 def put(draft: Draft, sets: list[Rows]) -> None:
-    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source.
-
-    Args:
-        draft: The recipe in the making.
-        sets: The data sets, at least one.
-    """
+    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source."""
     known = [(rows, rows.shape) for rows in sets if rows.shape]
     alike = all(shape == known[0][1] for _, shape in known)
     if known and alike:

@@ -14,12 +14,7 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 def lora(draft: Draft, kind_key: str, rank_key: str, *, alpha: int | None, rate: float) -> None:
     """Sets an adapter, and LoRA+ as a group of parameters: the second matrix learns faster.
 
-    Args:
-        draft: The recipe in the making.
-        kind_key: Key of what is trained.
-        rank_key: Key of the rank.
-        alpha: The other trainer's default of `lora_alpha`, None for twice the rank.
-        rate: Its default of the learning rate.
+    `alpha`, None for twice the rank, and the learning rate are those of a file that leaves them out.
     """
     rank = read(draft, rank_key, whole, 8)
     draft.put("adapter.type", "lora", kind_key)
@@ -30,21 +25,14 @@ def lora(draft: Draft, kind_key: str, rank_key: str, *, alpha: int | None, rate:
         faster = float(f"{read(draft, 'learning_rate', number, rate) * ratio:.12g}")
         group = {"name": "loraplus", "pattern": r"\.lora_B\.", "learning_rate": faster}
         draft.put("training.groups", [group], "loraplus_lr_ratio")
-    if draft.has("loraplus_lr_embedding"):
-        draft.left(
-            "loraplus_lr_embedding",
-            "for adapters on embeddings: put {pattern: lora_embedding, learning_rate: …} first in training.groups",
-        )
+    draft.drop(
+        "loraplus_lr_embedding",
+        "for adapters on embeddings: put {pattern: lora_embedding, learning_rate: …} first in training.groups",
+    )
 
 
 def precision(draft: Draft, wanted: str, *keys: str) -> None:
-    """Sets the arithmetic: `bf16`, `fp16`, or `fp32` with `tf32` where that is asked for.
-
-    Args:
-        draft: The recipe in the making.
-        wanted: What the file comes to, tf32 aside.
-        keys: The keys that say so.
-    """
+    """Sets the arithmetic to `bf16` or `fp16`, or for `fp32` to `tf32` where that is asked for."""
     if wanted != "fp32":
         draft.put("training.precision", wanted, *keys)
     draft.carry("training.precision", *keys)

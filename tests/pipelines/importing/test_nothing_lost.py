@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
-from baton.pipelines.importing import axolotl, llamafactory, reading, writing
+from baton.pipelines.importing import reading, writing
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.trainer import Trainer
+from tests.pipelines.importing.conftest import TRAINERS
 
 HERE = Path(__file__).parent
-TRAINERS: dict[str, Trainer] = {"llamafactory": llamafactory.TRAINER, "axolotl": axolotl.TRAINER}
 LEAST: dict[str, dict[str, Any]] = {
     "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
     "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
