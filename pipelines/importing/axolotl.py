@@ -8,7 +8,7 @@ import re
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import axolotl_data, axolotl_keys, pacing, results, weights
-from baton.pipelines.importing.draft import Document, Draft, Fate
+from baton.pipelines.importing.draft import Document, Draft
 from baton.pipelines.importing.kinds import flag, is_on, number, numbers, read, whole, words
 from baton.pipelines.importing.table import fill
 from baton.pipelines.importing.trainer import Trainer
@@ -30,16 +30,8 @@ RATE = 2e-5
 EMBEDDINGS = "embed_tokens|lm_head"
 """The parameters that `embedding_lr` is for."""
 
-ATTENTION = {
-    "flash_attention": "flash_attention_2",
-    "sdp_attention": "sdpa",
-    "flex_attention": "flex_attention",
-    "eager_attention": "eager",
-}
-"""Attention by the key that turns it on."""
-
-NAMES = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention"}
-"""Attention by the short names of `attention`."""
+ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention", "eager": "eager"}
+"""Attention by its short name; the key that turns it on is that name and `_attention`."""
 
 
 def _choose(draft: Draft) -> tuple[str, Document]:
@@ -141,7 +133,8 @@ def _adapter(draft: Draft) -> None:
     linear, modules = "lora_target_linear", "lora_target_modules"
     if read(draft, linear, flag, False):
         draft.put("adapter.target_modules", "all-linear", linear)
-        draft.drop(modules, f"{linear} takes all linear layers", Fate.needless)
+        if draft.has(modules):
+            draft.needless(modules, f"{linear} takes all linear layers")
     elif draft.has(modules):
         pattern = draft.get(modules)
         target = pattern if isinstance(pattern, str) else read(draft, modules, words)
@@ -212,12 +205,12 @@ def _unfrozen(draft: Draft) -> None:
 
 def _arithmetic(draft: Draft, method: str) -> None:
     """Sets attention, what is recomputed, and the floor of a cosine."""
-    for key, name in ATTENTION.items():
-        if is_on(draft, key):
-            draft.put("model.attention", name, key)
+    for short, name in ATTENTION.items():
+        if is_on(draft, f"{short}_attention"):
+            draft.put("model.attention", name, f"{short}_attention")
     for key in ("attn_implementation", "attention"):
         value = str(draft.get(key, ""))
-        name = NAMES.get(value, value)
+        name = ATTENTION.get(value, value)
         if name in ("flash_attention_3", *ATTENTION.values()):
             draft.put("model.attention", name, key)
     _recomputation(draft, method)
@@ -244,7 +237,8 @@ def _recomputation(draft: Draft, method: str) -> None:
         return
     if offloads:
         draft.changed(key, f"activations are computed again, not offloaded: {method}'s trainer keeps them there")
-    draft.drop(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
+    if draft.has(asked):
+        draft.left(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
 
 
 TRAINER = Trainer(

@@ -8,7 +8,7 @@ from baton.components.shared.recipe import SPECS
 from baton.components.shared.recipe.data import Columns
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
-from baton.pipelines.importing.table import handle, table
+from baton.pipelines.importing.table import table
 
 SFT: dict[str, str] = {
     "alpaca": "instruction",
@@ -30,8 +30,9 @@ ROWS: dict[str, Columns] = {
 CONVERSATIONS = ("ultra", "argilla_chat")
 """Those whose answers are lists of messages."""
 
-OWN = "prompt chosen rejected completion label messages instruction input output"
-FIELDS = {**{f"field_{name}": name for name in OWN.split()}, "field": "text", "text_column": "text"}
+FIELD = "prompt chosen rejected completion label messages instruction input output"
+"""Our columns that it names by `field_` and the same word."""
+FIELDS = {**{f"field_{name}": name for name in FIELD.split()}, "field": "text", "text_column": "text"}
 """Our column by the key that names the source's."""
 
 OTHERWISE = {
@@ -104,7 +105,7 @@ def shape(draft: Draft, start: str, method: str) -> Shape:
     for name, entry in UNREAD.items():
         for part in (f"{start}.{name}", f"{key}.{name}"):
             if not draft.is_handled(part):
-                handle(draft, part, entry)
+                entry(draft, part)
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
     return Shape(format=shape, columns=columns, talks=talks)
 

@@ -14,9 +14,7 @@ from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import flag, read, whole, words
 from baton.pipelines.importing.llamafactory_shapes import Entry
 from baton.pipelines.importing.sources import Rows
-from baton.pipelines.importing.table import Carried, fill, handle, table
-
-MAX_SAMPLES = Carried("data.max_samples", whole)
+from baton.pipelines.importing.table import Carried, fill, table
 
 LEFT = table(
     {},
@@ -131,7 +129,7 @@ def _about(name: str) -> str:
 def _samples(draft: Draft, sets: int, entries: Entry) -> None:
     """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
     key = "max_samples"
-    handle(draft, key, MAX_SAMPLES)
+    Carried("data.max_samples", whole)(draft, key)
     if sets > 1 and draft.has(key):
         draft.changed(key, "counts all rows together, taken from the start, not those of each data set")
     for name, entry in entries.items():

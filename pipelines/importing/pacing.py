@@ -8,13 +8,11 @@ from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import sources
 from baton.pipelines.importing.draft import Draft, Fate
 from baton.pipelines.importing.kinds import flag, is_on, number, read, steps, whole
-from baton.pipelines.importing.table import Carried, fill, handle, table
+from baton.pipelines.importing.table import Carried, fill, table
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""
 
-_EVALUATE = Carried("evaluation.every", steps)
-_CHECKPOINT = Carried("chunks.checkpoint_every", steps)
 _BEST = table(
     {
         "metric_for_best_model": Carried(
@@ -78,7 +76,8 @@ def length(draft: Draft, epochs_key: str, epochs: float) -> None:
     """Sets epochs or steps; steps win, as they do in `Trainer`."""
     if read(draft, "max_steps", number, -1) > 0:
         draft.put("training.max_steps", read(draft, "max_steps", whole), "max_steps")
-        draft.drop(epochs_key, "max_steps is given, and decides", Fate.needless)
+        if draft.has(epochs_key):
+            draft.needless(epochs_key, "max_steps is given, and decides")
         return
     draft.rest("max_steps")
     if draft.get(epochs_key) is None:
@@ -123,7 +122,7 @@ def evaluations(draft: Draft, *, by_default: bool) -> None:
     if strategy == "epoch":
         draft.left(key, "set evaluation.every to the number of steps of an epoch")
     elif strategy == "steps" and draft.has(every):
-        handle(draft, every, _EVALUATE)
+        Carried("evaluation.every", steps)(draft, every)
         draft.carry("evaluation.every", *keys)
     elif strategy == "steps" and draft.has(key):
         steps_between = read(draft, "logging_steps", number, 500)  # what Transformers takes then
@@ -142,7 +141,7 @@ def checkpoints(draft: Draft) -> None:
     else:
         draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
     if draft.has("save_steps") and strategy == "steps":
-        handle(draft, "save_steps", _CHECKPOINT)
+        Carried("chunks.checkpoint_every", steps)(draft, "save_steps")
     elif draft.has("save_steps"):
         draft.needless("save_steps", "save_strategy is not steps")
     if draft.has("save_total_limit"):

@@ -43,6 +43,11 @@ class Shape:
     talks: bool = False
 
     @property
+    def settings(self) -> Document:
+        """What a recipe says of the rows."""
+        return {"format": self.format, **({"columns": self.columns} if self.columns else {})}
+
+    @property
     def trained_as(self) -> tuple[str, bool]:
         """Key that is equal for rows which can be trained on together."""
         return TRAINED_AS.get(self.format, self.format), self.talks
@@ -77,9 +82,8 @@ def put(draft: Draft, sets: list[Rows]) -> None:
     known = [(rows, rows.shape) for rows in sets if rows.shape]
     alike = all(shape == known[0][1] for _, shape in known)
     if known and alike:
-        draft.put("data.format", known[0][1].format)
-        if known[0][1].columns:
-            draft.put("data.columns", known[0][1].columns)
+        for name, value in known[0][1].settings.items():
+            draft.put(f"data.{name}", value)
     draft.put("data.source", [_source(rows, uri, alike) for rows in sets for uri in rows.uris])
     for rows, shape in known:
         first, other = known[0][1].trained_as, shape.trained_as
@@ -117,16 +121,12 @@ def given_sides(draft: Draft) -> bool:
 
 
 def _source(rows: Rows, uri: str, alike: bool) -> str | Document:
-    source: Document = {"uri": uri}
-    if rows.weight != 1:
-        source["weight"] = rows.weight
+    source: Document = {} if rows.weight == 1 else {"weight": rows.weight}
     if rows.shape and not alike:
-        source["format"] = rows.shape.format
-        if rows.shape.columns:
-            source["columns"] = rows.shape.columns
+        source.update(rows.shape.settings)
     if rows.side:
         source["side"] = rows.side
-    return source if len(source) > 1 else uri
+    return {"uri": uri, **source} if source else uri
 
 
 def _named(trained_as: str, talks: bool) -> str:

@@ -9,6 +9,11 @@ from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing.draft import EMPTY, Draft, Fate
 from baton.pipelines.importing.kinds import Kind, read
 
+Entry = Callable[[Draft, str], None]
+"""What becomes of a key: a `Carried`, or a function where it takes more than a line."""
+Table = dict[str, Entry]
+"""By key; one that ends in `*` stands for all that begin so and have no nearer entry."""
+
 
 @dataclass(frozen=True)
 class Carried:
@@ -27,33 +32,24 @@ class Carried:
     default: object = None
     methods: tuple[str, ...] = ()
 
-    def hindrance(self, draft: Draft) -> str | None:
-        """Returns why it has no effect, None where it has one."""
+    def __call__(self, draft: Draft, key: str) -> None:
+        """Sets the recipe's value, or notes why it has none."""
         section, *names = self.path.split(".")
-        if section == "adapter" and draft.look(section) is None:
-            return "without adapter"
         method = draft.look("training.method")
         methods = self.methods or [name for name in names[:1] if name in SPECS]
-        return f"with {method}" if methods and method not in methods else None
+        if section == "adapter" and draft.look(section) is None:
+            draft.drop(key, "has no effect without adapter", Fate.needless)
+        elif methods and method not in methods:
+            draft.drop(key, f"has no effect with {method}", Fate.needless)
+        elif (value := read(draft, key, self.kind, self.default)) is None:
+            draft.rest(key)
+        else:
+            draft.put(self.path.format(method=method), value, key)
 
 
-@dataclass(frozen=True)
-class Noted:
-    """A key that is not carried over.
-
-    Attributes:
-        fate: Whether something is lost.
-        why: Why, and what to do instead.
-    """
-
-    fate: Fate
-    why: str
-
-
-Entry = Carried | Noted | Callable[[Draft, str], None]
-"""What becomes of a key; a function where it takes more than a line."""
-Table = dict[str, Entry]
-"""By key; one that ends in `*` stands for all that begin so and have no nearer entry."""
+def noted(why: str, fate: Fate) -> Entry:
+    """Returns the entry of a key that is not carried over: why, what to do instead, and whether something is lost."""
+    return lambda draft, key: draft.drop(key, why, fate)
 
 
 def table(
@@ -69,7 +65,7 @@ def table(
     entries = {key: entry for keys, entry in carried.items() for key in keys.split()}
     for fate, reasons in ((Fate.left, left or {}), (Fate.needless, needless or {})):
         for why, keys in reasons.items():
-            entries.update(dict.fromkeys(keys.split(), Noted(fate, why)))
+            entries.update(dict.fromkeys(keys.split(), noted(why, fate)))
     return entries
 
 
@@ -84,7 +80,7 @@ def apply(draft: Draft, entries: Table) -> None:
         if draft.given[key] in EMPTY:
             draft.rest(key)
         else:
-            handle(draft, key, entry)
+            entry(draft, key)
 
 
 def unknown(draft: Draft, key: str) -> None:
@@ -100,20 +96,4 @@ def switch(draft: Draft, key: str) -> None:
 def fill(draft: Draft, entries: Table, prefix: str = "") -> None:
     """Deals with the keys of a table before all others, and with those that the file leaves out."""
     for key, entry in entries.items():
-        handle(draft, f"{prefix}{key}", entry)
-
-
-def handle(draft: Draft, key: str, entry: Entry) -> None:
-    """Does with a key what its entry says."""
-    if isinstance(entry, Noted):
-        draft.drop(key, entry.why, entry.fate)
-    elif not isinstance(entry, Carried):
-        entry(draft, key)
-    elif why := entry.hindrance(draft):
-        draft.drop(key, f"has no effect {why}", Fate.needless)
-    else:
-        value = read(draft, key, entry.kind, entry.default)
-        if value is None:
-            draft.rest(key)
-        else:
-            draft.put(entry.path.format(method=draft.look("training.method")), value, key)
+        entry(draft, f"{prefix}{key}")

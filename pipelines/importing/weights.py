@@ -25,10 +25,9 @@ def lora(draft: Draft, kind_key: str, rank_key: str, *, alpha: int | None, rate:
         faster = float(f"{read(draft, 'learning_rate', number, rate) * ratio:.12g}")
         group = {"name": "loraplus", "pattern": r"\.lora_B\.", "learning_rate": faster}
         draft.put("training.groups", [group], "loraplus_lr_ratio")
-    draft.drop(
-        "loraplus_lr_embedding",
-        "for adapters on embeddings: put {pattern: lora_embedding, learning_rate: …} first in training.groups",
-    )
+    if draft.has("loraplus_lr_embedding"):
+        first = "put {pattern: lora_embedding, learning_rate: …} first in training.groups"
+        draft.left("loraplus_lr_embedding", f"for adapters on embeddings: {first}")
 
 
 def precision(draft: Draft, wanted: str, *keys: str) -> None:
