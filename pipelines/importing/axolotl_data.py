@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import axolotl_shapes, axolotl_templates, sources
 from baton.pipelines.importing.draft import Draft, Fate
 from baton.pipelines.importing.kinds import flag, read, text, whole, words
@@ -106,7 +107,7 @@ def _weight(draft: Draft, start: str, *, trains: bool) -> float:
 
 def _packing(draft: Draft, method: str) -> None:
     key = "sample_packing"
-    if read(draft, key, flag, False) and method not in ("sft", "pretrain"):
+    if read(draft, key, flag, False) and SPECS[method].rows != "sequences":
         draft.left(key, sources.UNPACKED)
     elif draft.has(key) or method == "pretrain":
         draft.put("data.packing", "best-fit" if draft.has(key) else True, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing.draft import Draft, Fate
 from baton.pipelines.importing.kinds import count, flag, is_on, number, read, text, whole, words
 from baton.pipelines.importing.table import Carried, fill, table
@@ -77,7 +78,7 @@ def _write_every(draft: Draft, key: str) -> None:
 
 def _metrics(draft: Draft, method: str) -> None:
     key, which = "do_causal_lm_eval", "eval_causal_lm_metrics"
-    if not is_on(draft, key) or method not in ("sft", "pretrain"):
+    if not is_on(draft, key) or SPECS[method].rows != "sequences":
         draft.drop(key, f"has no effect with {method}", Fate.needless)
         return
     wanted = read(draft, which, words, []) or BY_DEFAULT
