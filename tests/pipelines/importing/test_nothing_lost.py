@@ -37,6 +37,11 @@ def trainer_of(path: Path) -> Trainer:
     return TRAINERS[path.parent.name]
 
 
+def example(path: Path) -> Draft:
+    """Return what becomes of an example."""
+    return reading.draft_of(trainer_of(path), str(path), str(path.parent))
+
+
 def settled(draft: Draft) -> set[str]:
     """Return the keys that the report accounts for."""
     return set(draft.carried) | set(draft.idle) | {remark.key for remark in draft.remarks}
@@ -52,7 +57,7 @@ def drafted(trainer: Trainer, path: Path) -> Draft | str:
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_every_key_of_an_example_is_accounted_for_once(path: Path):
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    draft = example(path)
     flat = reading.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
     noted = {remark.key for remark in draft.remarks}
 
@@ -65,7 +70,7 @@ def test_every_key_of_an_example_is_accounted_for_once(path: Path):
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    draft = example(path)
     recipe = writing.recipe_of(draft)
     written = writing.to_yaml(recipe, draft)
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
@@ -78,7 +83,7 @@ def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_no_value_of_the_file_is_a_default(path: Path):
     """What is taken out of the file changes the recipe, or is all that names a section."""
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    draft = example(path)
     recipe = writing.recipe_of(draft)
     document = yaml.safe_load(writing.to_yaml(recipe, draft))
 

@@ -1,6 +1,6 @@
 """What is said of what is not carried over, of chat templates, and of values that cannot be meant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +18,16 @@ DATA = {
     "axolotl": "datasets:\n  - {path: org/d, type: alpaca}\n",
     "llamafactory": "dataset: house_rules\nstage: dpo\n",
 }
+
+
+def cases(tables: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> list[Any]:
+    """Return a case for each row of each trainer's table."""
+    return [
+        pytest.param(tool, *row, id=f"{tool}-{name.splitlines()[-1]}")
+        for tool, rows in tables.items()
+        for name, row in rows.items()
+    ]
+
 
 SAID = {
     "axolotl": {
@@ -80,16 +90,11 @@ SAID = {
 
 
 @pytest.mark.parametrize(
-    ("tool", "lines", "expected"),
-    [
-        pytest.param(tool, lines, expected, id=f"{tool}-{lines.splitlines()[-1]}")
-        for tool, cases in SAID.items()
-        for lines, expected in cases.items()
-    ],
+    ("tool", "lines", "key", "text"),
+    cases({tool: {lines: (lines, *said) for lines, said in table.items()} for tool, table in SAID.items()}),
 )
-def test_what_is_not_carried_over_is_said(tool: str, lines: str, expected: tuple[str, str], written: Write):
+def test_what_is_not_carried_over_is_said(tool: str, lines: str, key: str, text: str, written: Write):
     made = written(tool, f"{BASE[tool]}{DATA[tool]}{lines}\n")
-    key, text = expected
 
     assert key in made.keys(Fate.left)
     assert text in made.text(key)
@@ -100,66 +105,34 @@ CHAT = "path: org/d, type: chat_template"
 TEMPLATES: dict[str, dict[str, tuple[str, str | None, Fate | None, str]]] = {
     "axolotl": {
         "the same text": (f"chat_template: chatml\ndatasets: [{{{CHAT}}}]", "chatml", None, ""),
-        "nearly the same": (
-            f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]",
-            "alpaca",
-            Fate.changed,
-            "no beginning of text",
-        ),
-        "of the data set": (
-            f"chat_template: gemma\ndatasets: [{{{CHAT}, chat_template: llama3}}]",
-            "llama3",
-            Fate.needless,
-            "another template is given, and decides",
-        ),
+        "nearly the same": (f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]", "alpaca", Fate.changed,
+                            "no beginning of text"),
+        "of the data set": (f"chat_template: gemma\ndatasets: [{{{CHAT}, chat_template: llama3}}]", "llama3",
+                            Fate.needless, "another template is given, and decides"),
         "the tokenizer's": (f"chat_template: tokenizer_default\ndatasets: [{{{CHAT}}}]", None, None, ""),
-        "one to fall back on": (
-            f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]",
-            None,
-            Fate.left,
-            "where it has none, set model.chat_template: chatml",
-        ),
-        "another": (
-            f"chat_template: gemma\ndatasets: [{{{CHAT}}}]",
-            None,
-            Fate.left,
-            "the tokenizer's own chat template",
-        ),
-        "texts": (
-            "chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]",
-            None,
-            Fate.needless,
-            "instruction has no chat template",
-        ),
+        "one to fall back on": (f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]", None,
+                                Fate.left, "where it has none, set model.chat_template: chatml"),
+        "another": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", None, Fate.left,
+                    "the tokenizer's own chat template"),
+        "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, Fate.needless,
+                  "instruction has no chat template"),
     },
     "llamafactory": {
-        "chatml": (
-            "dataset: chats\ntemplate: chatml",
-            "chatml",
-            Fate.changed,
-            "its marks are single tokens only where it has them",
-        ),
+        "chatml": ("dataset: chats\ntemplate: chatml", "chatml", Fate.changed,
+                   "its marks are single tokens only where it has them"),
         "llama3": ("dataset: chats\ntemplate: llama3", "llama3", Fate.changed, "white space around a message"),
         "zephyr": ("dataset: chats\ntemplate: zephyr", None, Fate.left, "no line break after the end of a text"),
         "alpaca": ("dataset: chats\ntemplate: alpaca", None, Fate.left, "Stanford's preamble before conversations"),
         "qwen": ("dataset: chats\ntemplate: qwen", None, Fate.left, "the tokenizer's own chat template is used"),
-        "default": (
-            "dataset: house_rules\ntemplate: default",
-            None,
-            Fate.left,
-            "written out as text, without a chat template",
-        ),
+        "default": ("dataset: house_rules\ntemplate: default", None, Fate.left,
+                    "written out as text, without a chat template"),
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("tool", "lines", "template", "fate", "said"),
-    [
-        pytest.param(tool, *expected, id=f"{tool}-{name}")
-        for tool, cases in TEMPLATES.items()
-        for name, expected in cases.items()
-    ],
+    cases(TEMPLATES),
 )
 def test_chat_template(tool: str, lines: str, template: str | None, fate: Fate | None, said: str, written: Write):
     made = written(tool, f"{BASE[tool]}{lines}\n")
@@ -202,11 +175,7 @@ WRONG = {
 
 @pytest.mark.parametrize(
     ("tool", "lines", "message"),
-    [
-        pytest.param(tool, *expected, id=f"{tool}-{name}")
-        for tool, cases in WRONG.items()
-        for name, expected in cases.items()
-    ],
+    cases(WRONG),
 )
 def test_what_cannot_be_meant_is_an_error(tool: str, lines: str, message: str, written: Write):
     with pytest.raises(UserError) as error:
