@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from baton.components.shared.core.errors import UserError
 from baton.pipelines.cli.options import reported
 from baton.pipelines.importing import axolotl, llamafactory, reading, writing
+from baton.pipelines.importing.trainer import Trainer
 
 app = typer.Typer(
     help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True
@@ -30,17 +30,17 @@ def import_llamafactory(file: TheirFile, output: Target = None) -> None:
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
     """
     with reported():
-        _import(llamafactory, file, output)
+        _import(llamafactory.TRAINER, file, output)
 
 
 @app.command("axolotl")
 def import_axolotl(file: TheirFile, output: Target = None) -> None:
     """Makes a recipe from an axolotl training file."""
     with reported():
-        _import(axolotl, file, output)
+        _import(axolotl.TRAINER, file, output)
 
 
-def _import(trainer: ModuleType, file: str, output: str | None) -> None:
+def _import(trainer: Trainer, file: str, output: str | None) -> None:
     if output and os.path.exists(output):
         raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
     draft = reading.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())

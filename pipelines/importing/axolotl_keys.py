@@ -16,32 +16,31 @@ ORDER = "the order of rows is drawn from seed"
 
 METHODS = table(
     {
-        "rl_beta": Carried("training.{method}.beta", number, ("dpo", "kto", "orpo", "cpo")),
-        "dpo_beta": Carried("training.dpo.beta", number, ("dpo",)),
-        "dpo_use_weighting": Carried("training.dpo.weighting", flag, ("dpo",)),
-        "dpo_loss_type": Carried("training.dpo.loss", words, ("dpo",)),
-        "dpo_loss_weights": Carried("training.dpo.loss_weights", numbers, ("dpo",)),
-        "kto_desirable_weight": Carried("training.kto.desirable_weight", number, ("kto",)),
-        "kto_undesirable_weight": Carried("training.kto.undesirable_weight", number, ("kto",)),
-        "orpo_alpha": Carried("training.orpo.beta", number, ("orpo",)),
-        "cpo_alpha": Carried("training.cpo.likelihood", number, ("cpo",)),
-        "simpo_gamma": Carried("training.cpo.simpo_margin", number, ("cpo",)),
+        "rl_beta": Carried("training.{method}.beta", number, methods=("dpo", "kto", "orpo", "cpo")),
+        "dpo_beta": Carried("training.dpo.beta", number),
+        "dpo_use_weighting": Carried("training.dpo.weighting", flag),
+        "dpo_loss_type": Carried("training.dpo.loss", words),
+        "dpo_loss_weights": Carried("training.dpo.loss_weights", numbers),
+        "kto_desirable_weight": Carried("training.kto.desirable_weight", number),
+        "kto_undesirable_weight": Carried("training.kto.undesirable_weight", number),
+        "orpo_alpha": Carried("training.orpo.beta", number),
+        "cpo_alpha": Carried("training.cpo.likelihood", number),
+        "simpo_gamma": Carried("training.cpo.simpo_margin", number),
         **{
-            f"trl.{name}": Carried(f"training.grpo.{name}", kind, ("grpo",))
+            f"trl.{name}": Carried(f"training.grpo.{name}", kind)
             for kind, names in {
                 number: "beta temperature top_p min_p repetition_penalty epsilon epsilon_high",
                 whole: "num_generations max_completion_length num_iterations",
             }.items()
             for name in names.split()
         },
-        "trl.top_k": Carried("training.grpo.top_k", lambda value: count(max(number(value), 0)), ("grpo",)),
-        "trl.mask_truncated_completions": Carried("training.grpo.mask_truncated", flag, ("grpo",)),
-        "trl.importance_sampling_level": Carried("training.grpo.importance_sampling", text, ("grpo",)),
-        "trl.loss_type": Carried("training.grpo.loss", LOSS, ("grpo",)),
+        "trl.top_k": Carried("training.grpo.top_k", lambda value: count(max(number(value), 0))),
+        "trl.mask_truncated_completions": Carried("training.grpo.mask_truncated", flag),
+        "trl.importance_sampling_level": Carried("training.grpo.importance_sampling", text),
+        "trl.loss_type": Carried("training.grpo.loss", LOSS),
         "trl.scale_rewards": Carried(
             "training.grpo.scale_rewards",
             lambda value: {True: "group", False: "none"}[value] if isinstance(value, bool) else text(value),
-            ("grpo",),
         ),
     }
 )
@@ -76,13 +75,11 @@ TABLE = SHARED | table(
         "base_model": Carried("model.base", text),
         "model_revision revision_of_model": Carried("model.revision", text),
         "tokenizer_config": Carried("model.tokenizer.base", text),
-        "lora_target_parameters": Carried("adapter.target_parameters", words, "adapter"),
+        "lora_target_parameters": Carried("adapter.target_parameters", words),
         "peft_layers_to_transform": Carried(
-            "adapter.layers_to_transform", lambda value: [count(layer) for layer in words(value)], "adapter"
+            "adapter.layers_to_transform", lambda value: [count(layer) for layer in words(value)]
         ),
-        "peft_init_lora_weights": Carried(
-            "adapter.init", lambda value: None if value is True else START(value), "adapter"
-        ),
+        "peft_init_lora_weights": Carried("adapter.init", lambda value: None if value is True else START(value)),
         "sequence_len": Carried("data.max_length", whole),
         "dataset_exact_deduplication": Carried("data.quality.duplicates", lambda value: "fix" if flag(value) else None),
         "eval_batch_size": Carried("evaluation.batch_size", whole),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
+from baton.components.shared.recipe import SPECS
 from baton.components.shared.recipe.data import Columns
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
+from baton.pipelines.importing.table import table
 
 SFT: dict[str, str] = {
     "alpaca": "instruction",
@@ -21,35 +22,17 @@ SFT: dict[str, str] = {
 ROWS: dict[str, Columns] = {
     "icr": {"prompt": "input"},
     "intel": {"prompt": "question"},
-    "argilla": {},
-    "argilla_chat": {},
     "chat_template": {"prompt": "input"},
-    "default": {},
-    "prompt_pairs": {},
-    "ultra": {},
-    "passthrough": {},
+    **{last: {} for last in ("argilla", "argilla_chat", "default", "prompt_pairs", "ultra", "passthrough")},
 }
 """Columns by the last part of `type`, such as `chatml.intel`, for pairs and rated answers."""
 
 CONVERSATIONS = ("ultra", "argilla_chat")
 """Those whose answers are lists of messages."""
 
-FORMATS = {"kto": "rated", "grpo": "prompt", "reward": "preference", "dpo": "preference", "orpo": "preference",
-           "cpo": "preference"}  # fmt: skip
-
-FIELDS = {
-    "field_prompt": "prompt",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_completion": "completion",
-    "field_label": "label",
-    "field_messages": "messages",
-    "field_instruction": "instruction",
-    "field_input": "input",
-    "field_output": "output",
-    "field": "text",
-    "text_column": "text",
-}
+FIELD = "prompt chosen rejected completion label messages instruction input output"
+"""Our columns that it names by `field_` and the same word."""
+FIELDS = {**{f"field_{name}": name for name in FIELD.split()}, "field": "text", "text_column": "text"}
 """Our column by the key that names the source's."""
 
 OTHERWISE = {
@@ -64,72 +47,67 @@ FORMAT = re.compile(r"\{instruction\}(?P<join>[^{}]*)\{input\}(?P<separator>[^{}
 
 NO_INPUT = re.compile(r"\{instruction\}(?P<separator>[^{}]*)")
 PLAIN = "texts go in as they are, without a chat template; give lists of messages to use one"
-PROMPT = "prompts go in as the rows have them; write them out there"
 
-UNREAD = {
-    "roles_to_train": "what the assistant says counts, or everything: data.assistant_only_loss",
-    "train_on_eos": "the template says which marks count",
-    "train_on_eot": "the template says which marks count",
-    "message_field_training": "no turn is left out by its own mark",
-    "message_field_training_detail": "no part of a turn is left out",
-    "drop_system_message": "system messages stay; remove them from the rows",
-    "split_thinking": "messages go in as the rows have them",
-    "field_tools": "tool descriptions are not read",
-    "field_thinking": "reasoning is read as part of the content",
-    "template_thinking_key": "reasoning is read as part of the content",
-    "field_system": "system prompts are not read; put them into the prompt",
-    "system_prompt": PROMPT,
-    "system_format": PROMPT,
-    "format": PROMPT,
-    "no_input_format": PROMPT,
-    "prompt_format": PROMPT,
-    "chosen_format": PROMPT,
-    "rejected_format": PROMPT,
-    "completion_format": PROMPT,
-    "input_format": PROMPT,
-    "input_transform": PROMPT,
-    "preprocess_shards": "rows are tokenized a batch at a time",
-    "skip": "every row is read",
-    "trust_remote_code": "data sets that are programs are not run",
-}
+UNREAD = table(
+    {},
+    left={
+        "what the assistant says counts, or everything: data.assistant_only_loss": "roles_to_train",
+        "the template says which marks count": "train_on_eos train_on_eot",
+        "no turn is left out by its own mark": "message_field_training",
+        "no part of a turn is left out": "message_field_training_detail",
+        "system messages stay; remove them from the rows": "drop_system_message",
+        "messages go in as the rows have them": "split_thinking",
+        "tool descriptions are not read": "field_tools",
+        "reasoning is read as part of the content": "field_thinking template_thinking_key",
+        "system prompts are not read; put them into the prompt": "field_system",
+        "prompts go in as the rows have them; write them out there": (
+            "system_prompt system_format format no_input_format prompt_format chosen_format rejected_format "
+            "completion_format input_format input_transform"
+        ),
+        "rows are tokenized a batch at a time": "preprocess_shards",
+        "every row is read": "skip",
+        "data sets that are programs are not run": "trust_remote_code",
+    },
+)
 """Keys of a data set that Baton has no place for."""
 
 
 def shape(draft: Draft, start: str, method: str) -> Shape:
-    """Returns a data set's shape, from its type and the keys that name columns.
-
-    Args:
-        draft: The recipe in the making.
-        start: How the data set's keys begin.
-        method: The training method.
-    """
+    """Returns the shape of the data set whose keys begin with `start`, from its type and those that name columns."""
     key = f"{start}.type"
     kind = str(draft.get(key, "pretrain" if start.startswith("pre") else ""))
-    fields = {name: draft.get(f"{where}.{name}") for where in (start, key) for name in FIELDS
-              if draft.has(f"{where}.{name}")}  # fmt: skip
     own = any(name.startswith(f"{key}.") for name in draft.given)
+    columns: Columns = {}
     talks = False
-    if method in FORMATS:
-        shape, columns = FORMATS[method], {} if own else _rows(draft, key, kind, method)
-        talks = not own and method != "kto" and (kind == "chat_template.default" or kind.endswith(CONVERSATIONS))
-    elif own:
-        shape, columns = "prompt-completion", {}
+    if SPECS[method].rows != "sequences":
+        shape = SPECS[method].formats[0]
+        if not own:
+            columns.update(_rows(draft, key, kind, method))
+            talks = method != "kto" and (kind == "chat_template.default" or kind.endswith(CONVERSATIONS))
     else:
-        shape, columns = _texts(draft, start, kind), {}
+        shape = "prompt-completion" if own else _texts(draft, start, kind)
     spoken = _spoken(draft, start, shape)
     if shape == "messages":
         shape = spoken
-    columns = {**columns, **_named(draft, start, key, fields, shape)}
+    for where in (start, key):
+        for name, ours in (FIELDS | OTHERWISE.get(shape, {})).items():
+            if draft.has(named := f"{where}.{name}"):
+                columns[ours] = str(draft.get(named))
+                draft.carry("data.columns", named)
     if shape == "sharegpt" and kind.startswith("chat_template"):
         columns.setdefault("conversations", "messages")
     if own and shape == "prompt-completion":
-        columns = _joined(draft, key, columns)
-    _handle_rest(draft, start, shape)
-    return Shape(
-        format=shape,
-        columns={ours: theirs for ours, theirs in columns.items() if ours != theirs},
-        talks=talks or shape in ("messages", "sharegpt"),
-    )
+        _join(draft, key, columns)
+    trained = draft.get(f"{start}.roles_to_train")
+    talks = talks or shape in ("messages", "sharegpt")
+    if shape in ("messages", "sharegpt") and isinstance(trained, list) and _all_speak_as(trained, "assistant"):
+        draft.carry("data.assistant_only_loss", f"{start}.roles_to_train")
+    for name, entry in UNREAD.items():
+        for part in (f"{start}.{name}", f"{key}.{name}"):
+            if not draft.is_handled(part):
+                entry(draft, part)
+    columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
+    return Shape(format=shape, columns=columns, talks=talks)
 
 
 def _texts(draft: Draft, start: str, kind: str) -> str:
@@ -161,70 +139,49 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
 
-def _named(draft: Draft, start: str, key: str, fields: Mapping[str, object], shape: str) -> Columns:
-    """Returns the columns that a data set's keys name."""
-    names = FIELDS | OTHERWISE.get(shape, {})
-    columns: Columns = {}
-    for name, theirs in fields.items():
-        columns[names[name]] = str(theirs)
-        draft.carry("data.columns", f"{start}.{name}", f"{key}.{name}")
-    return columns
-
-
-def _joined(draft: Draft, key: str, columns: Columns) -> Columns:
-    """Returns the columns of a prompt of the user's own, in which an input follows the instruction."""
+def _join(draft: Draft, key: str, columns: Columns) -> None:
+    """Sets how a prompt of the user's own is put together, in which an input follows the instruction."""
     second = columns.pop("input", None)
     if isinstance(second, str):
         columns["prompt"] = [str(columns.get("prompt", "instruction")), second]
-    keys = (f"{key}.format", f"{key}.no_input_format")
-    pattern, usual = (FORMAT, "{instruction} {input} ") if second else (NO_INPUT, "{instruction} ")
-    match = pattern.fullmatch(str(draft.get(keys[0 if second else 1], usual)))
-    several = any(name.startswith("datasets[1]") for name in draft.given)
-    if match is None or several:
-        if several and match is not None:
-            draft.changed(f"{key}.field_instruction", "data.join and data.separator are the same for all data sets")
-        return columns
+    with_input, without = f"{key}.format", f"{key}.no_input_format"
+    used, pattern, usual = (
+        (with_input, FORMAT, "{instruction} {input} ") if second else (without, NO_INPUT, "{instruction} ")
+    )
+    match = pattern.fullmatch(str(draft.get(used, usual)))
+    if match is None:
+        return
+    if any(name.startswith("datasets[1]") for name in draft.given):
+        draft.changed(f"{key}.field_instruction", "data.join and data.separator are the same for all data sets")
+        return
     for name, value in match.groupdict().items():
-        draft.put(f"data.{name}", value, keys[0 if second else 1])
-    short = NO_INPUT.fullmatch(str(draft.get(keys[1], "{instruction} ")))
+        draft.put(f"data.{name}", value, used)
+    short = NO_INPUT.fullmatch(str(draft.get(without, "{instruction} ")))
     if second and short and short["separator"] == match["separator"]:
-        draft.carry("data.separator", keys[1])
-    return columns
+        draft.carry("data.separator", without)
 
 
 def _spoken(draft: Draft, start: str, shape: str) -> str:
     """Settles how messages name who says what, and returns the format that this is."""
     keys = {
-        name: [f"{start}.message_property_mappings.{name}", f"{start}.message_field_{name}"]
+        name: (f"{start}.message_property_mappings.{name}", f"{start}.message_field_{name}")
         for name in ("role", "content")
     }
-    role, content = (
-        next((str(draft.get(key)) for key in keys[name] if draft.has(key)), name) for name in ("role", "content")
-    )
-    for parts in keys.values():
-        for part in parts:
-            if (role, content) in FORMS:
-                draft.carry("data.format", part)
-            elif draft.has(part):
-                draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
+    role, content = (str(draft.get(next(filter(draft.has, parts), ""), name)) for name, parts in keys.items())
+    for part in (*keys["role"], *keys["content"]):
+        if (role, content) in FORMS:
+            draft.carry("data.format", part)
+        elif draft.has(part):
+            draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
     for part in draft.keys(f"{start}.roles."):
-        role_name, value = part.rpartition(".")[2], draft.get(part)
+        value = draft.get(part)
         names = value if isinstance(value, list) else [value]
-        if shape in ("messages", "sharegpt", "preference") and all(speaks_as(name, role_name) for name in names):
+        if shape in ("messages", "sharegpt", "preference") and _all_speak_as(names, part.rpartition(".")[2]):
             draft.carry("data.format", part)
         else:
             draft.left(part, "Baton knows user or human, assistant or gpt, system, tool; rename others in the rows")
     return FORMS.get((role, content), "messages")
 
 
-def _handle_rest(draft: Draft, start: str, shape: str) -> None:
-    """Handles the keys of a data set that are left."""
-    trained = draft.get(f"{start}.roles_to_train")
-    only = isinstance(trained, list) and trained and all(speaks_as(name, "assistant") for name in trained)
-    if shape in ("messages", "sharegpt") and only:
-        draft.carry("data.assistant_only_loss", f"{start}.roles_to_train")
-    for name, why in UNREAD.items():
-        for part in (f"{start}.{name}", f"{start}.type.{name}"):
-            if draft.is_handled(part):
-                continue
-            draft.left(part, why) if draft.has(part) else draft.rest(part)
+def _all_speak_as(names: list[object], role: str) -> bool:
+    return bool(names) and all(speaks_as(name, role) for name in names)

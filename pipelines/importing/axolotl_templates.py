@@ -6,122 +6,100 @@ import os
 
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import read, text
-from baton.pipelines.importing.sources import Shape
-
-SAME = ("chatml", "llama3")
-"""Templates that write the same text as Baton's of that name."""
-
-NAMES = (*SAME, "alpaca")
-"""Templates that Baton has under the same name."""
+from baton.pipelines.importing.sources import MARKED, Shape
 
 ALPACA = "Baton's has no beginning of text in front, and an empty line after the last answer too"
 FALLBACK = "tokenizer_default_fallback_"
 OWN = "the tokenizer's own chat template is used for messages; check that it is this one, or give it as a .jinja file"
+WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto")
+"""Formats of rows that may be conversations."""
 
 
 def template(draft: Draft, shapes: dict[str, Shape]) -> None:
     """Sets `model.chat_template`, of which a recipe has one, from the first data set that has one.
 
-    Args:
-        draft: The recipe in the making.
-        shapes: Shape of each data set, by how its keys begin.
+    Shapes are by how the data set's keys begin.
     """
-    _conversations(draft, shapes)
-    kinds = ("messages", "sharegpt", "preference", "prompt", "rated", "auto")
-    starts = [start for start, shape in shapes.items() if shape.format in kinds]
+    for start in shapes:
+        _conversation(draft, f"{start}.conversation")
+    starts = [start for start, shape in shapes.items() if shape.format in WITH_TEMPLATE]
     if not starts and draft.has("chat_template"):
         draft.needless("chat_template", f"{next(iter(shapes.values())).format} has no chat template")
     chosen: str | None = None
     for start in starts:
-        for prefix in (f"{start}.", ""):
-            key, template = _given(draft, prefix)
-            if key is None:
-                continue
-            if chosen is None:
-                chosen = template
-                _set(draft, key, template)
-            elif template != chosen:
-                draft.left(key, "one recipe has one chat template; that of the first data set is used")
-            elif not draft.is_handled(key):
-                draft.carry("model.chat_template", key)
-            break
+        key, template = next(filter(None, (_given(draft, prefix) for prefix in (f"{start}.", ""))), ("", ""))
+        if key and chosen is None:
+            chosen = template
+            _own(draft, key, template) if key.endswith("_jinja") else _named(draft, key, template)
+        elif key and template != chosen:
+            draft.left(key, "one recipe has one chat template; that of the first data set is used")
+        else:
+            draft.carry("model.chat_template", key)
     for prefix in (*(f"{start}." for start in shapes), ""):
         _handle_rest(draft, prefix, chosen)
 
 
-def _given(draft: Draft, prefix: str) -> tuple[str | None, str]:
-    """Returns the key that names a template or holds it, and its value; no key where there is none."""
+def _given(draft: Draft, prefix: str) -> tuple[str, str] | None:
+    """Returns the key that names a template or holds it, and its value."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     if draft.has(name) and draft.get(name) != "jinja":
         return name, read(draft, name, text, "")
-    if draft.has(own):
-        return own, read(draft, own, text, "")
-    return None, ""
+    return (own, read(draft, own, text, "")) if draft.has(own) else None
 
 
 def _handle_rest(draft: Draft, prefix: str, chosen: str | None) -> None:
     """Handles the keys that say nothing beside the template which is used."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
-        if draft.is_handled(key):
-            continue
-        if not draft.has(key):
+        if draft.is_handled(key) or not draft.has(key):
             draft.rest(key)
         elif draft.get(key) == "jinja" and draft.has(own):
             draft.carry("model.chat_template", key)
-        elif chosen is None:
-            draft.needless(key, "no data set has conversations")
         else:
-            draft.needless(key, "another template is given, and decides")
+            why = "no data set has conversations" if chosen is None else "another template is given, and decides"
+            draft.needless(key, why)
 
 
-def _set(draft: Draft, key: str, template: str) -> None:
-    if key.endswith("_jinja"):
-        _own(draft, key, template)
-    elif template in NAMES:
+def _named(draft: Draft, key: str, template: str) -> None:
+    """Sets a template by its name, where Baton's writes the same text or nearly so."""
+    if template in MARKED:
         draft.put("model.chat_template", template, key)
-        if template not in SAME:
+        if template == "alpaca":
             draft.changed(key, ALPACA)
     elif template == "tokenizer_default":
         draft.carry("model.chat_template", key)
     elif template.startswith(FALLBACK):
-        draft.left(
-            key,
-            "the tokenizer's own chat template is used; where it has none, set model.chat_template: "
-            f"{template.removeprefix(FALLBACK)}",
-        )
+        name = template.removeprefix(FALLBACK)
+        none = f"the tokenizer's own chat template is used; where it has none, set model.chat_template: {name}"
+        draft.left(key, none)
     else:
         draft.left(key, OWN)
 
 
 def _own(draft: Draft, key: str, template: str) -> None:
     """Sets a template of the user's own: the path of its file, or the template itself."""
-    beside = os.path.dirname(os.path.abspath(draft.origin))
-    paths = (os.path.join(folder, template) for folder in (os.getcwd(), beside))
+    paths = (os.path.join(folder, template) for folder in draft.folders)
     path = next(filter(os.path.isfile, paths), "")
-    if path and not template.endswith(".jinja"):
+    if path and template.endswith(".jinja"):
+        draft.put("model.chat_template", draft.reach(template), key)
+        return
+    if path:
         try:
             with open(path, encoding="utf-8") as file:
                 template = file.read()
         except (OSError, ValueError):
             draft.left(key, "cannot be read as text; give a .jinja file in model.chat_template")
             return
-    if path and template.endswith(".jinja"):
-        draft.put("model.chat_template", draft.reach(template, os.getcwd(), beside), key)
-    elif "{" in template or template.endswith(".jinja"):
+    if "{" in template or template.endswith(".jinja"):
         draft.put("model.chat_template", template, key)
     else:
         draft.left(key, "neither a template nor a file that is there; give one in model.chat_template")
 
 
-def _conversations(draft: Draft, shapes: dict[str, Shape]) -> None:
-    """Settles the names of conversation styles, which axolotl once took for `sharegpt`."""
-    for start in shapes:
-        key = f"{start}.conversation"
-        if not draft.has(key):
-            draft.rest(key)
-        elif draft.get(key) == "chatml" and not draft.has("chat_template"):
-            draft.put("model.chat_template", "chatml")
-            draft.changed(key, "without the system message that axolotl puts before conversations which have none")
-        else:
-            draft.left(key, "conversations are written with model.chat_template, or the tokenizer's own")
+def _conversation(draft: Draft, key: str) -> None:
+    """Settles the name of a conversation style, which axolotl once took for `sharegpt`."""
+    if draft.get(key) == "chatml" and not draft.has("chat_template"):
+        draft.put("model.chat_template", "chatml")
+        draft.changed(key, "without the system message that axolotl puts before conversations which have none")
+    else:
+        draft.drop(key, "conversations are written with model.chat_template, or the tokenizer's own")

@@ -123,6 +123,10 @@ class Draft:
         """Notes that a key is not carried over because nothing is lost without it."""
         self.note(Fate.needless, key, text)
 
+    def drop(self, key: str, text: str, fate: Fate = Fate.left) -> None:
+        """Notes that a key is not carried over, if it asks for something."""
+        self.note(fate, key, text) if self.has(key) else self.rest(key)
+
     def rest(self, key: str) -> None:
         """Notes that a key asks for nothing."""
         if key in self.given and not self.is_handled(key):
@@ -141,14 +145,14 @@ class Draft:
             remedy=remedy or f"Correct it in the file, or give what {self.tool} accepts.",
         )
 
-    def reach(self, path: str, *folders: str) -> str:
-        """Returns a local path as the recipe should name it: from its own folder where the file is found.
+    @property
+    def folders(self) -> tuple[str, str]:
+        """Where the other trainer's relative paths may start: the current folder, or the file's."""
+        return os.getcwd(), os.path.dirname(os.path.abspath(self.origin))
 
-        Args:
-            path: As the file has it.
-            folders: Where to look for it.
-        """
-        for folder in folders:
+    def reach(self, path: str, *folders: str) -> str:
+        """Returns a local path as the recipe should name it: from its own folder where the file is in one of these."""
+        for folder in folders or self.folders:
             found = os.path.abspath(os.path.join(folder, os.path.expanduser(path)))
             if os.path.exists(found):
                 near = os.path.relpath(found, self.target)

@@ -141,13 +141,7 @@ def _plain(value: str) -> float | bool | str:
 
 
 def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Callable[[object], str]:
-    """Returns a kind for names of which Baton has some.
-
-    Args:
-        allowed: The recipe's own names.
-        aliases: Other names of the same thing.
-        why: What to do where it has none.
-    """
+    """Returns a kind for names of which Baton has some, with other names of the same, and what to do without one."""
 
     def named(value: object) -> str:
         name = aliases.get(text(value), text(value))
@@ -163,15 +157,3 @@ def names_of(field: str) -> tuple[str, ...]:
     annotation = Training.model_fields[field].annotation
     assert get_origin(annotation) is Literal, field
     return tuple(str(name) for name in get_args(annotation))
-
-
-OPTIMIZER = choice(
-    names_of("optimizer"),
-    {"adamw_8bit": "adamw_bnb_8bit", "adamw": "adamw_torch", "adamw_hf": "adamw_torch"},
-    "Baton has no such optimizer; adamw_torch is used. See training.optimizer in docs/recipe.md for the others",
-)
-SCHEDULER = choice(
-    names_of("lr_scheduler"),
-    {},
-    "Baton has no such schedule; linear is used. See training.lr_scheduler in docs/recipe.md for the others",
-)

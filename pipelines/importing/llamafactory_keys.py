@@ -12,11 +12,11 @@ DRAWN = "samples are drawn by evaluation.temperature and top_p alone, 0 takes th
 
 METHODS = table(
     {
-        "pref_beta": Carried("training.{method}.beta", number, ("dpo", "kto", "orpo", "cpo")),
-        "ld_alpha": Carried("training.dpo.length_desensitization", number, ("dpo",)),
-        "kto_chosen_weight": Carried("training.kto.desirable_weight", number, ("kto",)),
-        "kto_rejected_weight": Carried("training.kto.undesirable_weight", number, ("kto",)),
-        "simpo_gamma": Carried("training.cpo.simpo_margin", number, ("cpo",)),
+        "pref_beta": Carried("training.{method}.beta", number, methods=("dpo", "kto", "orpo", "cpo")),
+        "ld_alpha": Carried("training.dpo.length_desensitization", number),
+        "kto_chosen_weight": Carried("training.kto.desirable_weight", number),
+        "kto_rejected_weight": Carried("training.kto.undesirable_weight", number),
+        "simpo_gamma": Carried("training.cpo.simpo_margin", number),
     }
 )
 """Settings of a method's own section."""

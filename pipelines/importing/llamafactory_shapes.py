@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from baton.components.shared.recipe import SPECS
 from baton.components.shared.recipe.data import Columns
-from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.draft import Draft, Fate
 from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
 
 Entry = dict[str, Any]
-
-FORMATS = {"pretrain": "text", "reward": "preference", "dpo": "preference", "orpo": "preference", "cpo": "preference",
-           "kto": "rated"}  # fmt: skip
-"""Shape of a row by method; `sft` has several."""
 
 COLUMNS = {
     "text": {"text": "prompt"},
@@ -69,7 +66,14 @@ OTHERS = {
 
 OWN = "the tokenizer's own chat template is used; check that it is this one, or give it as a file: model.chat_template"
 PLAIN = "rows of instruction and output are written out as text, without a chat template; give messages to use one"
-STANFORD = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
+WRITTEN = {
+    "text": (Fate.needless, "plain text has no template"),
+    "instruction": (
+        Fate.changed,
+        "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end",
+    ),
+}
+"""What becomes of the template of rows that are no conversations, by their format."""
 
 
 def shape(method: str, entry: Entry, template: str) -> Shape:
@@ -80,18 +84,18 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
         entry: What `dataset_info.json` says of it.
         template: Name of the template.
     """
-    theirs = _columns(entry)
     talks = entry.get("formatting") in TALKING
-    shape = FORMATS.get(method)
-    if shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
-        shape = "ranked"  # once, answers were a list, the better one first
-    if shape is None and talks:
+    given = entry.get("columns") or {}
+    silent = {"query": "", "response": ""} if given else {}
+    theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
+    shape: str = SPECS[method].formats[0]
+    if method == "sft" and talks:
         shape = FORMS.get(_form(entry), "sharegpt")
-    elif shape is None:
+    elif method == "sft":
         shape = "instruction" if template == "alpaca" else "prompt-completion"
-    names = COLUMNS[shape]
-    if talks and shape == "preference":
-        names = {**names, "prompt": "messages"}
+    elif shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
+        shape = "ranked"  # once, answers were a list, the better one first
+    names = COLUMNS[shape] | ({"prompt": "messages"} if talks and shape == "preference" else {})
     columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
     if theirs.get("query") and shape != "instruction" and not talks:
         ours = "text" if shape == "text" else "prompt"
@@ -99,17 +103,8 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
     return Shape(format=shape, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
 
 
-def _columns(entry: Entry) -> Entry:
-    """Returns their names for columns → the source's."""
-    columns = entry.get("columns")
-    if entry.get("formatting") in TALKING:
-        return {"messages": "conversations", **(columns or {})}
-    return {**ALPACA, **{key: "" for key in ("query", "response") if columns}, **(columns or {})}
-
-
 def _tags(entry: Entry) -> Entry:
-    tags = {key: value for key, value in (entry.get("tags") or {}).items() if value}
-    return {**TAGS, **tags}
+    return {**TAGS, **{key: value for key, value in (entry.get("tags") or {}).items() if value}}
 
 
 def _form(entry: Entry) -> tuple[str, str]:
@@ -119,45 +114,32 @@ def _form(entry: Entry) -> tuple[str, str]:
 
 def unread(entry: Entry, shape: Shape) -> list[str]:
     """Returns a line for each thing in a data set's description that Baton does not read."""
-    given = entry.get("columns") or {}
+    given, tags = entry.get("columns") or {}, _tags(entry)
     lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key)]
-    if entry.get("formatting") in TALKING:
+    if shape.talks:
         if _form(entry) not in FORMS:
             lines.append("Baton reads messages with from and value, or role and content: rename their keys")
-        tags = _tags(entry)
         if strange := [str(tags[tag]) for tag, role in SPEAKING.items() if not speaks_as(tags[tag], role)]:
-            lines.append(
-                f"messages from {', '.join(strange)}: Baton knows human, gpt, system and the like; rename them"
-            )
+            names = ", ".join(strange)
+            lines.append(f"messages from {names}: Baton knows human, gpt, system and the like; rename them")
         if shape.format in ("rated", "text"):
             lines.append(f"conversations: rows of format {shape.format} are text; write them out")
         if entry.get("formatting") == "openai":
             lines.append("messages with tool_calls are rejected, and no 'detailed thinking off' is put in front")
-    if entry.get("folder"):
-        lines.append("folder is not read")
-    return lines
+    return [*lines, "folder is not read"] if entry.get("folder") else lines
 
 
 def template(draft: Draft, shape: Shape | None) -> None:
-    """Sets `model.chat_template` where Baton's is the same, and says what differs else.
-
-    Args:
-        draft: The recipe in the making.
-        shape: Of the first data set, where it is known.
-    """
+    """Sets `model.chat_template` where Baton's is the same for the first data set, and says what differs else."""
     key = "template"
     name = str(draft.get(key, ""))
     if not draft.has(key):
         draft.rest(key)
     elif shape and shape.talks and name in TEMPLATES:
-        draft.put("model.chat_template", name, key)
+        draft.put("model.chat_template", name)
         draft.changed(key, TEMPLATES[name])
     elif shape is None or shape.talks:
         draft.left(key, OTHERS.get(name, OWN))
-    elif shape.format == "text":
-        draft.needless(key, "plain text has no template")
-    elif shape.format == "instruction":
-        draft.carry("data.format", key)
-        draft.changed(key, STANFORD)
     else:
-        draft.left(key, PLAIN)
+        fate, why = WRITTEN.get(shape.format, (Fate.left, PLAIN))
+        draft.note(fate, key, why)

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import math
 
+from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import sources
-from baton.pipelines.importing.draft import Draft
-from baton.pipelines.importing.kinds import flag, number, read, steps, whole
-from baton.pipelines.importing.table import Carried, handle
+from baton.pipelines.importing.draft import Draft, Fate
+from baton.pipelines.importing.kinds import flag, is_on, number, read, steps, whole
+from baton.pipelines.importing.table import Carried, fill, table
 
 HELD_OUT = 0.05
 """Share of rows held out where the file holds out none: enough that small data has one."""
 
-_EVALUATE = Carried("evaluation.every", steps)
-_CHECKPOINT = Carried("chunks.checkpoint_every", steps)
+_BEST = table(
+    {
+        "metric_for_best_model": Carried(
+            "training.early_stopping.metric", lambda name: f"eval_{str(name).removeprefix('eval_')}" if name else None
+        ),
+        "greater_is_better": Carried("training.early_stopping.greater_is_better", flag),
+    }
+)
 
 
-def batch(draft: Draft, micro_key: str, accumulation_key: str, *, micro: int, whole_key: str | None = None) -> None:
-    """Sets the batch sizes from rows per pass and passes per step.
-
-    Args:
-        draft: The recipe in the making.
-        micro_key: Key of the rows per forward pass.
-        accumulation_key: Key of the passes per optimizer step.
-        micro: The other trainer's default of the first.
-        whole_key: Key of their product, where it can be given in place of the second.
-    """
+def batch(draft: Draft, micro_key: str, micro: int, product_key: str | None) -> None:
+    """Sets the batch sizes from rows per pass and passes per step, or from their product where that is given."""
+    passes_key = "gradient_accumulation_steps"
     rows = read(draft, micro_key, whole, micro)
-    passes = read(draft, accumulation_key, whole, 1)
-    size = rows * passes
-    if whole_key and draft.has(whole_key) and not draft.has(accumulation_key):
-        size = max(read(draft, whole_key, whole, rows), rows)
-        draft.carry("training.batch_size", whole_key)
+    size = rows * read(draft, passes_key, whole, 1)
+    if product_key and draft.has(product_key) and not draft.has(passes_key):
+        size = max(read(draft, product_key, whole, rows), rows)
+        draft.carry("training.batch_size", product_key)
         if size % rows:
-            raise draft.wrong(whole_key, f"a multiple of {micro_key} {rows}")
-    draft.put("training.batch_size", size, micro_key, accumulation_key)
+            raise draft.wrong(product_key, f"a multiple of {micro_key} {rows}")
+    draft.put("training.batch_size", size, micro_key, passes_key)
     if rows < size:
         draft.put("training.micro_batch_size", rows, micro_key)
 
@@ -42,7 +41,7 @@ def batch(draft: Draft, micro_key: str, accumulation_key: str, *, micro: int, wh
 def fit_memory(draft: Draft, method: str) -> None:
     """Sets rows per forward pass to what memory takes, where the loss does not depend on them."""
     key = "auto_find_batch_size"
-    if draft.has(key) and read(draft, key, flag) and method not in ("kto", "grpo"):
+    if is_on(draft, key) and not SPECS[method].micro_batch_decides_loss:
         draft.put("training.micro_batch_size", "auto", key)
         draft.changed(key, "the rows of an optimizer step stay; only those of a forward pass are found")
 
@@ -73,7 +72,7 @@ def fit_generations(draft: Draft, generations: int, micro_key: str) -> None:
         )
 
 
-def length(draft: Draft, epochs_key: str, *, epochs: float) -> None:
+def length(draft: Draft, epochs_key: str, epochs: float) -> None:
     """Sets epochs or steps; steps win, as they do in `Trainer`."""
     if read(draft, "max_steps", number, -1) > 0:
         draft.put("training.max_steps", read(draft, "max_steps", whole), "max_steps")
@@ -92,8 +91,7 @@ def warmup(draft: Draft) -> None:
     steps, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
     if steps:
         draft.put("training.warmup_steps", steps if steps < 1 else int(steps), "warmup_steps")
-        if share:
-            draft.needless("warmup_ratio", "warmup_steps is given, and decides")
+        draft.drop("warmup_ratio", "warmup_steps is given, and decides", Fate.needless)
     elif share:
         draft.put("training.warmup_steps", share, "warmup_ratio")
     draft.rest("warmup_steps")
@@ -103,7 +101,7 @@ def warmup(draft: Draft) -> None:
 def held_out(draft: Draft, key: str) -> None:
     """Sets the share or number of rows held out, which in Baton is never nothing."""
     if sources.given_sides(draft):
-        draft.needless(key, "the rows that are held out are given, and decide") if draft.has(key) else draft.rest(key)
+        draft.drop(key, "the rows that are held out are given, and decide", Fate.needless)
         return
     share = read(draft, key, number, 0.0)
     if share > 0:
@@ -116,29 +114,23 @@ def held_out(draft: Draft, key: str) -> None:
         draft.assumed.append(f"data.split.eval {HELD_OUT}, as Baton always holds rows out")
 
 
-def evaluations(draft: Draft, strategy_keys: tuple[str, str], *, by_default: bool) -> None:
-    """Sets how often the model is evaluated.
-
-    Args:
-        draft: The recipe in the making.
-        strategy_keys: Keys of when it is: `no`, `steps` or `epoch`.
-        by_default: Whether `eval_steps` alone turns it on.
-    """
-    strategy_key = next((key for key in strategy_keys if draft.has(key)), strategy_keys[0])
-    strategy = str(draft.get(strategy_key, "steps" if by_default else "no")).lower()
+def evaluations(draft: Draft, *, by_default: bool) -> None:
+    """Sets how often the model is evaluated; `by_default` tells whether `eval_steps` alone turns it on."""
+    keys, every = ("eval_strategy", "evaluation_strategy"), "eval_steps"
+    key = next(filter(draft.has, keys), keys[0])
+    strategy = str(draft.get(key, "steps" if by_default else "no")).lower()
     if strategy == "epoch":
-        draft.left(strategy_key, "set evaluation.every to the number of steps of an epoch")
-    elif strategy == "steps" and draft.has("eval_steps"):
-        handle(draft, "eval_steps", _EVALUATE)
-        draft.carry("evaluation.every", *strategy_keys)
-    elif strategy == "steps" and draft.has(strategy_key):
-        every = read(draft, "logging_steps", number, 500)  # what Transformers takes then
-        draft.put("evaluation.every", max(int(every), 1))
-        draft.carry("evaluation.every", *strategy_keys)
+        draft.left(key, "set evaluation.every to the number of steps of an epoch")
+    elif strategy == "steps" and draft.has(every):
+        Carried("evaluation.every", steps)(draft, every)
+        draft.carry("evaluation.every", *keys)
+    elif strategy == "steps" and draft.has(key):
+        steps_between = read(draft, "logging_steps", number, 500)  # what Transformers takes then
+        draft.put("evaluation.every", max(int(steps_between), 1), *keys)
     else:
-        draft.carry("evaluation.every", strategy_key)
-    if draft.has("eval_steps") and not draft.is_handled("eval_steps"):
-        draft.needless("eval_steps", f"there is no evaluation while {strategy_key} is not steps")
+        draft.carry("evaluation.every", key)
+    if draft.has(every) and not draft.is_handled(every):
+        draft.needless(every, f"there is no evaluation while {key} is not steps")
 
 
 def checkpoints(draft: Draft) -> None:
@@ -149,7 +141,7 @@ def checkpoints(draft: Draft) -> None:
     else:
         draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
     if draft.has("save_steps") and strategy == "steps":
-        handle(draft, "save_steps", _CHECKPOINT)
+        Carried("chunks.checkpoint_every", steps)(draft, "save_steps")
     elif draft.has("save_steps"):
         draft.needless("save_steps", "save_strategy is not steps")
     if draft.has("save_total_limit"):
@@ -158,38 +150,26 @@ def checkpoints(draft: Draft) -> None:
 
 def early_stopping(draft: Draft, key: str) -> None:
     """Sets early stopping, which looks at evaluations."""
-    if not draft.has(key):
-        draft.rest(key)
-        return
-    patience = read(draft, key, whole)
-    if not draft.look("evaluation.every"):
-        draft.left(
-            key,
-            f"it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
-            f"training.early_stopping: {{patience: {patience}}}",
-        )
+    patience = read(draft, key, whole) if draft.has(key) else None
+    if not patience or not draft.look("evaluation.every"):
+        why = "it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
+        draft.drop(key, f"{why}training.early_stopping: {{patience: {patience}}}")
         return
     draft.put("training.early_stopping.patience", patience, key)
-    if draft.has("metric_for_best_model"):
-        metric = str(draft.get("metric_for_best_model"))
-        metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-        draft.put("training.early_stopping.metric", metric, "metric_for_best_model")
-    if draft.get("greater_is_better") is not None:
-        greater = read(draft, "greater_is_better", flag)
-        draft.put("training.early_stopping.greater_is_better", greater, "greater_is_better")
+    fill(draft, _BEST)
 
 
 def order(draft: Draft, method: str) -> None:
     """Notes that rows of like length are not brought together where the method has its own order."""
     key = "group_by_length"
-    if draft.has(key) and read(draft, key, flag) and method in ("kto", "grpo"):
+    if is_on(draft, key) and SPECS[method].own_order:
         draft.left(key, f"{method} takes rows in its own order")
 
 
 def best(draft: Draft) -> None:
     """Sets the export of the best state, which evaluations tell."""
     key = "load_best_model_at_end"
-    if not draft.has(key) or not read(draft, key, flag):
+    if not is_on(draft, key):
         draft.rest(key)
     elif not draft.look("evaluation.every"):
         draft.left(key, "it looks at evaluations: set evaluation.every and export.checkpoint: best")

@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import yaml
 
 from baton.components.shared.core.errors import UserError
 from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.trainer import Trainer
 
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
 """Trainer by its key for the base model."""
@@ -20,21 +20,15 @@ SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 """Keys whose values are not repeated."""
 
 
-def draft_of(trainer: ModuleType, file: str, target: str) -> Draft:
-    """Returns what becomes of a trainer's file.
-
-    Args:
-        trainer: Module of the trainer: `TOOL`, `MODEL`, `NESTED` and `convert`.
-        file: Path of the file.
-        target: Folder in which the recipe will be.
+def draft_of(trainer: Trainer, file: str, target: str) -> Draft:
+    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be.
 
     Raises:
         UserError: the file cannot be read, or asks for what cannot be meant.
     """
-    given = flatten(load(file, trainer.TOOL), trainer.NESTED)
-    draft = Draft(given, tool=trainer.TOOL, origin=file, target=target)
-    if not draft.has(trainer.MODEL):
-        raise _without_model(draft, trainer.MODEL)
+    draft = Draft(flatten(load(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target)
+    if not draft.has(trainer.model):
+        raise _without_model(draft, trainer.model)
     trainer.convert(draft)
     return draft
 

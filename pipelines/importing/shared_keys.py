@@ -19,10 +19,10 @@ OPTIMIZER = choice(
 SHARED = table(
     {
         "trust_remote_code": Carried("model.trust_remote_code", flag),
-        "lora_dropout": Carried("adapter.dropout", number, "adapter"),
-        "lora_modules_to_save additional_target": Carried("adapter.modules_to_save", words, "adapter"),
-        "peft_use_dora use_dora": Carried("adapter.dora", flag, "adapter"),
-        "peft_use_rslora use_rslora": Carried("adapter.rslora", flag, "adapter"),
+        "lora_dropout": Carried("adapter.dropout", number),
+        "lora_modules_to_save additional_target": Carried("adapter.modules_to_save", words),
+        "peft_use_dora use_dora": Carried("adapter.dora", flag),
+        "peft_use_rslora use_rslora": Carried("adapter.rslora", flag),
         "learning_rate": Carried("training.learning_rate", number),
         "lr_scheduler lr_scheduler_type": Carried("training.lr_scheduler", SCHEDULER),
         "lr_scheduler_kwargs": Carried("training.lr_scheduler_options", mapping),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
 from baton.components.shared.recipe.data import Columns, Side
 from baton.pipelines.importing.draft import Document, Draft
+from baton.pipelines.importing.kinds import flag, read
 
 SPEAKERS = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -15,6 +17,10 @@ SPEAKERS = {
 }
 """Role by the names that Baton reads for who says something."""
 
+MARKED = ("chatml", "llama3", "alpaca")
+"""Templates that both trainers have under the name of Baton's, which mark what the assistant says."""
+
+UNPACKED = "pairs are not packed; training.group_by_length saves padding"
 FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 """Format of conversations by what their messages call who says something, and what."""
 
@@ -35,6 +41,11 @@ class Shape:
     format: str
     columns: Columns = field(default_factory=dict)
     talks: bool = False
+
+    @property
+    def settings(self) -> Document:
+        """What a recipe says of the rows."""
+        return {"format": self.format, **({"columns": self.columns} if self.columns else {})}
 
     @property
     def trained_as(self) -> tuple[str, bool]:
@@ -67,18 +78,12 @@ def speaks_as(name: object, role: str) -> bool:
 
 
 def put(draft: Draft, sets: list[Rows]) -> None:
-    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source.
-
-    Args:
-        draft: The recipe in the making.
-        sets: The data sets, at least one.
-    """
+    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source."""
     known = [(rows, rows.shape) for rows in sets if rows.shape]
     alike = all(shape == known[0][1] for _, shape in known)
     if known and alike:
-        draft.put("data.format", known[0][1].format)
-        if known[0][1].columns:
-            draft.put("data.columns", known[0][1].columns)
+        for name, value in known[0][1].settings.items():
+            draft.put(f"data.{name}", value)
     draft.put("data.source", [_source(rows, uri, alike) for rows in sets for uri in rows.uris])
     for rows, shape in known:
         first, other = known[0][1].trained_as, shape.trained_as
@@ -90,22 +95,38 @@ def put(draft: Draft, sets: list[Rows]) -> None:
             )
 
 
+def on_hub(name: object, *, revision: object, config: object, split: object) -> str:
+    """Returns a hub data set's address; the side `train` is the one that is read without saying so."""
+    options = {"config": config, "split": None if split == "train" else split}
+    query = urlencode({key: value for key, value in options.items() if value})
+    return f"hf://datasets/{name}{f'@{revision}' if revision else ''}{'?' if query else ''}{query}"
+
+
+def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
+    """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
+    whole_row = read(draft, key, flag, False)
+    if method != "sft":
+        draft.needless(key, f"has no effect with {method}") if whole_row else draft.rest(key)
+    elif not shape or not shape.talks:
+        draft.put("data.completion_only_loss", not whole_row, key)
+    else:
+        draft.put("data.assistant_only_loss", not whole_row, key)
+        if not whole_row and draft.look("model.chat_template") not in MARKED:
+            draft.assumed.append("data.assistant_only_loss true, which needs a chat template with the generation mark")
+
+
 def given_sides(draft: Draft) -> bool:
     """Tells whether sources say on which side their rows lie."""
     return any(isinstance(source, dict) and "side" in source for source in draft.look("data.source", []))
 
 
 def _source(rows: Rows, uri: str, alike: bool) -> str | Document:
-    source: Document = {"uri": uri}
-    if rows.weight != 1:
-        source["weight"] = rows.weight
+    source: Document = {} if rows.weight == 1 else {"weight": rows.weight}
     if rows.shape and not alike:
-        source["format"] = rows.shape.format
-        if rows.shape.columns:
-            source["columns"] = rows.shape.columns
+        source.update(rows.shape.settings)
     if rows.side:
         source["side"] = rows.side
-    return source if len(source) > 1 else uri
+    return {"uri": uri, **source} if source else uri
 
 
 def _named(trained_as: str, talks: bool) -> str:

@@ -5,45 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing.draft import EMPTY, Draft, Fate
 from baton.pipelines.importing.kinds import Kind, read
+
+Entry = Callable[[Draft, str], None]
+"""What becomes of a key: a `Carried`, or a function where it takes more than a line."""
+Table = dict[str, Entry]
+"""By key; one that ends in `*` stands for all that begin so and have no nearer entry."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A key whose value the recipe has.
+    """A key whose value the recipe has. It has no effect where the recipe has no such section.
 
     Attributes:
         path: Where it has it; `{method}` stands for the training method.
         kind: Reads the value, None for one that asks for nothing; raises `ValueError` with what it expects, or
             `UnsupportedError`.
-        within: Section of the recipe without which the key has no effect, or the methods that have it.
         default: What the other trainer takes where the file leaves the key out and Baton does not.
+        methods: The methods with which it has an effect, where `path` does not name one.
     """
 
     path: str
     kind: Kind
-    within: str | tuple[str, ...] = ()
     default: object = None
+    methods: tuple[str, ...] = ()
+
+    def __call__(self, draft: Draft, key: str) -> None:
+        """Sets the recipe's value, or notes why it has none."""
+        section, *names = self.path.split(".")
+        method = draft.look("training.method")
+        methods = self.methods or [name for name in names[:1] if name in SPECS]
+        if section == "adapter" and draft.look(section) is None:
+            draft.drop(key, "has no effect without adapter", Fate.needless)
+        elif methods and method not in methods:
+            draft.drop(key, f"has no effect with {method}", Fate.needless)
+        elif (value := read(draft, key, self.kind, self.default)) is None:
+            draft.rest(key)
+        else:
+            draft.put(self.path.format(method=method), value, key)
 
 
-@dataclass(frozen=True)
-class Noted:
-    """A key that is not carried over.
-
-    Attributes:
-        fate: Whether something is lost.
-        why: Why, and what to do instead.
-    """
-
-    fate: Fate
-    why: str
-
-
-Entry = Carried | Noted | Callable[[Draft, str], None]
-"""What becomes of a key; a function where it takes more than a line."""
-Table = dict[str, Entry]
-"""By key; one that ends in `*` stands for all that begin so and have no nearer entry."""
+def noted(why: str, fate: Fate) -> Entry:
+    """Returns the entry of a key that is not carried over: why, what to do instead, and whether something is lost."""
+    return lambda draft, key: draft.drop(key, why, fate)
 
 
 def table(
@@ -59,26 +65,22 @@ def table(
     entries = {key: entry for keys, entry in carried.items() for key in keys.split()}
     for fate, reasons in ((Fate.left, left or {}), (Fate.needless, needless or {})):
         for why, keys in reasons.items():
-            entries.update(dict.fromkeys(keys.split(), Noted(fate, why)))
+            entries.update(dict.fromkeys(keys.split(), noted(why, fate)))
     return entries
 
 
 def apply(draft: Draft, entries: Table) -> None:
     """Deals with every key that is left: by its name, by how it begins, or as unknown."""
-    families = [(key[:-1], entry) for key, entry in entries.items() if key.endswith("*")]
+    families = sorted((key[:-1] for key in entries if key.endswith("*")), key=len, reverse=True)
     for key in draft.given:
         if draft.is_handled(key):
             continue
-        entry = entries.get(key)
-        if entry is None:
-            fitting = [family for family in families if key.startswith(family[0])]
-            entry = max(fitting, key=lambda family: len(family[0]))[1] if fitting else None
+        family = next((family for family in families if key.startswith(family)), None)
+        entry = entries.get(key) or (unknown if family is None else entries[f"{family}*"])
         if draft.given[key] in EMPTY:
             draft.rest(key)
-        elif entry is None:
-            unknown(draft, key)
         else:
-            handle(draft, key, entry)
+            entry(draft, key)
 
 
 def unknown(draft: Draft, key: str) -> None:
@@ -91,32 +93,7 @@ def switch(draft: Draft, key: str) -> None:
     unknown(draft, key) if draft.has(key) else draft.rest(key)
 
 
-def fill(draft: Draft, entries: Table) -> None:
+def fill(draft: Draft, entries: Table, prefix: str = "") -> None:
     """Deals with the keys of a table before all others, and with those that the file leaves out."""
     for key, entry in entries.items():
-        handle(draft, key, entry)
-
-
-def handle(draft: Draft, key: str, entry: Entry) -> None:
-    """Does with a key what its entry says."""
-    if isinstance(entry, Noted):
-        draft.note(entry.fate, key, entry.why) if draft.has(key) else draft.rest(key)
-    elif isinstance(entry, Carried):
-        _carry(draft, key, entry)
-    else:
-        entry(draft, key)
-
-
-def _carry(draft: Draft, key: str, entry: Carried) -> None:
-    method = draft.look("training.method")
-    if isinstance(entry.within, str):
-        missing = f"without {entry.within}" if draft.look(entry.within) is None else None
-    else:
-        missing = f"with {method}" if entry.within and method not in entry.within else None
-    if missing:
-        draft.needless(key, f"has no effect {missing}") if draft.has(key) else draft.rest(key)
-        return
-    value = read(draft, key, entry.kind, entry.default)
-    if value is not None:
-        draft.put(entry.path.format(method=method), value, key)
-    draft.rest(key)
+        entry(draft, f"{prefix}{key}")

@@ -1,26 +1,41 @@
-"""What both trainers say in much the same way: precision, quantization, adapters' start and groups of parameters."""
+"""What both trainers say in much the same way: adapters, precision, quantization and the optimizer's numbers."""
 
 from __future__ import annotations
 
 from baton.pipelines.importing.draft import Draft
-from baton.pipelines.importing.kinds import choice, flag, number, read
+from baton.pipelines.importing.kinds import choice, flag, is_on, number, read, whole
 
 MODE = choice(("default", "reduce-overhead", "max-autotune"), {}, "no such mode; training.compile says which is used")
 WITHOUT_ADAPTER = "weights in few bits cannot be trained: add adapter, or leave them whole"
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""Type by the arithmetic of that name."""
+
+
+def lora(draft: Draft, kind_key: str, rank_key: str, *, alpha: int | None, rate: float) -> None:
+    """Sets an adapter, and LoRA+ as a group of parameters: the second matrix learns faster.
+
+    `alpha`, None for twice the rank, and the learning rate are those of a file that leaves them out.
+    """
+    rank = read(draft, rank_key, whole, 8)
+    draft.put("adapter.type", "lora", kind_key)
+    draft.put("adapter.r", rank, rank_key)
+    draft.put("adapter.alpha", read(draft, "lora_alpha", whole, alpha or 2 * rank), "lora_alpha")
+    ratio = read(draft, "loraplus_lr_ratio", number)
+    if ratio:
+        faster = float(f"{read(draft, 'learning_rate', number, rate) * ratio:.12g}")
+        group = {"name": "loraplus", "pattern": r"\.lora_B\.", "learning_rate": faster}
+        draft.put("training.groups", [group], "loraplus_lr_ratio")
+    if draft.has("loraplus_lr_embedding"):
+        first = "put {pattern: lora_embedding, learning_rate: …} first in training.groups"
+        draft.left("loraplus_lr_embedding", f"for adapters on embeddings: {first}")
 
 
 def precision(draft: Draft, wanted: str, *keys: str) -> None:
-    """Sets the arithmetic: `bf16`, `fp16`, or `fp32` with `tf32` where that is asked for.
-
-    Args:
-        draft: The recipe in the making.
-        wanted: What the file comes to, tf32 aside.
-        keys: The keys that say so.
-    """
+    """Sets the arithmetic to `bf16` or `fp16`, or for `fp32` to `tf32` where that is asked for."""
     if wanted != "fp32":
         draft.put("training.precision", wanted, *keys)
     draft.carry("training.precision", *keys)
-    if not draft.has("tf32") or not read(draft, "tf32", flag):
+    if not is_on(draft, "tf32"):
         draft.carry("training.precision", "tf32")
     elif wanted == "fp32":
         draft.put("training.precision", "tf32", "tf32")
@@ -29,54 +44,30 @@ def precision(draft: Draft, wanted: str, *keys: str) -> None:
 
 
 def quantization(draft: Draft, bits: int | None, *keys: str) -> bool:
-    """Sets the bits per weight, and tells whether there are few."""
-    if bits is None:
+    """Sets the bits per weight, and tells whether they are 4, for which there are further settings."""
+    if bits is None or draft.look("adapter") is None:
         for key in keys:
-            draft.rest(key)
-        return False
-    if draft.look("adapter") is None:
-        for key in keys:
-            if draft.has(key):
-                draft.left(key, WITHOUT_ADAPTER)
+            draft.drop(key, WITHOUT_ADAPTER) if bits else draft.rest(key)
         return False
     draft.put("model.quantization.bits", bits, *keys)
-    computing = {"fp16": "float16", "bf16": "bfloat16"}.get(draft.look("training.precision", "fp32"), "float32")
     if bits == 4:
+        computing = DTYPES.get(draft.look("training.precision", "fp32"), "float32")
         draft.put("model.quantization.compute_dtype", computing)
-    return True
-
-
-def loraplus(draft: Draft, rate: float) -> None:
-    """Sets LoRA+ as a group of parameters: the second matrix learns faster.
-
-    Args:
-        draft: The recipe in the making.
-        rate: The learning rate of the others.
-    """
-    ratio = read(draft, "loraplus_lr_ratio", number)
-    if ratio and draft.look("adapter") is not None:
-        group = {"name": "loraplus", "pattern": r"\.lora_B\.", "learning_rate": float(f"{rate * ratio:.12g}")}
-        draft.put("training.groups", [*draft.look("training.groups", []), group], "loraplus_lr_ratio")
-    if draft.has("loraplus_lr_embedding"):
-        draft.left(
-            "loraplus_lr_embedding",
-            "for adapters on embeddings: put {pattern: lora_embedding, learning_rate: …} first in training.groups",
-        )
+    return bits == 4
 
 
 def betas(draft: Draft) -> None:
     """Sets Adam's decay rates."""
-    keys = ("adam_beta1", "adam_beta2")
-    if any(draft.has(key) for key in keys):
-        usual = zip(keys, (0.9, 0.999), strict=True)
-        draft.put("training.adam_betas", [read(draft, key, number, beta) for key, beta in usual], *keys)
+    usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+    if any(map(draft.has, usual)):
+        draft.put("training.adam_betas", [read(draft, key, number, beta) for key, beta in usual.items()], *usual)
 
 
 def compilation(draft: Draft) -> None:
     """Sets `training.compile` from whether to and the mode."""
-    keys = ("torch_compile", "torch_compile_mode")
-    if draft.has(keys[0]) and (draft.get(keys[0]) == "auto" or read(draft, keys[0], flag)):
-        draft.put("training.compile", read(draft, keys[1], MODE, True), *keys)
-    elif draft.has("torch_compile_mode"):
-        draft.needless("torch_compile_mode", "has no effect without torch_compile")
-    draft.rest("torch_compile")
+    key, mode = "torch_compile", "torch_compile_mode"
+    if draft.has(key) and (draft.get(key) == "auto" or read(draft, key, flag)):
+        draft.put("training.compile", read(draft, mode, MODE, True), key, mode)
+    elif draft.has(mode):
+        draft.needless(mode, "has no effect without torch_compile")
+    draft.rest(key)

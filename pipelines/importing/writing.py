@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import yaml
 from pydantic import BaseModel
@@ -39,23 +38,13 @@ def to_yaml(recipe: Recipe, draft: Draft) -> str:
 class _Dumper(yaml.SafeDumper):
     """Short mappings and lists on one line, as people write recipes."""
 
-    def represent_sequence(
-        self, tag: str, sequence: Iterable[object], flow_style: bool | None = None
-    ) -> yaml.SequenceNode:
-        node = super().represent_sequence(tag, sequence, flow_style)
-        node.flow_style = all(isinstance(item, yaml.ScalarNode) for item in node.value)
-        return node
-
-    def represent_mapping(
-        self,
-        tag: str,
-        mapping: Any,
-        flow_style: bool | None = None,
-    ) -> yaml.MappingNode:
-        node = super().represent_mapping(tag, mapping, flow_style)
-        values = [value for _, value in node.value]
-        plain = all(isinstance(value, yaml.ScalarNode) for value in values)
-        node.flow_style = plain and len(values) <= 4 and sum(len(value.value) for value in values) <= 60
+    def represent_data(self, data: object) -> yaml.Node:
+        node: yaml.Node = super().represent_data(data)
+        if isinstance(node, yaml.CollectionNode):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            inner = [value for _, value in pairs] or node.value
+            few = len(pairs) <= 4 and sum(len(value.value) for _, value in pairs) <= 60
+            node.flow_style = few and all(isinstance(value, yaml.ScalarNode) for value in inner)
         return node
 
 
@@ -98,12 +87,7 @@ def _plain(value: object) -> object:
 
 
 def report(draft: Draft, target: str) -> Iterator[str]:
-    """Yields the lines that say what became of every key.
-
-    Args:
-        draft: The recipe, made.
-        target: What to call the recipe.
-    """
+    """Yields the lines that say what became of every key; `target` is what the recipe is called."""
     keys = {fate: {remark.key for remark in draft.remarks if remark.fate is fate} for fate in Fate}
     asking = len(draft.given) - len(draft.idle)
     changed = keys[Fate.changed] - keys[Fate.left]

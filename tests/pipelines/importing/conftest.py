@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.importing import axolotl, llamafactory, reading, writing
 from baton.pipelines.importing.draft import Draft, Fate
+from baton.pipelines.importing.trainer import Trainer
 
 HERE = Path(__file__).parent
-TRAINERS: dict[str, ModuleType] = {"llamafactory": llamafactory, "axolotl": axolotl}
+TRAINERS: dict[str, Trainer] = {"llamafactory": llamafactory.TRAINER, "axolotl": axolotl.TRAINER}
 
 
 class Imported:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
 from baton.pipelines.importing.draft import Fate
 
 Make = Callable[[str], Any]
@@ -257,64 +256,9 @@ def test_files(written: Write, folder: Any):
 
 
 DATA = "datasets:\n  - {path: org/d, type: alpaca}\n"
-SAID = {
-    "optimizer: muon": ("optimizer", "adamw_torch is used"),
-    "lr_scheduler: rex": ("lr_scheduler", "linear is used"),
-    "load_in_4bit: true": ("load_in_4bit", "weights in few bits cannot be trained"),
-    "deepspeed: zero3.json": ("deepspeed", "set resources.gpus and training.parallel"),
-    "generate_samples: true\ngeneration_top_k: 5": ("generation_top_k", "evaluation.temperature and top_p alone"),
-    "do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, chrf]": (
-        "eval_causal_lm_metrics",
-        "ter: Baton has none; functions of your own go into evaluation.functions",
-    ),
-    "do_causal_lm_eval: true": ("do_causal_lm_eval", "comet, ter: Baton has none"),
-    "do_bench_eval: true": ("do_bench_eval", "evaluation.tasks: {names: [mmlu], few_shot: 0}"),
-    "hub_model_id: mine": ("hub_model_id", "give export.hub.repo as organisation/name"),
-    "hub_model_id: me/mine\nhub_strategy: checkpoint": ("hub_strategy", "pushed once, at the end"),
-    "s2_attention: true": ("s2_attention", "attention is whole"),
-    "early_stopping_patience: 2": ("early_stopping_patience", "training.early_stopping: {patience: 2}"),
-    "rl: kto\ngroup_by_length: true": ("group_by_length", "kto takes rows in its own order"),
-    "my_own_key: 7": ("my_own_key", "unknown: no setting of axolotl"),
-    "adapter: lora\nunfrozen_parameters: [lm_head]": ("unfrozen_parameters", "adapter.modules_to_save"),
-    "adapter: lora\npeft_init_lora_weights: pissa": ("peft_init_lora_weights", "adapter.init"),
-    "special_tokens: {pad_token: x}": ("special_tokens", "model.tokenizer.base"),
-    "shuffle_merged_datasets: false": ("shuffle_merged_datasets", "drawn from seed"),
-}
-
-
-@pytest.mark.parametrize(("lines", "expected"), SAID.items(), ids=[name.splitlines()[-1] for name in SAID])
-def test_what_is_not_carried_over_is_said(lines: str, expected: tuple[str, str], written: Write):
-    made = written("axolotl", f"{BASE}{DATA}{lines}\n")
-    key, text = expected
-
-    assert key in made.keys(Fate.left)
-    assert text in made.text(key)
 
 
 CHAT = "path: org/d, type: chat_template"
-TEMPLATES = {
-    "the same text": (f"chat_template: chatml\ndatasets: [{{{CHAT}}}]", "chatml", None, ""),
-    "nearly the same": (f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]", "alpaca", Fate.changed,
-                        "no beginning of text"),
-    "of the data set": (f"chat_template: gemma\ndatasets: [{{{CHAT}, chat_template: llama3}}]", "llama3", Fate.needless,
-                        "another template is given, and decides"),
-    "the tokenizer's": (f"chat_template: tokenizer_default\ndatasets: [{{{CHAT}}}]", None, None, ""),
-    "one to fall back on": (f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]", None,
-                            Fate.left, "where it has none, set model.chat_template: chatml"),
-    "another": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", None, Fate.left, "the tokenizer's own chat template"),
-    "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, Fate.needless,
-              "instruction has no chat template"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("lines", "template", "fate", "said"), TEMPLATES.values(), ids=TEMPLATES)
-def test_chat_template(lines: str, template: str | None, fate: Fate | None, said: str, written: Write):
-    made = written("axolotl", f"{BASE}{lines}\n")
-
-    assert made.recipe.model.chat_template == template
-    assert ("chat_template" in made.draft.carried) == (fate is None)
-    assert fate is None or "chat_template" in made.keys(fate)
-    assert said in made.text("chat_template")
 
 
 def test_a_chat_template_of_ones_own(written: Write, folder: Any):
@@ -497,22 +441,3 @@ def test_a_whole_batch_in_place_of_accumulation(written: Write):
     recipe = written("axolotl", f"{BASE}{DATA}micro_batch_size: 2\nbatch_size: 16\n").recipe
 
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (16, 2)
-
-
-WRONG = {
-    "rl": ("rl: ppo", "rl is 'ppo', expected one of dpo, ipo, kto, orpo, simpo, grpo."),
-    "adapter": ("adapter: llama-adapter", "expected lora or qlora, which Baton has."),
-    "no rewards": ("rl: grpo", "trl.reward_funcs is None, expected functions as module.function."),
-    "a reward without a module": ("rl: grpo\ntrl: {reward_funcs: [right]}", "expected functions as module.function."),
-    "weights": ("rl: grpo\ntrl: {reward_funcs: [a.b], reward_weights: [1, 2]}", "a number for each of the 1 functions"),
-    "batch": ("micro_batch_size: 3\nbatch_size: 8", "batch_size is 8, expected a multiple of micro_batch_size 3."),
-    "groups": ("lr_groups: [7]", "lr_groups is [7], expected groups of name, modules and lr."),
-}
-
-
-@pytest.mark.parametrize(("lines", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_meant_is_an_error(lines: str, message: str, written: Write):
-    with pytest.raises(UserError) as error:
-        written("axolotl", f"{BASE}{DATA}{lines}\n")
-
-    assert message in str(error.value)

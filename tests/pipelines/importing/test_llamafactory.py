@@ -1,5 +1,6 @@
 """LLaMA-Factory's files: what each setting becomes, and what is said of the others."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -178,48 +179,6 @@ def test_a_loss_may_be_a_method_of_its_own(loss: str, expected: tuple[str, dict[
     assert getattr(made.recipe.training, method).model_dump(exclude_defaults=True) == settings
 
 
-SAID = {
-    "pref_loss: kto_pair": ("pref_loss", "sigmoid is used"),
-    "dpo_label_smoothing: 0.1": ("dpo_label_smoothing", "loss: robust, label_smoothing: 0.1"),
-    "packing: true": ("packing", "pairs are not packed"),
-    "optim: came": ("optim", "adamw_torch is used"),
-    "lr_scheduler_type: reduce_lr_on_plateau": ("lr_scheduler_type", "linear is used"),
-    "quantization_bit: 3": ("quantization_bit", "4 and 8 bits"),
-    "quantization_bit: 4\nquantization_method: hqq": ("quantization_method", "only bitsandbytes"),
-    "save_steps: 0.1": ("save_steps", "a share of all steps"),
-    "logging_steps: 0.1": ("logging_steps", "a share of all steps"),
-    "save_strategy: epoch": ("save_strategy", "every chunk ends on a checkpoint"),
-    "eval_strategy: epoch": ("eval_strategy", "set evaluation.every"),
-    "early_stopping_steps: 2": ("early_stopping_steps", "training.early_stopping: {patience: 2}"),
-    "load_best_model_at_end: true": ("load_best_model_at_end", "export.checkpoint: best"),
-    "dataset: absent": ("dataset", "'absent' is in no dataset_info.json"),
-    "dataset: odd_chats": ("dataset_info.json: odd_chats", "messages from Klient: Baton knows human, gpt, system"),
-    "dataset: keyed_chats": ("dataset_info.json: keyed_chats", "from and value, or role and content"),
-    "dataset: pairs,chat_pairs": ("dataset_info.json: chat_pairs", "rows of preference as messages are not trained on"),
-    "eval_dataset: absent": ("eval_dataset", "'absent' is in no dataset_info.json"),
-    "mix_strategy: interleave_over\ninterleave_probs: 0.3,0.7": ("mix_strategy", "give weight p·N/n"),
-    "export_quantization_bit: 4": ("export_quantization_bit", "export.gguf.types"),
-    "export_legacy_format: true": ("export_legacy_format", "weights are always safetensors"),
-    "push_to_hub: true": ("push_to_hub", "without hub_model_id"),
-    "export_hub_model_id: mine": ("export_hub_model_id", "organisation/name"),
-    "num_beams: 4": ("num_beams", "evaluation.temperature and top_p alone"),
-    "default_system: You are kind.": ("default_system", "as the system's message"),
-    "my_own_key: 7": ("my_own_key", "unknown: no setting of LLaMA-Factory"),
-    "report_to: comet_ml": ("report_to", "comet_ml: Baton logs to MLflow"),
-    "use_galore: true\ngalore_rank: 64": ("galore_rank", "does not have this optimizer"),
-}
-
-
-@pytest.mark.parametrize(("lines", "expected"), SAID.items(), ids=[name.splitlines()[-1] for name in SAID])
-def test_what_is_not_carried_over_is_said(lines: str, expected: tuple[str, str], written: Write):
-    made = written("llamafactory", f"{BASE}stage: dpo\n{lines}\n")
-    key, text = expected
-
-    assert key in made.keys(Fate.left)
-    assert text in made.text(key)
-    assert f"Not carried over: {key}" in made.yaml or f", {key}" in made.yaml
-
-
 def test_a_number_of_rows_is_held_out_as_it_is(written: Write):
     made = written("llamafactory", f"{BASE}val_size: 200\n")
     assert made.recipe.data.split.eval == 200
@@ -241,26 +200,6 @@ def test_first_layers_are_named(written: Write):
 
     assert made.recipe.training.trainable.patterns == [r"\.(layers|h|blocks)\.(0|1)\."]
     assert "check the pattern" in made.text("freeze_trainable_layers")
-
-
-TEMPLATES = {
-    "chatml": ("chats", "chatml", Fate.changed, "its marks are single tokens only where it has them"),
-    "llama3": ("chats", "llama3", Fate.changed, "white space around a message"),
-    "zephyr": ("chats", None, Fate.left, "no line break after the end of a text"),
-    "alpaca": ("chats", None, Fate.left, "Stanford's preamble before conversations"),
-    "qwen": ("chats", None, Fate.left, "the tokenizer's own chat template is used"),
-    "default": ("house_rules", None, Fate.left, "written out as text, without a chat template"),
-}
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_template(name: str, written: Write):
-    data_set, template, fate, said = TEMPLATES[name]
-    made = written("llamafactory", f"{ANY}dataset: {data_set}\ntemplate: {name}\n")
-
-    assert made.recipe.model.chat_template == template
-    assert made.keys(fate) >= {"template"}
-    assert said in made.text("template")
 
 
 def test_alpacas_prompt(written: Write):
@@ -327,6 +266,24 @@ def test_rows_held_out_that_are_given(written: Write):
     assert made.draft.idle.count("val_size") == 1
 
 
+@pytest.mark.parametrize("address", ["s3://acme/a.json", "gs://acme/a.json", "az://acme/a.json", "oss://acme/a.json"])
+def test_rows_in_a_store(address: str, written: Write, folder: Any):
+    info = folder / "llamafactory/data/dataset_info.json"
+    info.write_text(json.dumps({"house_rules": {"cloud_file_name": address}}), encoding="utf-8")
+    made = written("llamafactory", BASE)
+    is_known = not address.startswith("oss://")
+
+    assert made.recipe.data.source == [address if is_known else "house_rules"]
+    assert ("put its address into data.source" in made.text("dataset_info.json: house_rules")) != is_known
+
+
+def test_what_is_on_and_has_no_effect_is_not_called_off(written: Write):
+    made = written("llamafactory", f"{BASE}stage: dpo\ntrain_on_prompt: true\n")
+
+    assert made.text("train_on_prompt") == "has no effect with dpo"
+    assert "train_on_prompt" not in made.draft.idle
+
+
 def test_rows_that_are_drawn(written: Write):
     data = written("llamafactory", f"{ANY}dataset: sampled\n").recipe.data
 
@@ -382,26 +339,6 @@ def test_names_on_the_hub(written: Write):
     made = written("llamafactory", "model_name_or_path: m\ndataset: org/a, org/b\ndataset_dir: ONLINE\n")
 
     assert made.recipe.data.source == ["hf://datasets/org/a", "hf://datasets/org/b"]
-
-
-WRONG = {
-    "not a number": ("learning_rate: fast", "train.yaml: learning_rate is 'fast', expected a number."),
-    "not a whole number": ("lora_rank: 8.5", "lora_rank is 8.5, expected a whole number above 0."),
-    "not a switch": ("bf16: perhaps", "bf16 is 'perhaps', expected true or false."),
-    "ppo": ("stage: ppo", "Baton has no PPO. Take training.method grpo or rloo with a reward function"),
-    "stage": ("stage: sftt", "stage is 'sftt', expected one of pt, sft, rm, kto, dpo."),
-    "oft": ("finetuning_type: oft", "expected lora, freeze or full, which Baton has. Choose one of them."),
-    "out of range": ("lora_dropout: 2", "adapter.dropout: Input should be less than 1"),
-    "no layers": ("finetuning_type: freeze\nfreeze_trainable_layers: 0", "a number of layers other than 0"),
-}
-
-
-@pytest.mark.parametrize(("lines", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_meant_is_an_error(lines: str, message: str, written: Write):
-    with pytest.raises(UserError) as error:
-        written("llamafactory", f"{BASE}{lines}\n")
-
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

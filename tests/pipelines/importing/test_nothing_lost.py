@@ -3,7 +3,6 @@
 import contextlib
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,12 +12,17 @@ from hypothesis import strategies as st
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
-from baton.pipelines.importing import axolotl, axolotl_keys, llamafactory, llamafactory_keys, reading, writing
+from baton.pipelines.importing import reading, writing
 from baton.pipelines.importing.draft import Draft
+from baton.pipelines.importing.trainer import Trainer
+from tests.pipelines.importing.conftest import TRAINERS
 
 HERE = Path(__file__).parent
-TRAINERS: dict[str, ModuleType] = {"llamafactory": llamafactory, "axolotl": axolotl}
-KEYS: dict[str, ModuleType] = {"llamafactory": llamafactory_keys, "axolotl": axolotl_keys}
+LEAST: dict[str, dict[str, Any]] = {
+    "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
+    "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
+}
+"""The least that a file says."""
 EXAMPLES = [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in sorted(HERE.glob("*/*.y*ml"))]
 
 junk = st.recursive(
@@ -28,9 +32,14 @@ junk = st.recursive(
 )
 
 
-def trainer_of(path: Path) -> ModuleType:
+def trainer_of(path: Path) -> Trainer:
     """Return the trainer an example is for."""
     return TRAINERS[path.parent.name]
+
+
+def example(path: Path) -> Draft:
+    """Return what becomes of an example."""
+    return reading.draft_of(trainer_of(path), str(path), str(path.parent))
 
 
 def settled(draft: Draft) -> set[str]:
@@ -38,7 +47,7 @@ def settled(draft: Draft) -> set[str]:
     return set(draft.carried) | set(draft.idle) | {remark.key for remark in draft.remarks}
 
 
-def drafted(trainer: ModuleType, path: Path) -> Draft | str:
+def drafted(trainer: Trainer, path: Path) -> Draft | str:
     """Return what becomes of a file, or the message that says why nothing does."""
     try:
         return reading.draft_of(trainer, str(path), str(path.parent))
@@ -48,8 +57,8 @@ def drafted(trainer: ModuleType, path: Path) -> Draft | str:
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_every_key_of_an_example_is_accounted_for_once(path: Path):
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
-    flat = reading.flatten(yaml.safe_load(path.read_text()), trainer_of(path).NESTED)
+    draft = example(path)
+    flat = reading.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
     noted = {remark.key for remark in draft.remarks}
 
     assert flat.keys() <= settled(draft)
@@ -61,7 +70,7 @@ def test_every_key_of_an_example_is_accounted_for_once(path: Path):
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    draft = example(path)
     recipe = writing.recipe_of(draft)
     written = writing.to_yaml(recipe, draft)
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
@@ -74,7 +83,7 @@ def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_no_value_of_the_file_is_a_default(path: Path):
     """What is taken out of the file changes the recipe, or is all that names a section."""
-    draft = reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    draft = example(path)
     recipe = writing.recipe_of(draft)
     document = yaml.safe_load(writing.to_yaml(recipe, draft))
 
@@ -89,14 +98,10 @@ def test_no_value_of_the_file_is_a_default(path: Path):
 
 @pytest.mark.parametrize("tool", TRAINERS)
 def test_every_known_key_is_accounted_for_alone(tool: str, tmp_path: Path):
-    base = {
-        "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
-        "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
-    }[tool]
-    for key in {key.replace("*", "x") for key in (*KEYS[tool].TABLE, *KEYS[tool].METHODS)} - base.keys():
+    for key in {key.replace("*", "x") for key in (*TRAINERS[tool].keys, *TRAINERS[tool].methods)} - LEAST[tool].keys():
         for value in (True, "text", 2):
             path = tmp_path / "train.yaml"
-            path.write_text(yaml.safe_dump({**base, key: value}), encoding="utf-8")
+            path.write_text(yaml.safe_dump({**LEAST[tool], key: value}), encoding="utf-8")
             said: Draft | str = drafted(TRAINERS[tool], path)
             assert key in (said if isinstance(said, str) else settled(said)), key
 
@@ -112,12 +117,8 @@ OFF = {
 
 @pytest.mark.parametrize(("tool", "key"), [(tool, key) for tool, keys in OFF.items() for key in keys.split()])
 def test_a_key_that_is_off_is_a_known_one(tool: str, key: str, tmp_path: Path):
-    base = {
-        "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
-        "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
-    }[tool]
     path = tmp_path / "train.yaml"
-    path.write_text(yaml.safe_dump({**base, key: False, "my_own_key": False}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**LEAST[tool], key: False, "my_own_key": False}), encoding="utf-8")
     made = drafted(TRAINERS[tool], path)
 
     assert isinstance(made, Draft)
@@ -141,7 +142,7 @@ def test_no_value_is_lost_or_breaks_it(path: Path, data: Any):
             recipe = writing.recipe_of(draft)
         except UserError:
             return
-        flat = reading.flatten(reading.load(str(file), draft.tool), trainer_of(path).NESTED)
+        flat = reading.flatten(reading.load(str(file), draft.tool), trainer_of(path).nested)
         assert flat.keys() <= settled(draft)
         assert recipe_file.validate(yaml.safe_load(writing.to_yaml(recipe, draft)), origin="written") == recipe
         list(writing.report(draft, "recipe.yaml"))
