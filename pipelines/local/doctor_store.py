@@ -51,7 +51,10 @@ def examine(uri: str) -> list[Check]:
         storage = Storage(uri, patience=0)
     except BatonError as error:
         return [_problem("store", error)]
-    made = _missing_folders(storage)
+    made, folder = [], storage.root
+    while storage.is_local and folder and not os.path.exists(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
     below = f"{OWN}doctor-{uuid.uuid4().hex}"
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
     checks = [_tried("store", partial(_reach, storage))]
@@ -155,15 +158,6 @@ def _clock(storage: Storage, below: str) -> Check:
         found,
         "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads.",
     )
-
-
-def _missing_folders(storage: Storage) -> list[str]:
-    """Returns the folders that a folder store would make, the innermost first."""
-    missing, folder = [], storage.root
-    while storage.is_local and folder and not os.path.exists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    return missing
 
 
 def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:

@@ -65,7 +65,18 @@ def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
     """
     shape = Shape(recipe, model)
     held, passing = _held(shape), _passing(shape)
-    moment, size, how = max(_moments(shape), key=lambda found: found[1])
+    # Other moments than forward and backward: the optimizer's step, and writing.
+    training, text = shape.training, shape.text
+    steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
+    step = 4 * shape.trainable // shape.shards if steps_here else 0
+    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
+    if training.completions:
+        rows = training.round_size // shape.recipe.world_size
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
+        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
+    moment, size, how = max(moments, key=lambda found: found[1])
     beyond = size - sum(item.bytes for item in passing)
     more = [Item(moment, beyond, f"{how}, beyond what activations leave")] if beyond > 0 else []
     overhead = Item("fixed", OVERHEAD, "CUDA, its libraries and allocator" if shape.on_gpu else "torch and libraries")
@@ -133,21 +144,6 @@ def _passing(shape: Shape) -> list[Item]:
         Item("16-bit weights", activations.copies(shape), f"autocast's copies, {training.precision}"),
         Item("logits", *activations.logits(shape)),
     ]
-
-
-def _moments(shape: Shape) -> list[tuple[str, int, str]]:
-    """Returns what other moments than forward and backward take: the optimizer's step, and writing."""
-    training, text = shape.training, shape.text
-    steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
-    step = 4 * shape.trainable // shape.shards if steps_here else 0
-    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
-    if training.completions:
-        rows = training.round_size // shape.recipe.world_size
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-        cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
-        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
-    return moments
 
 
 def _count(number: int) -> str:

@@ -51,13 +51,19 @@ def render(found: dict[str, Any]) -> str:
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
     tone, word = STATES[found["state"]]
+    rows = found["rows"]
+    total = sum(rows.get(side, 0) for side in SIDES)
     return environment.get_template("quality.html.j2").render(
         found=found,
         tone=tone,
         word=word,
         marks=MARKS,
         tiles=_tiles(found),
-        sides=_sides(found["rows"]),
+        sides=[
+            (color, name, f"{rows[side]:,}", rows[side] / total)
+            for side, (color, name) in SIDES.items()
+            if rows.get(side, 0)
+        ],
         languages=_languages(found["languages"]),
         histogram=_histogram(found),
         length_note=_length_note(found),
@@ -78,16 +84,6 @@ def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
     if lengths:
         tiles.append(("Longest row", f"{lengths['longest']:,}", f"tokens; {lengths['mean']:,.0f} on average"))
     return tiles
-
-
-def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
-    """Returns colour, name, count and share of each side that has rows."""
-    total = sum(rows.get(side, 0) for side in SIDES)
-    return [
-        (color, name, f"{rows[side]:,}", rows[side] / total)
-        for side, (color, name) in SIDES.items()
-        if rows.get(side, 0)
-    ]
 
 
 def _languages(languages: dict[str, Any]) -> list[tuple[str, str, float]]:

@@ -83,8 +83,9 @@ class Job:
         # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
         # next attempt, or taken over where it asks for the same.
         with self._deleted_after():
-            if not created:
-                self._take_over()
+            # The end of its owner before does not end it then.
+            if not created and (owners := self._document["metadata"]["ownerReferences"]):
+                self._patiently(lambda: self._cluster.adopt(self.name, owners))
             events.emit("train_job", name=self.name, state="created" if created else "found", nodes=self.nodes)
             return self._follow()
 
@@ -96,11 +97,6 @@ class Job:
             if name != self.name or over or other["metadata"].get("deletionTimestamp"):
                 logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
                 self._remove(name)
-
-    def _take_over(self) -> None:
-        """Becomes the owner of the job that is there, so that the end of its owner before does not end it."""
-        if owners := self._document["metadata"]["ownerReferences"]:
-            self._patiently(lambda: self._cluster.adopt(self.name, owners))
 
     def _follow(self) -> bool:
         while True:

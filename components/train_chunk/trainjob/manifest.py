@@ -145,13 +145,14 @@ def _pod(recipe: Recipe) -> dict[str, object]:
     if resources.cache_claim and recipe.store.cache_dir:
         volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": resources.cache_claim}})
         mounts.append({"name": "cache", "mountPath": recipe.store.cache_dir})
+    port = recipe.tracking.prometheus_port
     capacity = {"baton/capacity": resources.capacity} if resources.capacity else {}
     pod_security = {"seccompProfile": {"type": "RuntimeDefault"}}
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {
         "metadata": {
             "labels": resources.pod_labels(recipe.name, NODE_STAGE) | capacity,
-            "annotations": _scraped(recipe.tracking.prometheus_port),
+            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {},
         },
         "spec": {
             "nodeSelector": resources.node_selector,
@@ -163,7 +164,3 @@ def _pod(recipe: Recipe) -> dict[str, object]:
             "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": container_security}],
         },
     }
-
-
-def _scraped(port: int | None) -> dict[str, str]:
-    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}
