@@ -11,21 +11,9 @@ import typer
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
-from baton.pipelines.cli.options import (
-    REJECTED,
-    ChunkCount,
-    Image,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    Runner,
-    RunnerOption,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
 from baton.pipelines.local.processes import Event
@@ -44,12 +32,12 @@ LINKS = {"run": "run_uri", "model": "model_uri", "report": "report_uri"}
 
 
 def retrain(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    store: Store = None,
-    chunks: ChunkCount = None,
-    runner: RunnerOption = Runner.process,
-    image: Image = None,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
+    runner: options.RunnerOption = options.Runner.process,
+    image: options.Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Trains a model again if its data or its recipe have changed since one was accepted, and promotes what passes.
@@ -69,10 +57,10 @@ def retrain(
 
 
 def outcome(
-    recipe: RecipePath,
+    recipe: options.RecipePath,
     run_id: Annotated[str, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")],
-    overrides: Overrides = None,
-    store: Store = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Tells what a retraining on a cluster came to, as Markdown for a comment.
@@ -115,7 +103,7 @@ def markdown(name: str, outcome: Event) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _run(recipe: Recipe, runner: Runner) -> Event:
+def _run(recipe: Recipe, runner: options.Runner) -> Event:
     """Runs the compiled pipeline on this machine and returns what it came to."""
     from baton.components.shared.runs import turns
     from baton.pipelines.local import engine
@@ -139,7 +127,7 @@ def _run(recipe: Recipe, runner: Runner) -> Event:
             pipeline=Pipeline.retrain,
             arguments={},
             on_event=heard,
-            containers=runner is Runner.docker,
+            containers=runner is options.Runner.docker,
         )
     return {name: value for name, value in kept.items() if name not in ("event", "at")}
 
