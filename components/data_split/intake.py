@@ -101,23 +101,20 @@ class Intake:
 
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
-            return self._usable(row, supply, place)
+            normal = formats.normalise(row.values, supply.layout)
+            if isinstance(normal, dict):
+                shape = {name: type(value) for name, value in normal.items()}
+                # The first row that can be used decides for all sources.
+                self._shape = self._shape or shape
+                normal = normal if shape == self._shape else _unlike(self._shape, shape)
+            if isinstance(normal, dict):
+                placed = self._placed(row.values, supply.source)
+                if isinstance(placed, dict):
+                    return Record(as_content(normal), row.file, row.line, place, **placed)
+                normal = placed
+            return Rejected(row.file, row.line, normal, formats.as_json(row.values))
         except RecursionError:  # what the parser just read may be too deep to be written
             return Rejected(row.file, row.line, "nested too deep", "")
-
-    def _usable(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
-        normal = formats.normalise(row.values, supply.layout)
-        if isinstance(normal, dict):
-            shape = {name: type(value) for name, value in normal.items()}
-            # The first row that can be used decides for all sources.
-            self._shape = self._shape or shape
-            normal = normal if shape == self._shape else _unlike(self._shape, shape)
-        if isinstance(normal, dict):
-            placed = self._placed(row.values, supply.source)
-            if isinstance(placed, dict):
-                return Record(as_content(normal), row.file, row.line, place, **placed)
-            normal = placed
-        return Rejected(row.file, row.line, normal, formats.as_json(row.values))
 
     def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
         """Returns what decides a row's side beside its content, or why it has none."""

@@ -115,7 +115,10 @@ class Drill:
         """
         created = now()
         undisturbed = self._undisturbed()
-        deck = self._deck()
+        seen = set(self.usual)
+        if len(self.usual.get("upload", ())) > 1:
+            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
+        deck = Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
         unreachable = [phase for phase in PHASES if phase not in deck.phases]
         runs: list[Disturbed] = []
         while deck.phases and len(self.kills) < self.wanted:
@@ -156,12 +159,6 @@ class Drill:
         processes.run(module, arguments, heard, self.launch)
         for phase, seconds in tracker.seconds.items():
             self.usual.setdefault(phase, []).extend(seconds)
-
-    def _deck(self) -> Deck:
-        seen = set(self.usual)
-        if len(self.usual.get("upload", ())) > 1:
-            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
-        return Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
 
     def _disturbed(self, name: str, deck: Deck, undisturbed: prove.Outcome) -> Disturbed:
         """Brings a run to its end, however often its processes are killed, and compares it."""

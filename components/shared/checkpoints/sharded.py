@@ -224,7 +224,10 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         with open(os.path.join(target, "model.safetensors.index.json"), "w", encoding="utf-8") as document:
             json.dump(index, document, indent=1, sort_keys=True)
-    _copy_settings(folder, target)
+    # Configuration, tokenizer and templates: the small files that are neither pickles nor of training.
+    for name in sorted(os.listdir(folder)):
+        if name.endswith((".json", ".jinja", ".model", ".txt", ".py")) and name != "trainer_state.json":
+            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
     return list(split.filename_to_tensors)
 
 
@@ -264,10 +267,3 @@ def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, t
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
         dcp.load(loaded, storage_reader=Reader(folder), planner=planner, no_dist=True)
     return {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
-
-
-def _copy_settings(folder: str, target: str) -> None:
-    """Copies configuration, tokenizer and templates: the small files that are neither pickles nor of training."""
-    for name in sorted(os.listdir(folder)):
-        if name.endswith((".json", ".jinja", ".model", ".txt", ".py")) and name != "trainer_state.json":
-            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))

@@ -53,6 +53,11 @@ def render(found: dict[str, Any]) -> str:
     tone, word = STATES[found["state"]]
     rows = found["rows"]
     total = sum(rows.get(side, 0) for side in SIDES)
+    languages = found["languages"]
+    shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
+    unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
+    shown = [(color, code, share) for color, (code, share) in zip(HUES, shares, strict=False)]
+    others = sum(share for _, share in shares[len(HUES) :])
     return environment.get_template("quality.html.j2").render(
         found=found,
         tone=tone,
@@ -64,7 +69,8 @@ def render(found: dict[str, Any]) -> str:
             for side, (color, name) in SIDES.items()
             if rows.get(side, 0)
         ],
-        languages=_languages(found["languages"]),
+        languages=shown
+        + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0],
         histogram=_histogram(found),
         length_note=_length_note(found),
     )
@@ -84,15 +90,6 @@ def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
     if lengths:
         tiles.append(("Longest row", f"{lengths['longest']:,}", f"tokens; {lengths['mean']:,.0f} on average"))
     return tiles
-
-
-def _languages(languages: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """Returns colour, name and share of the most frequent languages, and of the others together."""
-    shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
-    unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
-    shown = [(color, code, share) for color, (code, share) in zip(HUES, shares, strict=False)]
-    others = sum(share for _, share in shares[len(HUES) :])
-    return shown + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0]
 
 
 def _length_note(quality: dict[str, Any]) -> str:

@@ -32,7 +32,14 @@ class Grouped(ChunkTrainer):
             optimizer.param_groups[:] = [
                 part for group in optimizer.param_groups for part in _split(group, self.groups, names)
             ]
-            _require_all_fit(self.groups, optimizer)
+            present = {part.get("name") for part in optimizer.param_groups}
+            for group in self.groups:
+                if _name(group) not in present:
+                    raise UserError(
+                        f"training.groups: pattern {group.pattern!r} fits no trained parameter that an earlier group "
+                        "left.",
+                        remedy="Check it against the model's parameter names, and the order of groups.",
+                    )
         if self.compile_optimizer:
             optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
         return optimizer
@@ -80,13 +87,3 @@ def _split(whole: ParamGroup, groups: tuple[Group, ...], names: dict[int, str]) 
             own["weight_decay"] = group.weight_decay
         result.append({**settings, **own, "params": parameters})
     return [part for part in [{**settings, "params": parts[-1]}, *result] if part["params"]]
-
-
-def _require_all_fit(groups: tuple[Group, ...], optimizer: torch.optim.Optimizer) -> None:
-    present = {part.get("name") for part in optimizer.param_groups}
-    for group in groups:
-        if _name(group) not in present:
-            raise UserError(
-                f"training.groups: pattern {group.pattern!r} fits no trained parameter that an earlier group left.",
-                remedy="Check it against the model's parameter names, and the order of groups.",
-            )

@@ -78,7 +78,13 @@ class Job:
             BatonError: it failed, does not start, or Kubernetes does not answer.
         """
         # First: nodes of an earlier attempt hold the devices that this one asks for.
-        self._clear()
+        # What earlier attempts left of this chunk, but for a job that is this one and still runs.
+        for other in self._patiently(lambda: self._cluster.jobs(self._siblings)):
+            name = other["metadata"]["name"]
+            over = reasons.condition(other, "Complete") or reasons.condition(other, "Failed")
+            if name != self.name or over or other["metadata"].get("deletionTimestamp"):
+                logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
+                self._remove(name)
         created = self._patiently(lambda: self._cluster.create(self._document))
         # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
         # next attempt, or taken over where it asks for the same.
@@ -88,15 +94,6 @@ class Job:
                 self._patiently(lambda: self._cluster.adopt(self.name, owners))
             events.emit("train_job", name=self.name, state="created" if created else "found", nodes=self.nodes)
             return self._follow()
-
-    def _clear(self) -> None:
-        """Deletes what earlier attempts left of this chunk, but for a job that is this one and still runs."""
-        for other in self._patiently(lambda: self._cluster.jobs(self._siblings)):
-            name = other["metadata"]["name"]
-            over = reasons.condition(other, "Complete") or reasons.condition(other, "Failed")
-            if name != self.name or over or other["metadata"].get("deletionTimestamp"):
-                logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
-                self._remove(name)
 
     def _follow(self) -> bool:
         while True:

@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from baton.components.shared.recipe import Recipe, Resources
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.base import seconds
 from baton.components.shared.runs.links import KUBEFLOW_RUN, kubeflow_run
 from baton.components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
@@ -82,6 +82,9 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
 def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
     resources = recipe.resources
     scope, _, name = resources.runtime.rpartition("/")
+    asked = {"cpu": resources.cpu, "memory": resources.memory}
+    plain = {name: quantity for name, quantity in asked.items() if quantity}
+    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
     spec: JobSpec = {
         "runtimeRef": {
             "apiGroup": GROUP,
@@ -95,7 +98,9 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
             "env": _environment(recipe),
             "numNodes": resources.nodes,
             "numProcPerNode": recipe.processes,
-            "resourcesPerNode": _per_node(resources),
+            "resourcesPerNode": {
+                kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values
+            },
         },
         "runtimePatches": [
             {
@@ -125,13 +130,6 @@ def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     if recipe.chunks.preemption.node_taints:
         environment.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     return environment
-
-
-def _per_node(resources: Resources) -> dict[str, dict[str, str]]:
-    asked = {"cpu": resources.cpu, "memory": resources.memory}
-    plain = {name: quantity for name, quantity in asked.items() if quantity}
-    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
-    return {kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values}
 
 
 def _pod(recipe: Recipe) -> dict[str, object]:
