@@ -108,11 +108,11 @@ def _run(recipe: Recipe, runner: options.Runner) -> Event:
     from baton.components.shared.runs import turns
     from baton.pipelines.local import engine
 
-    kept: Event = {}
+    last: Event = {}
 
     def heard(event: Event) -> None:
         if event["event"] == "retraining":
-            kept.update(event)
+            last.update(event)
         if event["event"] == "looked" and event["decision"] == "train":
             console.print(f"run [bold]{event['run']}[/]: {event['words']}")
         if event["event"] == "queued":
@@ -129,7 +129,7 @@ def _run(recipe: Recipe, runner: options.Runner) -> Event:
             on_event=heard,
             containers=runner is options.Runner.docker,
         )
-    return {name: value for name, value in kept.items() if name not in ("event", "at")}
+    return {name: value for name, value in last.items() if name not in ("event", "at")}
 
 
 def _in_words(name: str, outcome: Event) -> str:

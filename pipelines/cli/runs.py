@@ -126,8 +126,8 @@ def fork(
 
 
 def _tell(made: Fork, path: str) -> None:
-    kept = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
-    typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {kept}")
+    carried = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
+    typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {carried}")
     nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []
     for line in made.lines or nothing:
         typer.echo(f"  {line}")

@@ -28,9 +28,9 @@ WhereOption = Annotated[
 WISHES: dict[State, str] = {"stop": "stops", "go": "resumes"}
 
 
-def open_sweep(given: str, store: str) -> Sweep:
+def open_sweep(address: str, store: str) -> Sweep:
     """Returns a sweep by its address, or by its name in a store."""
-    sweep = Sweep.open(given) if "/" in given else Sweep(Storage(store), given)
+    sweep = Sweep.open(address) if "/" in address else Sweep(Storage(store), address)
     sweep.document()
     return sweep
 

@@ -130,14 +130,14 @@ class _Reader(pickle.Unpickler):
         is_dtype = module == "torch" and name.startswith(_DTYPES)
         if (module, name) not in _HARMLESS and not is_dtype:
             raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        found = super().find_class(module, name)
+        resolved = super().find_class(module, name)
         if is_dtype:
             import torch
 
             # `torch.float_power` begins like a type of numbers and is a function.
-            if not isinstance(found, torch.dtype):
+            if not isinstance(resolved, torch.dtype):
                 raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        return found
+        return resolved
 
 
 def _require_here(folder: str, info: Any) -> None:
@@ -212,7 +212,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))
     split = split_state_dict_into_shards_factory(
         tensors,
-        get_storage_size=lambda found: found.size.numel() * found.properties.dtype.itemsize,
+        get_storage_size=lambda entry: entry.size.numel() * entry.properties.dtype.itemsize,
         filename_pattern=f"{'adapter_' if is_adapter else ''}model{{suffix}}.safetensors",
         max_shard_size=sys.maxsize if is_adapter else shard_size,
     )

@@ -122,8 +122,8 @@ def began(run: Run) -> int:
 
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     """Turns the search for a learning rate off where one is given, which would hold in its place."""
-    given = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
-    return [*overrides, *(["training.lr_find=null"] if given and before.training.lr_find else [])]
+    sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
+    return [*overrides, *(["training.lr_find=null"] if sets_rate and before.training.lr_find else [])]
 
 
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:

@@ -86,12 +86,12 @@ def block_bytes(shape: Shape) -> int:
     norms = 2 * (4 + shape.weight_bytes + compute) * hidden
     experts = getattr(text, "num_experts_per_tok", None) or 1
     inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * hidden
-    kept = 4 if any("gate" in name for name in names) else 2
+    num_values = 4 if any("gate" in name for name in names) else 2
     if "gelu_new" in (getattr(text, "activation_function", ""), getattr(text, "hidden_act", "")):
-        kept = 5  # each term of the formula
+        num_values = 5  # each term of the formula
     dropped = 2 * hidden if _rate(text, "resid_pdrop", "hidden_dropout") else 0
     masks = dropped * (1 if shape.on_gpu else compute)
-    return int(norms + _attention(shape, names) + kept * experts * inner * compute + masks)
+    return int(norms + _attention(shape, names) + num_values * experts * inner * compute + masks)
 
 
 def _attention(shape: Shape, names: set[str]) -> int:
@@ -99,15 +99,15 @@ def _attention(shape: Shape, names: set[str]) -> int:
     text, compute = shape.text, shape.compute_bytes
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    found = 5 * heads * size * compute  # queries, keys, values, what comes out, and that brought into order
+    num_bytes = 5 * heads * size * compute  # queries, keys, values, what comes out, and that brought into order
     if any("q_norm" in name for name in names):
         groups = getattr(text, "num_key_value_heads", None) or heads
-        found += (4 + shape.weight_bytes) * (heads + groups) * size
+        num_bytes += (4 + shape.weight_bytes) * (heads + groups) * size
     drops = _rate(text, "attention_dropout", "attn_pdrop")
     if shape.recipe.model.attention == "eager" or (drops and not shape.on_gpu):  # torch's own needs CUDA to drop
         scores = 4 if compute == 4 else 4 + compute  # after the softmax: in fp32, and as they are used
-        found += (scores + (2 * compute if drops else 0)) * heads * shape.length
-    return int(found)
+        num_bytes += (scores + (2 * compute if drops else 0)) * heads * shape.length
+    return int(num_bytes)
 
 
 def _rate(text: Any, *names: str) -> float:

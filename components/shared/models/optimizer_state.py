@@ -33,7 +33,7 @@ def num_bytes(training: Training, model: nn.Module) -> int:
 
 def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     name = training.optimizer
-    kept = next((kept for part, kept in BITSANDBYTES.items() if part in name), 0)
+    bytes_each = next((bytes_each for part, bytes_each in BITSANDBYTES.items() if part in name), 0)
     if name == "adafactor":
         return _adafactor(tuple(value.shape))
     if name in ("adamw_torch", "adamw_torch_fused"):
@@ -41,8 +41,8 @@ def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     if name in ("sgd", "rmsprop", "adagrad"):
         return _others(training, value)
     if name.endswith("8bit") and value.numel() >= SMALL and not is_embedding:
-        return int(kept * (value.numel() + -(-value.numel() // BLOCK) * FLOAT))
-    return int(kept * value.numel() * FLOAT)
+        return int(bytes_each * (value.numel() + -(-value.numel() // BLOCK) * FLOAT))
+    return int(bytes_each * value.numel() * FLOAT)
 
 
 def _adafactor(shape: tuple[int, ...]) -> int:

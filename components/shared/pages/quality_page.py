@@ -42,28 +42,28 @@ def write(run: Run) -> str:
     return html
 
 
-def render(found: dict[str, Any]) -> str:
+def render(quality: dict[str, Any]) -> str:
     """Returns the page as one HTML document, which loads nothing.
 
     Args:
-        found: What `quality_checks.collect` returned.
+        quality: What `quality_checks.collect` returned.
     """
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
-    tone, word = STATES[found["state"]]
-    rows = found["rows"]
+    tone, word = STATES[quality["state"]]
+    rows = quality["rows"]
     total = sum(rows.get(side, 0) for side in SIDES)
-    languages = found["languages"]
+    languages = quality["languages"]
     shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
     unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
     shown = [(color, code, share) for color, (code, share) in zip(HUES, shares, strict=False)]
     others = sum(share for _, share in shares[len(HUES) :])
     return environment.get_template("quality.html.j2").render(
-        found=found,
+        found=quality,
         tone=tone,
         word=word,
         marks=MARKS,
-        tiles=_tiles(found),
+        tiles=_tiles(quality),
         sides=[
             (color, name, f"{rows[side]:,}", rows[side] / total)
             for side, (color, name) in SIDES.items()
@@ -71,8 +71,8 @@ def render(found: dict[str, Any]) -> str:
         ],
         languages=shown
         + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0],
-        histogram=_histogram(found),
-        length_note=_length_note(found),
+        histogram=_histogram(quality),
+        length_note=_length_note(quality),
     )
 
 
