@@ -81,7 +81,12 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         recipe.phase_recipes() or [recipe],
         strict=True,
     ):
-        _localise_second_model(section, part, base_dir)
+        method = part.training.method
+        if part.training.second_model and part.training.settings:
+            role, named = part.training.second_model
+            settings = part.training.settings.model_dump(mode="json")
+            settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
+            section[method] = settings
     if recipe.hooks.source:
         document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
     prefix = "sqlite:///"
@@ -222,16 +227,6 @@ def _architecture(model: Document) -> str | None:
             return str(json.load(file).get("model_type"))
     except OSError:
         return None
-
-
-def _localise_second_model(section: Document, recipe: Recipe, base_dir: str) -> None:
-    """Makes the path of the model that a method names absolute, in its section `training` as plain values."""
-    method = recipe.training.method
-    if recipe.training.second_model and recipe.training.settings:
-        role, named = recipe.training.second_model
-        settings = recipe.training.settings.model_dump(mode="json")
-        settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
-        section[method] = settings
 
 
 def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:

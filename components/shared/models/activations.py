@@ -50,7 +50,10 @@ class Shape:
         if spec and value.requires_grad:  # QLoRA's own, as TRL casts it
             return 4 if "lora_magnitude_vector" in name else 2
         if spec and id(value) in self.few_bits:
-            return _few_bytes(spec.bits, spec.double)
+            if spec.bits == 8:
+                return 1.0
+            # With the constants of each block of 64 (QLoRA, arXiv:2305.14314, section 3).
+            return 0.5 + ((1 / 64 + 4 / (64 * 256)) if spec.double else 4 / 64)
         return float(value.element_size())
 
 
@@ -60,13 +63,6 @@ def _few_bits(model: nn.Module, head: Any) -> set[int]:
 
     layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
     return {id(layer.weight) for layer in layers if not layer.weight.requires_grad}
-
-
-def _few_bytes(bits: int, double: bool) -> float:
-    """Returns bytes per weight, with the constants of each block of 64 (QLoRA, arXiv:2305.14314, section 3)."""
-    if bits == 8:
-        return 1.0
-    return 0.5 + ((1 / 64 + 4 / (64 * 256)) if double else 4 / 64)
 
 
 def num_layers(shape: Shape) -> int:

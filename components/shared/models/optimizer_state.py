@@ -39,7 +39,13 @@ def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     if name in ("adamw_torch", "adamw_torch_fused"):
         return int(2 * value.numel() * value.element_size() + FLOAT)  # two moments, and the step as a number
     if name in ("sgd", "rmsprop", "adagrad"):
-        return _others(training, value)
+        options = training.optimizer_options
+        momentum = float(options.get("momentum", 0)) != 0
+        if training.optimizer == "sgd":
+            return int(momentum * value.numel() * value.element_size())
+        centered = str(options.get("centered", False)).lower() in ("true", "1", "yes")
+        num_values = 1 + (momentum + centered if training.optimizer == "rmsprop" else 0)
+        return int(num_values * value.numel() * value.element_size() + FLOAT)
     if name.endswith("8bit") and value.numel() >= SMALL and not is_embedding:
         return int(bytes_each * (value.numel() + -(-value.numel() // BLOCK) * FLOAT))
     return int(bytes_each * value.numel() * FLOAT)
@@ -55,13 +61,3 @@ def _adafactor(shape: tuple[int, ...]) -> int:
             leading *= size
         values = leading * (shape[-2] + shape[-1])
     return (values + 1) * FLOAT  # and the root mean square of the weights
-
-
-def _others(training: Training, value: Any) -> int:
-    options = training.optimizer_options
-    momentum = float(options.get("momentum", 0)) != 0
-    if training.optimizer == "sgd":
-        return int(momentum * value.numel() * value.element_size())
-    centered = str(options.get("centered", False)).lower() in ("true", "1", "yes")
-    kept = 1 + (momentum + centered if training.optimizer == "rmsprop" else 0)
-    return int(kept * value.numel() * value.element_size() + FLOAT)
