@@ -96,8 +96,8 @@ def _messages(messages: Any, name: str) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
     turns = []
-    for position, given in enumerate(messages, 1):
-        message = _message(given)
+    for position, raw in enumerate(messages, 1):
+        message = _message(raw)
         if isinstance(message, str):
             return f"message {position} {message}"
         turns.append(message)

@@ -162,13 +162,13 @@ def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
     return head
 
 
-def _unlike(shape: dict[str, type], found: dict[str, type]) -> str:
+def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
     """Returns why a row does not go with the rows before it."""
-    for name in sorted(shape.keys() | found.keys()):
-        if name not in found:
+    for name in sorted(shape.keys() | other.keys()):
+        if name not in other:
             return f"{name} is missing, the rows before have it"
         if name not in shape:
             return f"{name} is given, the rows before have none"
-    name = next(name for name in shape if shape[name] is not found[name])
+    name = next(name for name in shape if shape[name] is not other[name])
     kinds: dict[type, str] = {list: "a conversation", str: "a text"}
-    return f"{name} is {kinds.get(found[name], found[name].__name__)}, in the rows before it is not"
+    return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"

@@ -47,7 +47,7 @@ class BertScore:
 
     def __call__(self, completions: Sequence[str], references: Sequence[str]) -> Scored:
         """Returns the mean F1; 0 for a row where nothing was written."""
-        rows = [at for at, (said, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
+        rows = [at for at, (completion, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
         each: list[float | None] = [None] * len(references)
         for at in rows:
             each[at] = 0.0

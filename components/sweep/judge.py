@@ -164,8 +164,8 @@ def _with_wishes(
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
     stopped = [entry for entry in verdict.stopped if entry.id not in asked]
     stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
-    kept = [trial for trial in verdict.kept if trial not in gone] + asked
-    return verdict.model_copy(update={"kept": kept, "stopped": stopped})
+    remaining = [trial for trial in verdict.kept if trial not in gone] + asked
+    return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
 
 def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:

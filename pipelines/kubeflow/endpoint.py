@@ -188,9 +188,9 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
             remedy=f"Where that is a login page: {_TOKEN_REMEDY} Otherwise give that address instead.",
         )
     if status in (401, 403):
-        found = "refuses the token" if has_token else "asks for a token and got none"
+        answer = "refuses the token" if has_token else "asks for a token and got none"
         return UserError(
-            f"'{endpoint}' {found} ({status}: {reply}); expected to be let in.",
+            f"'{endpoint}' {answer} ({status}: {reply}); expected to be let in.",
             remedy=f"{_TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
     if status == 404 and _is_json_object(error.body) and not url.endswith(_HEALTHZ_PATH):

@@ -157,10 +157,10 @@ def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) ->
 def _said(client: Client, run_id: str, pod: str) -> str | None:
     """Returns the message that a stage ended with, from its log, or None."""
     try:
-        said = SAID.findall(client.log(run_id, pod))
+        messages = SAID.findall(client.log(run_id, pod))
     except BatonError:
         return None
-    return one_line(said[-1]) if said else None
+    return one_line(messages[-1]) if messages else None
 
 
 def _pod_name(workflow: Workflow, node: Node) -> str:

@@ -227,13 +227,13 @@ class Drill:
 
     def _killed(self, run: Run, module: str, index: int, strike: Strike, tracker: Tracker, deck: Deck) -> None:
         """Notes a kill, and what it left in the store."""
-        found = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
+        phases = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
         kill: Kill = {
             "number": len(self.kills) + 1,
             "run": run.name,
             "asked": strike.phase,
-            "found": found,
-            "hit": strike.phase in found,
+            "found": phases,
+            "hit": strike.phase in phases,
             "stage": module.rpartition(".")[2],
             "chunk": index,
             "step": tracker.step,

@@ -84,11 +84,11 @@ def secrets(text: str) -> list[Span]:
     if _ASSIGNED.search(text):
         spans += _passwords(text)
     # Of those that overlap, the one that begins first and is longest.
-    kept: list[Span] = []
+    apart: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return kept
+        if not apart or span.start >= apart[-1].end:
+            apart.append(span)
+    return apart
 
 
 def emails(text: str) -> list[Span]:

@@ -71,10 +71,10 @@ def require(summary: dict[str, Any], where: str) -> None:
     }
     if not failed:
         return
-    kept = f" All are in {where}." if set(failed) - {"few_rows"} else ""
+    place = f" All are in {where}." if set(failed) - {"few_rows"} else ""
     settings = " and ".join(f"data.quality.{name}" for name in failed)
     raise UserError(
-        f"{'; '.join(_told(name, check) for name, check in failed.items())}.{kept}",
+        f"{'; '.join(_told(name, check) for name, check in failed.items())}.{place}",
         remedy=f"Mend the data, or set {settings} to warn or fix.",
     )
 
