@@ -73,8 +73,7 @@ class BertScore:
             batch_size=self._batch_size,
             device=device,
         )
-        scores: list[float] = scored[:, 2].tolist()
-        return scores
+        return scored[:, 2].tolist()
 
     def _load(self, encoder: str, folder: str) -> tuple[Any, int]:
         import torch

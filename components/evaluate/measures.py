@@ -119,8 +119,7 @@ def held_out(sums: Array) -> Measured:
     """Returns the mean loss per labelled token, in nats, and its exponential."""
 
     def perplexity(drawn: Array) -> Array:
-        exponential: Array = np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
-        return exponential
+        return np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
 
     loss = ratio(sums[:, 0].tolist(), sums[:, 1].tolist())
     figures = {"loss": loss, "perplexity": Figure(loss.statistics, perplexity, loss.each)}

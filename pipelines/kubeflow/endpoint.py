@@ -112,8 +112,7 @@ class Client(kfp.Client):  # type: ignore[misc]
         """
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
-        workflow: Workflow = json.loads(manifest) if manifest else {}
-        return workflow
+        return json.loads(manifest) if manifest else {}
 
     def log(self, run_id: str, pod: str) -> str:
         """Returns what a pod's main container has printed.

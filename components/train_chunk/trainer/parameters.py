@@ -57,8 +57,7 @@ class Grouped(ChunkTrainer):
         """Returns the first group's learning rate, and keeps the others' of the same moment for the log."""
         groups = self.optimizer.param_groups
         self._rates = {f"learning_rate/{x['name']}": float(x["lr"]) for x in groups if "name" in x}
-        rate: float = super()._get_learning_rate()
-        return rate
+        return super()._get_learning_rate()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs each group's learning rate beside the first one's."""
