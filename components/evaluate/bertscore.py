@@ -87,8 +87,9 @@ class BertScore:
                 folder, use_safetensors=True, num_hidden_layers=layers, dtype=torch.float32
             )
         except (OSError, ValueError, AttributeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"evaluation.bertscore_model {encoder!r} cannot be used: {type(error).__name__}: {_short(error)}",
+                f"evaluation.bertscore_model {encoder!r} cannot be used: {type(error).__name__}: {reason}",
                 remedy=REMEDY,
             ) from None
         whole = hasattr(model, "encoder") and hasattr(model, "decoder")
@@ -105,7 +106,3 @@ class BertScore:
                 remedy=REMEDY,
             )
         return tokenizer
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import operator
+from typing import Annotated
 
 import typer
 
@@ -98,19 +100,13 @@ def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[
     document = made.recipe.model_dump(mode="json")
     for override in overrides:
         path = override.partition("=")[0].strip()
-        values[path] = _at(document, path)
+        values[path] = functools.reduce(operator.getitem, path.split("."), document)
     origin: Json = {"run": parent.run, "step": made.step}
     trial = TrialEntry(id=trial_id, run=made.run.name, bracket=0, values=values, parent=origin)
     about = sweep.run(parent).need(TrialNote)
     made.run.write(about.model_copy(update={"id": trial_id, "values": values}))
     sweep.add(trial)
     return trial, made.lines
-
-
-def _at(document: Any, path: str) -> Any:
-    for key in path.split("."):
-        document = document[key]
-    return document
 
 
 def _ask(sweep: Sweep, trial: str, state: State, why: str, output: Output) -> None:

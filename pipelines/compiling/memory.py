@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
@@ -148,7 +149,7 @@ def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
         ("adapter", {"r": 16}),
         ("model.quantization", {"bits": 4}),
     ):
-        total = None if _value(recipe, path) == value else _total(recipe, path, value)
+        total = None if attrgetter(path)(recipe) == value else _total(recipe, path, value)
         if total and total < now:
             yield f"{path}: {_written(value)}", total
 
@@ -170,13 +171,6 @@ def _changed(recipe: Recipe, path: str, value: object) -> Recipe | None:
         return recipe_file.validate(document, origin=recipe.name)
     except UserError:
         return None
-
-
-def _value(recipe: Recipe, path: str) -> object:
-    value: object = recipe
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value
 
 
 def _written(value: object) -> str:
