@@ -124,7 +124,14 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
     recipe = evaluation_set.recipe
     values: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
     values.setdefault("production", None)
-    rows = _examples(evaluation_set, judged)
+    rows = []
+    for number, (prompt, reference) in enumerate(evaluation_set.prompts):
+        writes = {when: findings.writes[number] for when, findings in judged.items()}
+        scores = {
+            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
+            for when, findings in judged.items()
+        }
+        rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     evaluation_set.run.storage.write(
         evaluation_set.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace")
@@ -139,16 +146,3 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
         "examples": {"count": len(rows), "path": "examples.jsonl"},
         "summary": summary(values["before"], values["after"], values["production"]),
     }
-
-
-def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> list[dict[str, object]]:
-    """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
-    rows = []
-    for number, (prompt, reference) in enumerate(evaluation_set.prompts):
-        writes = {when: findings.writes[number] for when, findings in judged.items()}
-        scores = {
-            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
-            for when, findings in judged.items()
-        }
-        rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
-    return rows

@@ -79,7 +79,11 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         DamagedError: the checkpoint is not what was committed.
     """
     before = parent.recipe()
-    run = _new(parent, name)
+    run = Run(parent.storage, check_name(name))
+    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
+    # completed.
+    if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
+        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     after = recipe_file.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
     changed = fork_rules.require_warm(before, after) if warm else fork_rules.require_cold(before, after)
     store = CheckpointStore(parent)
@@ -142,16 +146,6 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
         f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
         remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
     )
-
-
-def _new(parent: Run, name: str) -> Run:
-    """Returns the run to make; a name that is another run's is refused."""
-    run = Run(parent.storage, check_name(name))
-    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
-    # completed.
-    if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
-        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
-    return run
 
 
 def _plan(parent: Run, recipe: Recipe, step: int) -> Plan:
