@@ -38,9 +38,9 @@ def retrain(recipe: Recipe) -> BaseComponent:
         last = _placed(release(model=recipe.name, store=store, owner=owner), recipe, "release")
         with dsl.ExitHandler(last, "one at a time"):
             seen = look(recipe=recipe_file.dumps(recipe), store=store, source=source, owner=owner)
-            found = _placed(seen, recipe, "look").outputs
-            with dsl.If(found["Output"] == "train", "changed"):
-                _placed(_trained(recipe, found, store), recipe, "promote or keep")
+            outputs = _placed(seen, recipe, "look").outputs
+            with dsl.If(outputs["Output"] == "train", "changed"):
+                _placed(_trained(recipe, outputs, store), recipe, "promote or keep")
 
     return pipeline
 
@@ -59,15 +59,15 @@ def require_gate(recipe: Recipe) -> None:
         )
 
 
-def _trained(recipe: Recipe, found: Mapping[str, finetune.Value], store: finetune.Value) -> dsl.PipelineTask:
+def _trained(recipe: Recipe, outputs: Mapping[str, finetune.Value], store: finetune.Value) -> dsl.PipelineTask:
     """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""
     if recipe.phases:
-        outcome = finetune.phases(recipe, found["run_name"], store)
-        return promote_or_keep(store=store, run_name=found["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
+        outcome = finetune.phases(recipe, outputs["run_name"], store)
+        return promote_or_keep(store=store, run_name=outputs["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
     split = finetune.split_task(
-        recipe, store, run_name=found["run_name"], document=found["changed"], source=found["sources"]
+        recipe, store, run_name=outputs["run_name"], document=outputs["changed"], source=outputs["sources"]
     )
-    return promote_or_keep(store=store, run_name=found["run_name"], phase="", outcome=finetune.stages(recipe, split))
+    return promote_or_keep(store=store, run_name=outputs["run_name"], phase="", outcome=finetune.stages(recipe, split))
 
 
 def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:

@@ -30,7 +30,14 @@ def sweep(recipe: Recipe) -> BaseComponent:
     """
     check_trials(recipe)
     planned = brackets(recipe)
-    _require_room(recipe, planned)
+    count, spare = recipe.chunks.count, recipe.chunks.spare
+    slots = sum(count + spare * len(bracket.rungs) for bracket in planned)
+    if slots > MAX_CHUNKS:
+        raise UserError(
+            f"the sweep has {slots} train-chunks, {count} in each of {len(planned)} bracket(s) and {spare} spare "
+            f"one(s) in each rung; a workflow has room for {MAX_CHUNKS}.",
+            remedy="Lower chunks.count, chunks.spare or sweep.brackets, or raise eta; `baton sweep run` has no limit.",
+        )
 
     @dsl.pipeline(
         name=f"{recipe.name}-sweep",
@@ -65,22 +72,6 @@ def winners(recipe: Recipe) -> BaseComponent:
 def handed_out(recipe: Recipe, run_uri: Value) -> Value:
     """Adds what comes after the last chunk of the best trial, and returns the address of its model."""
     return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
-
-
-def _require_room(recipe: Recipe, planned: list[Bracket]) -> None:
-    """Checks that a workflow has room for all chunks.
-
-    Raises:
-        UserError: it has not.
-    """
-    count, spare = recipe.chunks.count, recipe.chunks.spare
-    slots = sum(count + spare * len(bracket.rungs) for bracket in planned)
-    if slots > MAX_CHUNKS:
-        raise UserError(
-            f"the sweep has {slots} train-chunks, {count} in each of {len(planned)} bracket(s) and {spare} spare "
-            f"one(s) in each rung; a workflow has room for {MAX_CHUNKS}.",
-            remedy="Lower chunks.count, chunks.spare or sweep.brackets, or raise eta; `baton sweep run` has no limit.",
-        )
 
 
 def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, previous: Value) -> Value:

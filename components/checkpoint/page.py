@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baton.components.shared.core.state import PHASES_OF_A_CHUNK
-from baton.components.shared.runs.documents.training import Attempt, ProofPart, Removed
+from baton.components.shared.runs.documents.training import ProofPart
 
 
 def as_markdown(part: ProofPart | None) -> str:
@@ -32,21 +32,7 @@ def as_markdown(part: ProofPart | None) -> str:
         f"goodput since the run began: {work.goodput:.0%} of the time went into steps that are kept",
         f"work lost to preemption so far: {work.lost_steps} steps, about {work.lost_seconds:.0f} s",
     ]
-    sections = [
-        f"# Resume proof, chunk {part.chunk}: step {part.step}",
-        "\n".join(f"- {fact}" for fact in facts),
-        *(f"> **Passed over:** {reason}" for reason in part.skipped),
-        _table(["restored in this chunk", "compared before the first step"], (part.checked or {}).items()),
-        _attempts(part.attempts),
-        _table(["fingerprint", ""], part.fingerprint.to_json().items()),
-        _table(["step removed by retention", "because", "bytes"], _removed(part.removed)),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _attempts(attempts: list[Attempt]) -> str:
-    """Returns a table with a line per attempt: where its seconds went and what it moved."""
-    phases = [phase for phase in PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in attempts)]
+    phases = [phase for phase in PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in part.attempts)]
     rows = [
         (
             f"{attempt.from_step} → {attempt.to_step}",
@@ -56,13 +42,21 @@ def _attempts(attempts: list[Attempt]) -> str:
             f"{attempt.bytes_sent / 1e6:.1f}",
             f"{(attempt.peak_bytes or 0) / 1e6:.0f}",
         )
-        for attempt in attempts
+        for attempt in part.attempts
     ]
-    return _table(["steps", "outcome", *(f"{phase}, s" for phase in phases), "MB in", "MB out", "peak MB"], rows)
-
-
-def _removed(removed: list[Removed]) -> list[tuple[object, ...]]:
-    return [(entry.step, entry.reason, f"{entry.bytes:,}") for entry in removed]
+    sections = [
+        f"# Resume proof, chunk {part.chunk}: step {part.step}",
+        "\n".join(f"- {fact}" for fact in facts),
+        *(f"> **Passed over:** {reason}" for reason in part.skipped),
+        _table(["restored in this chunk", "compared before the first step"], (part.checked or {}).items()),
+        _table(["steps", "outcome", *(f"{phase}, s" for phase in phases), "MB in", "MB out", "peak MB"], rows),
+        _table(["fingerprint", ""], part.fingerprint.to_json().items()),
+        _table(
+            ["step removed by retention", "because", "bytes"],
+            [(entry.step, entry.reason, f"{entry.bytes:,}") for entry in part.removed],
+        ),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _table(head: list[str], rows: Iterable[Iterable[object]]) -> str:

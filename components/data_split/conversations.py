@@ -96,8 +96,8 @@ def _messages(messages: Any, name: str) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
     turns = []
-    for position, given in enumerate(messages, 1):
-        message = _message(given)
+    for position, raw in enumerate(messages, 1):
+        message = _message(raw)
         if isinstance(message, str):
             return f"message {position} {message}"
         turns.append(message)
@@ -119,14 +119,11 @@ def _message(message: Any) -> Message | str:
         if message.get(key):
             return f"has {key}, which chat templates render each in their own way; expected text"
     if isinstance(content, list):
-        content = _parts(content)
+        texts = [
+            part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text" and "text" in part
+        ]
+        whole = len(texts) == len(content) > 0 and all(isinstance(text, str) for text in texts)
+        content = "".join(texts) if whole else None
     if not isinstance(content, str) or not is_encodable(content):
         return "has no text content"
     return {"role": ROLES.get(role.lower(), role), "content": content}
-
-
-def _parts(parts: list[Any]) -> str | None:
-    """Returns the text of a content that is given in parts, None where one of them is none."""
-    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text" and "text" in part]
-    whole = len(texts) == len(parts) > 0 and all(isinstance(text, str) for text in texts)
-    return "".join(texts) if whole else None

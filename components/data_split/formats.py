@@ -89,7 +89,12 @@ def _texts(row: dict[str, str], row_format: str, label: bool | None) -> dict[str
     if row_format == "text":
         return row if row["text"].strip() else "text is empty"
     if row_format == "instruction":
-        row = {"prompt": _alpaca(row["instruction"], row.get("input", "")), "completion": row["output"]}
+        context = f"\n\n### Input:\n{row['input']}" if row.get("input") else ""
+        head = ALPACA.format(and_input=", paired with an input that provides further context" if context else "")
+        row = {
+            "prompt": f"{head}\n\n### Instruction:\n{row['instruction']}{context}\n\n### Response:",
+            "completion": row["output"],
+        }
     if row_format in ("prompt", "preference") and not row["prompt"].strip():
         return "prompt is empty"
     if "completion" in row and not row["completion"].strip():
@@ -116,9 +121,3 @@ def _label(value: Any) -> bool | str:
     if text in TRUE or text in FALSE:
         return text in TRUE
     return f"label is {value!r}, expected true or false"
-
-
-def _alpaca(instruction: str, given: str) -> str:
-    head = ALPACA.format(and_input=", paired with an input that provides further context" if given else "")
-    context = f"\n\n### Input:\n{given}" if given else ""
-    return f"{head}\n\n### Instruction:\n{instruction}{context}\n\n### Response:"

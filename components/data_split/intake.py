@@ -101,23 +101,20 @@ class Intake:
 
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
-            return self._usable(row, supply, place)
+            normal = formats.normalise(row.values, supply.layout)
+            if isinstance(normal, dict):
+                shape = {name: type(value) for name, value in normal.items()}
+                # The first row that can be used decides for all sources.
+                self._shape = self._shape or shape
+                normal = normal if shape == self._shape else _unlike(self._shape, shape)
+            if isinstance(normal, dict):
+                placed = self._placed(row.values, supply.source)
+                if isinstance(placed, dict):
+                    return Record(as_content(normal), row.file, row.line, place, **placed)
+                normal = placed
+            return Rejected(row.file, row.line, normal, formats.as_json(row.values))
         except RecursionError:  # what the parser just read may be too deep to be written
             return Rejected(row.file, row.line, "nested too deep", "")
-
-    def _usable(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
-        normal = formats.normalise(row.values, supply.layout)
-        if isinstance(normal, dict):
-            shape = {name: type(value) for name, value in normal.items()}
-            # The first row that can be used decides for all sources.
-            self._shape = self._shape or shape
-            normal = normal if shape == self._shape else _unlike(self._shape, shape)
-        if isinstance(normal, dict):
-            placed = self._placed(row.values, supply.source)
-            if isinstance(placed, dict):
-                return Record(as_content(normal), row.file, row.line, place, **placed)
-            normal = placed
-        return Rejected(row.file, row.line, normal, formats.as_json(row.values))
 
     def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
         """Returns what decides a row's side beside its content, or why it has none."""
@@ -165,13 +162,13 @@ def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
     return head
 
 
-def _unlike(shape: dict[str, type], found: dict[str, type]) -> str:
+def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
     """Returns why a row does not go with the rows before it."""
-    for name in sorted(shape.keys() | found.keys()):
-        if name not in found:
+    for name in sorted(shape.keys() | other.keys()):
+        if name not in other:
             return f"{name} is missing, the rows before have it"
         if name not in shape:
             return f"{name} is given, the rows before have none"
-    name = next(name for name in shape if shape[name] is not found[name])
+    name = next(name for name in shape if shape[name] is not other[name])
     kinds: dict[type, str] = {list: "a conversation", str: "a text"}
-    return f"{name} is {kinds.get(found[name], found[name].__name__)}, in the rows before it is not"
+    return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"

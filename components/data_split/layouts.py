@@ -111,11 +111,11 @@ def _columns(needed: dict[str, tuple[str, ...]], mapped: Columns, present: list[
     return columns
 
 
-def _optional(taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], found: Columns) -> Columns:
+def _optional(taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], assigned: Columns) -> Columns:
     """Returns the columns that are there, and those that the recipe maps: they may come later."""
     columns: Columns = {}
     for ours, names in taken.items():
-        theirs = mapped.get(ours) or _column(ours, names, {}, present, common=True, taken=found)
+        theirs = mapped.get(ours) or _column(ours, names, {}, present, common=True, taken=assigned)
         if theirs is not None:
             columns[ours] = theirs
     return columns

@@ -38,10 +38,10 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], 
     intake = Intake(recipe, refused)
     inspection = Inspection(recipe, scratch)
     sides, placed = _placed(recipe, run, scratch, intake, refused, inspection)
-    kept = _resolved(placed, inspection, scratch)
+    remaining = _resolved(placed, inspection, scratch)
     if recipe.retrain.learnt:
-        kept = replay.replayed(kept, recipe, run.storage, scratch)
-    written = _write(recipe, kept, folder)
+        remaining = replay.replayed(remaining, recipe, run.storage, scratch)
+    written = _write(recipe, remaining, folder)
     counts = {
         **written,
         "source": ", ".join(source.uri for source in recipe.data.sources),

@@ -32,8 +32,7 @@ class Record:
     @property
     def row(self) -> dict[str, object]:
         """The row, parsed anew each time."""
-        row: dict[str, object] = json.loads(self.content)
-        return row
+        return json.loads(self.content)
 
 
 def as_content(row: dict[str, object]) -> str:

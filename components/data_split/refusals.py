@@ -31,12 +31,12 @@ def check(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -> None:
     run.storage.upload(refused.path, path)
     first, total, uri = refused.first, intake.used + refused.count, run.storage.uri(path)
     example = f"the first is {_place(first)}: {first.reason}"
-    kept = f"They are kept with their reasons in {uri}."
+    place = f"They are kept with their reasons in {uri}."
     events.emit(events.Rejected(count=refused.count, of=total, first=example, uri=uri))
     if refused.count > recipe.data.max_rejected * total:
         raise UserError(
             f"{refused.count} of {total} rows are unusable, above data.max_rejected "
-            f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {kept}",
+            f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {place}",
             remedy="Mend the data or raise data.max_rejected." if intake.used else NONE_USABLE,
         )
     if (last := refused.broken_off) and recipe.data.max_rejected < 1:
@@ -46,7 +46,7 @@ def check(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -> None:
             remedy="Write the file again, or set data.max_rejected to 1 to continue with what can be read.",
         )
     if not intake.used:
-        raise UserError(f"none of {total} rows is usable; {_most_frequent(refused)}. {kept}", remedy=NONE_USABLE)
+        raise UserError(f"none of {total} rows is usable; {_most_frequent(refused)}. {place}", remedy=NONE_USABLE)
 
 
 def _most_frequent(refused: Refused) -> str:

@@ -45,7 +45,9 @@ def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> 
     spool = Spool((replace(record, side=side) for record, side in placed), f"{scratch}/replay.jsonl")
     key = f"replay:{recipe.retrain.learnt[-1]}"
     drawn, num_new = [], 0
-    for record in _to_train(spool):
+    for record in spool:
+        if record.side != "train":
+            continue
         if _is_in(learnt, record):
             drawn.append(position(recipe.seed, f"{key}:{record.content}"))
         else:
@@ -63,10 +65,6 @@ def replayed(placed: Placed, recipe: Recipe, storage: Storage, scratch: str) -> 
         is_old = record.side == "train" and _is_in(learnt, record)
         if not is_old or position(recipe.seed, f"{key}:{record.content}") <= last:
             yield record, record.side
-
-
-def _to_train(spool: Spool) -> Iterator[Record]:
-    return (record for record in spool if record.side == "train")
 
 
 def _learnt(storage: Storage, digests: list[str], scratch: str) -> Numbers:

@@ -103,7 +103,15 @@ class Sides:
                 # never changes.
                 if generation and not missing:
                     break
-                pin = self._decide(missing, count)
+                shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
+                if sum(shares.values()) >= 1:
+                    held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
+                    raise UserError(
+                        f"{held_out} of {count} rows leaves no rows to train on.",
+                        remedy="Hold out fewer, or give more rows.",
+                    )
+                cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
+                pin = {"rows": count, "shares": shares, "cuts": cuts}
                 # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
             pin = json.loads(self._storage.read(path))  # of the writer that was first
@@ -129,16 +137,6 @@ class Sides:
                     remedy="Name a column with few, or use data.split.group_by to keep rows of one value together.",
                 )
         return {name: array("Q") if count > MAX_POSITIONS else each for name, each in gathered.items()}, count
-
-    def _decide(self, missing: dict[str, array[int]], count: int) -> dict[str, object]:
-        shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
-        if sum(shares.values()) >= 1:
-            held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
-            raise UserError(
-                f"{held_out} of {count} rows leaves no rows to train on.", remedy="Hold out fewer, or give more rows."
-            )
-        cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
-        return {"rows": count, "shares": shares, "cuts": cuts}
 
     def _cut(self, stratum: str, positions: array[int], shares: dict[str, float]) -> Cut:
         """Returns the cuts nearest to the shares that hold out as many of these rows as the shares say."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from baton.components.data_split.rows import Rejected, Row, UnreadableError
 from baton.components.data_split.streams import blocks, packing
@@ -85,14 +85,10 @@ def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
             yield opened
             return
     with tempfile.TemporaryFile(prefix="baton-source-") as unpacked:
-        _copy(file, unpacked)
+        for block in blocks(file):
+            unpacked.write(block)
+        unpacked.seek(0)
         yield unpacked
-
-
-def _copy(file: SourceFile, target: IO[bytes]) -> None:
-    for block in blocks(file):
-        target.write(block)
-    target.seek(0)
 
 
 def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected]:

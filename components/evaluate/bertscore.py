@@ -47,7 +47,7 @@ class BertScore:
 
     def __call__(self, completions: Sequence[str], references: Sequence[str]) -> Scored:
         """Returns the mean F1; 0 for a row where nothing was written."""
-        rows = [at for at, (said, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
+        rows = [at for at, (completion, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
         each: list[float | None] = [None] * len(references)
         for at in rows:
             each[at] = 0.0
@@ -73,8 +73,7 @@ class BertScore:
             batch_size=self._batch_size,
             device=device,
         )
-        scores: list[float] = scored[:, 2].tolist()
-        return scores
+        return scored[:, 2].tolist()
 
     def _load(self, encoder: str, folder: str) -> tuple[Any, int]:
         import torch
@@ -88,8 +87,9 @@ class BertScore:
                 folder, use_safetensors=True, num_hidden_layers=layers, dtype=torch.float32
             )
         except (OSError, ValueError, AttributeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"evaluation.bertscore_model {encoder!r} cannot be used: {type(error).__name__}: {_short(error)}",
+                f"evaluation.bertscore_model {encoder!r} cannot be used: {type(error).__name__}: {reason}",
                 remedy=REMEDY,
             ) from None
         whole = hasattr(model, "encoder") and hasattr(model, "decoder")
@@ -106,7 +106,3 @@ class BertScore:
                 remedy=REMEDY,
             )
         return tokenizer
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -85,6 +85,8 @@ def _judge_all(
     Returns:
         What was found of each, what the production model is in words, and the trained model's parameters.
     """
+    import torch
+
     recipe, tokenizer, run = evaluation_set.recipe, evaluation_set.tokenizer, evaluation_set.run
     builders: dict[str, Builder] = {
         "before": lambda: (loading.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
@@ -102,11 +104,15 @@ def _judge_all(
             own = None
         if own is not None:
             words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
-        model = _placed(model)
+        if not getattr(model, "is_quantized", False):  # weights in few bits are on the accelerator already
+            model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        model.eval()
         judged[when] = evaluation_set.judge(when, model, own)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
-        _let_go()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     for when in judged.keys() - {"before"}:
         if judged["before"].likelihoods and judged[when].likelihoods:
             judged[when].figures |= measures.preference(judged["before"].likelihoods, judged[when].likelihoods)
@@ -118,7 +124,14 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
     recipe = evaluation_set.recipe
     values: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
     values.setdefault("production", None)
-    rows = _examples(evaluation_set, judged)
+    rows = []
+    for number, (prompt, reference) in enumerate(evaluation_set.prompts):
+        writes = {when: findings.writes[number] for when, findings in judged.items()}
+        scores = {
+            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
+            for when, findings in judged.items()
+        }
+        rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     evaluation_set.run.storage.write(
         evaluation_set.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace")
@@ -133,34 +146,3 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
         "examples": {"count": len(rows), "path": "examples.jsonl"},
         "summary": summary(values["before"], values["after"], values["production"]),
     }
-
-
-def _examples(evaluation_set: EvaluationSet, judged: dict[str, Findings]) -> list[dict[str, object]]:
-    """Returns a line for each sample: its number, prompt, reference, what each model wrote, and the scores of that."""
-    rows = []
-    for number, (prompt, reference) in enumerate(evaluation_set.prompts):
-        writes = {when: findings.writes[number] for when, findings in judged.items()}
-        scores = {
-            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
-            for when, findings in judged.items()
-        }
-        rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
-    return rows
-
-
-def _placed(model: Any) -> Any:
-    """Returns a model ready to be judged, on the accelerator if there is one; weights in few bits are there already."""
-    import torch
-
-    if not getattr(model, "is_quantized", False):
-        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return model.eval()
-
-
-def _let_go() -> None:
-    """Frees the memory of a model that is not needed any more."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

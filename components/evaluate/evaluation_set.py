@@ -10,7 +10,7 @@ from baton.components.evaluate import functions, measures
 from baton.components.evaluate.bertscore import BertScore
 from baton.components.evaluate.figures import Figure
 from baton.components.evaluate.harness import Harness
-from baton.components.evaluate.texts import METRICS, Metric
+from baton.components.evaluate.texts import METRICS
 from baton.components.shared.core import events
 from baton.components.shared.models import generation, loading, prompts, trained
 from baton.components.shared.recipe import Recipe
@@ -71,7 +71,11 @@ class EvaluationSet:
         self.functions = functions.load(recipe.evaluation.functions)
         for name, function in self.functions.items() if self.prompts else ():  # fails now, not when models are judged
             self._own(name, function, [self.prompts[0][1]])
-        self.metrics = self._metrics()
+        asked = recipe.evaluation
+        self.metrics = [METRICS[name] for name in asked.metrics if name in METRICS]
+        if "bertscore" in asked.metrics and self.prompts:
+            batch_size = asked.batch_size or recipe.micro_batch_size_per_process
+            self.metrics.append(BertScore(asked.bertscore_model or "", batch_size))
         tasks = None if recipe.training.spec.scores else recipe.evaluation.tasks  # such a model writes nothing
         self.harness = Harness(tasks, scratch) if tasks else None
 
@@ -134,15 +138,6 @@ class EvaluationSet:
     def without_reference(self) -> int:
         """Rows of the samples that have no answer to compare with."""
         return sum(not reference for _, reference in self.prompts)
-
-    def _metrics(self) -> list[Metric]:
-        asked = self.recipe.evaluation
-        metrics = [METRICS[name] for name in asked.metrics if name in METRICS]
-        if "bertscore" in asked.metrics and self.prompts:
-            metrics.append(
-                BertScore(asked.bertscore_model or "", asked.batch_size or self.recipe.micro_batch_size_per_process)
-            )
-        return metrics
 
     def _own(self, name: str, function: functions.Function, writes: list[str]) -> Figure:
         """Returns the figure of a user's function for what was written for the first prompts."""

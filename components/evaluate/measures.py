@@ -119,8 +119,7 @@ def held_out(sums: Array) -> Measured:
     """Returns the mean loss per labelled token, in nats, and its exponential."""
 
     def perplexity(drawn: Array) -> Array:
-        exponential: Array = np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
-        return exponential
+        return np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
 
     loss = ratio(sums[:, 0].tolist(), sums[:, 1].tolist())
     figures = {"loss": loss, "perplexity": Figure(loss.statistics, perplexity, loss.each)}
@@ -178,13 +177,13 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function."""
     settings = recipe.training.generation
     assert settings
-    some, _, said = _completions(model, tokenizer, rows, recipe, progress)
+    some, _, completions = _completions(model, tokenizer, rows, recipe, progress)
     columns = {name: list(some[name]) for name in some.column_names if name not in ("prompt", "length")}
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in said]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
     functions: list[Callable[..., Any]] = rewards.build(settings.rewards)
     rewards.bind(functions, generation.Judged(model, tokenizer))
-    given = {"prompts": list(some["prompt"]), "completions": said, "completion_ids": ids, **columns}
-    parts = [mean(list(function(**given))) for function in functions]
+    arguments = {"prompts": list(some["prompt"]), "completions": completions, "completion_ids": ids, **columns}
+    parts = [mean(list(function(**arguments))) for function in functions]
     named = {f"reward_{rewards.name(function)}": part for function, part in zip(functions, parts, strict=True)}
     return {"reward": _weighted(parts, [spec.weight for spec in settings.rewards]), **named}
 

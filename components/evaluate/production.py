@@ -119,8 +119,10 @@ def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> Produ
     try:
         if alias:
             version = str(mlflow.MlflowClient(uri).get_model_version_by_alias(name, alias).version)
+        folder = os.path.join(scratch, "production")
+        os.makedirs(folder, exist_ok=True)
         folder = mlflow.artifacts.download_artifacts(
-            artifact_uri=f"models:/{name}/{version}", dst_path=_made(scratch, "production"), tracking_uri=uri
+            artifact_uri=f"models:/{name}/{version}", dst_path=folder, tracking_uri=uri
         )
     except (MlflowException, ImportError, OSError) as error:
         # The alias was asked for and is not there. A version that is known and cannot be had is an error.
@@ -162,9 +164,3 @@ def _read(folder: str, name: str) -> dict[str, Any]:
     with open(os.path.join(folder, name), encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)
     return document
-
-
-def _made(scratch: str, name: str) -> str:
-    folder = os.path.join(scratch, name)
-    os.makedirs(folder, exist_ok=True)
-    return folder

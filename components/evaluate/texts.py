@@ -34,7 +34,7 @@ Metric = Callable[[Sequence[str], Sequence[str]], Scored]
 def exact_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
     """Returns the share of texts that are the reference, white space at the ends aside."""
     pairs = zip(completions, references, strict=True)
-    same = [float(said.strip() == truth.strip()) if truth else None for said, truth in pairs]
+    same = [float(completion.strip() == truth.strip()) if truth else None for completion, truth in pairs]
     return Scored({"exact_match": mean(same)})
 
 
@@ -43,8 +43,10 @@ def numeric_match(completions: Sequence[str], references: Sequence[str]) -> Scor
 
     A row whose reference has no number does not count.
     """
-    pairs = [(number(said), number(truth)) for said, truth in zip(completions, references, strict=True)]
-    return Scored({"numeric_match": mean([None if truth is None else float(said == truth) for said, truth in pairs])})
+    pairs = [(number(completion), number(truth)) for completion, truth in zip(completions, references, strict=True)]
+    return Scored(
+        {"numeric_match": mean([None if truth is None else float(completion == truth) for completion, truth in pairs])}
+    )
 
 
 def bleu(completions: Sequence[str], references: Sequence[str]) -> Scored:
@@ -70,7 +72,10 @@ def rouge(completions: Sequence[str], references: Sequence[str]) -> Scored:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(ROUGE))
-    rows = [scorer.score(truth, said) if truth else None for said, truth in zip(completions, references, strict=True)]
+    rows = [
+        scorer.score(truth, completion) if truth else None
+        for completion, truth in zip(completions, references, strict=True)
+    ]
     figures = {kind: mean([row and row[kind].fmeasure for row in rows]) for kind in ROUGE}
     return Scored(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
 

@@ -81,12 +81,12 @@ def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
         limit = _figure(figure, MODELS[match["against"]], evaluation)
         if match["operator"]:
             limit = OPERATORS[match["operator"]](limit, float(match["by"]))
-    held = SIGNS[match["sign"]](value, limit)
+    passes = SIGNS[match["sign"]](value, limit)
     bound = f"{limit:.4g}" if match["number"] else f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
-    words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {bound}"
-    if held and not math.isfinite(value):
-        held, words = False, f"{words}, but not finite"
-    return GateLine(figure=figure, line=line, value=value, limit=limit, held=held, words=words)
+    words = f"{figure} {value:.4g} is {'' if passes else 'not '}{match['sign']} {bound}"
+    if passes and not math.isfinite(value):
+        passes, words = False, f"{words}, but not finite"
+    return GateLine(figure=figure, line=line, value=value, limit=limit, held=passes, words=words)
 
 
 def _figure(name: str, when: str, evaluation: Evaluation) -> float:

@@ -89,7 +89,20 @@ def find(run_uri: str) -> Finding:
     if test is None:
         ramp = Ramp(spec)
         with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
-            _train(context, ramp, scratch)
+            changed = {
+                "max_steps": spec.steps,
+                "learning_rate": spec.start,
+                "lr_scheduler_type": "constant",
+                "lr_scheduler_kwargs": None,
+                "warmup_steps": 0,
+                "eval_strategy": "no",
+                "logging_steps": 1,
+                "output_dir": scratch,
+            }
+            trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
+            trainer.add_callback(ramp)
+            events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
+            trainer.train()
         rate = suggest(ramp.rates, ramp.losses, spec)
         test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
         run.write_once(test)
@@ -162,21 +175,3 @@ def _plot(test: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Figure:
     ax.set_ylabel("loss")
     ax.legend(loc="lower left")
     return figure
-
-
-def _train(context: TrainContext, ramp: Ramp, scratch: str) -> None:
-    spec = ramp.spec
-    changed = {
-        "max_steps": spec.steps,
-        "learning_rate": spec.start,
-        "lr_scheduler_type": "constant",
-        "lr_scheduler_kwargs": None,
-        "warmup_steps": 0,
-        "eval_strategy": "no",
-        "logging_steps": 1,
-        "output_dir": scratch,
-    }
-    trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
-    trainer.add_callback(ramp)
-    events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
-    trainer.train()

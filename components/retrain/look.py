@@ -9,7 +9,6 @@ from baton.components.retrain.content import data_digest, digest_of, recipe_dige
 from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import accepted
-from baton.components.shared.runs.accepted import Accepted
 from baton.components.shared.runs.documents.outcome import RetrainNote
 from baton.components.shared.runs.run import Run, now
 from baton.components.shared.runs.turns import Holder, Turns
@@ -50,7 +49,11 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
     Raises:
         UserError: a source cannot be found or read.
     """
-    recipe = _with_changes(recipe_file.loads(recipe_json), store, source)
+    document = recipe_file.loads(recipe_json).model_dump(mode="json")
+    document["store"]["uri"] = store
+    if source:
+        document["data"]["source"] = sources.parse(source)
+    recipe = recipe_file.validate(document, origin="pipeline parameters")
     storage = Storage(recipe.store.uri)
     result, _ = _examine(recipe, storage)
     turns = Turns(storage, recipe.name, owner)
@@ -59,7 +62,9 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
         if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
             result, note = _examine(recipe, storage)  # the one before may have done it
             if note:
-                _begin(recipe, storage, result, note.model_copy(update={"owner": owner}), turns)
+                runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
+                Run(storage, runs[-1]).write(note.model_copy(update={"owner": owner}))
+                turns.note(runs)
             else:
                 turns.end()
         else:
@@ -92,36 +97,17 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
     if known := outcome.rejected(storage, recipe.name, verdict):
         return Decision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
     if continues:
-        recipe = _continued(recipe, in_use)
+        assert in_use.model is not None
+        document = recipe.model_dump(mode="json")
+        document["model"] |= {"base": in_use.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
+        document["retrain"]["learnt"] = in_use.model.learnt
+        recipe = recipe_file.validate(document, origin="the accepted model")
     learnt = recipe.retrain.learnt if continues else []
     note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **digests)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
     return Decision("train", words, run, recipe_file.dumps(recipe), source_parameter), note
-
-
-def _begin(recipe: Recipe, storage: Storage, result: Decision, note: RetrainNote, turns: Turns) -> None:
-    runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
-    Run(storage, runs[-1]).write(note)
-    turns.note(runs)
-
-
-def _with_changes(recipe: Recipe, store: str, source: str) -> Recipe:
-    document = recipe.model_dump(mode="json")
-    document["store"]["uri"] = store
-    if source:
-        document["data"]["source"] = sources.parse(source)
-    return recipe_file.validate(document, origin="pipeline parameters")
-
-
-def _continued(recipe: Recipe, in_use: Accepted) -> Recipe:
-    """Returns the recipe that starts from the model in use."""
-    assert in_use.model is not None
-    document = recipe.model_dump(mode="json")
-    document["model"] |= {"base": in_use.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
-    document["retrain"]["learnt"] = in_use.model.learnt
-    return recipe_file.validate(document, origin="the accepted model")
 
 
 def _tell_waiting(holder: Holder) -> None:

@@ -30,7 +30,9 @@ def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep,
     Raises:
         UserError: there is a sweep of this name with another recipe, or a trial's values make no recipe.
     """
-    recipe = _in_store(recipe_file.loads(recipe_json), store)
+    document = recipe_file.loads(recipe_json).model_dump(mode="json")
+    document["store"]["uri"] = store
+    recipe = recipe_file.validate(document, origin="pipeline parameters")
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
     planned = brackets(recipe)
     if bracket == 1:
@@ -80,9 +82,3 @@ def enter(sweep: Sweep, bracket: int) -> list[str]:
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking.start(run, own)
     return [run.uri for run in runs]
-
-
-def _in_store(recipe: Recipe, store: str) -> Recipe:
-    document = recipe.model_dump(mode="json")
-    document["store"]["uri"] = store
-    return recipe_file.validate(document, origin="pipeline parameters")

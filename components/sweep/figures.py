@@ -81,7 +81,10 @@ def _curves(
             alpha=1.0 if alive else 0.45,
             zorder=3 if alive else 2,
         )
-    _log_if_wide(ax, np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)]))
+    values = np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)])
+    if len(values) and values.min() > 0 and values.max() / values.min() > 50:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
     ax.set_ylabel(name)
     ax.set_xlabel("step")
     ax.set_xlim(left=0)
@@ -115,12 +118,6 @@ def _legend(figure: Figure, view: View, canvas: Canvas, scored: int) -> None:
 def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
     finite = [(step, value) for step, value in pairs if math.isfinite(value)]
     return np.array([step for step, _ in finite], float), np.array([value for _, value in finite], float)
-
-
-def _log_if_wide(ax: Axes, values: np.ndarray) -> None:
-    if len(values) and values.min() > 0 and values.max() / values.min() > 50:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
 
 
 @dataclass(frozen=True)

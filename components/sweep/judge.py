@@ -90,8 +90,9 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     verdict = committed or _judged(sweep, document, rung, trials, wishes)
     verdict = _with_wishes(sweep, verdict, trials, wishes)
     if not verdict.kept:
+        why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
         raise BatonError(
-            f"no trial of sweep {sweep.name!r} advances from rung {number}: {_why(verdict.stopped)}.",
+            f"no trial of sweep {sweep.name!r} advances from rung {number}: {why}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     # Before all that follows from it: a judge that is started again after a crash finds the same verdict.
@@ -166,8 +167,8 @@ def _with_wishes(
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
     stopped = [entry for entry in verdict.stopped if entry.id not in asked]
     stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
-    kept = [trial for trial in verdict.kept if trial not in gone] + asked
-    return verdict.model_copy(update={"kept": kept, "stopped": stopped})
+    remaining = [trial for trial in verdict.kept if trial not in gone] + asked
+    return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
 
 def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
@@ -212,10 +213,6 @@ def _wish(wishes: Mapping[str, Wish | None], trial: str) -> str | None:
 
 def _asked(wish: Wish | None) -> str:
     return f"asked to stop: {wish.why if wish else ''}"
-
-
-def _why(stopped: list[Stopped]) -> str:
-    return "; ".join(f"{entry.id}: {entry.why}" for entry in stopped[:5]) or "none has trained"
 
 
 def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntry], recipe: Recipe) -> str:

@@ -41,13 +41,13 @@ class Lengths:
         self.over += length > self.limit
         self.histogram[upper_bound(length)] += 1
 
-    def merge(self, found: dict[str, Any]) -> None:
+    def merge(self, others: dict[str, Any]) -> None:
         """Adds what `to_json` returned elsewhere."""
-        self.rows += found["rows"]
-        self.total += found["total"]
-        self.longest = max(self.longest, found["longest"])
-        self.over += found["over"]
-        self.histogram.update(dict(found["histogram"]))
+        self.rows += others["rows"]
+        self.total += others["total"]
+        self.longest = max(self.longest, others["longest"])
+        self.over += others["over"]
+        self.histogram.update(dict(others["histogram"]))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values; the histogram as `[upper bound, rows]`, ascending, without empty classes."""

@@ -118,8 +118,7 @@ class Parts:
         # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
         # segment is made again.
         self.storage.create(path, json.dumps(part, sort_keys=True).encode())
-        existing: dict[str, Any] = json.loads(self.storage.read(path))
-        return existing
+        return json.loads(self.storage.read(path))
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")

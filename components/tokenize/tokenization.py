@@ -159,21 +159,17 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         meta["dropped"] += part["dropped"]
         longest.merge(part["lengths"])
     meta |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
-    _require_rows(meta, recipe)
-    for side, parts_of_side in rows.items():
-        if parts_of_side:
-            files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
-    meta["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
-    return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
-
-
-def _require_rows(meta: dict[str, object], recipe: Recipe) -> None:
     for side in REQUIRED:
         if meta[side] == 0:
             raise UserError(
                 f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
                 remedy="Raise max_length so that completions are reached, or give more text.",
             )
+    for side, parts_of_side in rows.items():
+        if parts_of_side:
+            files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
+    meta["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
+    return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:

@@ -60,7 +60,13 @@ class Attempt:
         if self._context.recipe.resources.gpus or self._context.recipe.resources.profile == "mps":
             self._take_machine()  # its memory may have no room for two models
         trainer = self._build()
-        services = Services(context=self._context, staging=self._staging, watch=self._watch, watchdog=self._watchdog())
+        ranks = self._context.ranks
+        services = Services(
+            context=self._context,
+            staging=self._staging,
+            watch=self._watch,
+            watchdog=Watchdog(ranks, self._context.recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog(),
+        )
         attached = assembly.attach(
             trainer, services, restored, level=level, skipped=self._fetched.skipped, leave_out=self._leave_out
         )
@@ -89,10 +95,6 @@ class Attempt:
             evaluates=True if self._scoring else None,
         )
         return trainer
-
-    def _watchdog(self) -> NullWatchdog:
-        ranks = self._context.ranks
-        return Watchdog(ranks, self._context.recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog()
 
     def _take_machine(self) -> None:
         """Waits until the chunk before this one on this machine is done with it, if there is one."""

@@ -129,23 +129,19 @@ def write(loaded: Loaded, prompts: Sequence[Prompt], settings: Settings, batch_s
     texts = [loaded.render(prompt) for prompt in prompts]
     with Progress(console=console, transient=True, disable=len(texts) < 2 or not console.is_terminal) as bar:
         task = bar.add_task(loaded.uri, total=len(texts))
+        limit = int(getattr(loaded.model.config, "max_position_embeddings", DEFAULT_LENGTH))
         return generation.write_all(
             loaded.model,
             loaded.tokenizer,
             texts,
             max_new_tokens=settings.max_new_tokens,
-            max_length=_room(loaded.model, settings),
+            max_length=max(1, limit - settings.max_new_tokens),
             batch_size=batch_size,
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=settings.seed,
             progress=lambda done, _: bar.update(task, completed=done),
         )
-
-
-def _room(model: PreTrainedModel, settings: Settings) -> int:
-    limit = int(getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH))
-    return max(1, limit - settings.max_new_tokens)
 
 
 def show(console: Console, prompt: str, answers: dict[str, str]) -> None:

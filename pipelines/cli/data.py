@@ -181,8 +181,9 @@ def _recipe_for(
             "tokenizer": {"base": tokenizer} if tokenizer else {"train": {"vocab_size": 300}},
         }
     least = SPECS[method].example if method in SPECS else None
+    stem = os.path.basename(data["source"][0].partition("?")[0].rstrip("/")).partition(".")[0].lower()
     document = {
-        "name": _name(data["source"][0]),
+        "name": re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN,
         "model": model,
         "data": data,
         "training": {"method": method, **({method: dict(least)} if least else {})},
@@ -193,12 +194,6 @@ def _recipe_for(
         changed = recipe_file.read(file.name, overrides)
     here = os.path.join(os.getcwd(), "options")
     return prepare.localise(recipe_file.validate(changed, origin="the options"), here)
-
-
-def _name(source: str) -> str:
-    """Returns a recipe's name made of a source's."""
-    stem = os.path.basename(source.partition("?")[0].rstrip("/")).partition(".")[0].lower()
-    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN
 
 
 def _refuse(**options: object) -> None:

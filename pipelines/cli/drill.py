@@ -9,18 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
-from baton.pipelines.cli.options import (
-    ChunkCount,
-    LeaveOut,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 
 if TYPE_CHECKING:
@@ -28,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def drill(
-    recipe: RecipePath,
+    recipe: options.RecipePath,
     kills: Annotated[int, typer.Option(min=1, help="How many processes to kill.")] = 20,
     seed: Annotated[int, typer.Option(help="Decides where in which phase each is killed.")] = 0,
-    leave_out: LeaveOut = None,
-    overrides: Overrides = None,
-    store: Store = None,
-    chunks: ChunkCount = None,
+    leave_out: options.LeaveOut = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.

@@ -77,9 +77,9 @@ class Follow:
 def line(stage: Stage) -> str:
     """Returns a stage that has ended on one line, in rich's markup."""
     took = f" ({stage.seconds:.0f} s)" if stage.seconds is not None and stage.state != "SKIPPED" else ""
-    said = f": {stage.message}" if stage.message and stage.state in run_view.BROKEN else ""
+    reason = f": {stage.message}" if stage.message and stage.state in run_view.BROKEN else ""
     skipped = " (skipped)" if stage.state == "SKIPPED" else ""
-    return f"{MARKS[stage.state]} {escape(f'{stage.name}{took}{skipped}{said}')}"
+    return f"{MARKS[stage.state]} {escape(f'{stage.name}{took}{skipped}{reason}')}"
 
 
 def table(stages: list[Stage], *, is_over: bool) -> Table:

@@ -12,28 +12,9 @@ from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
 from baton.components.shared.runs.run import check_name
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import console
-from baton.pipelines.cli.options import (
-    REJECTED,
-    WEEK_H,
-    ChunkCount,
-    Endpoint,
-    Experiment,
-    Image,
-    Namespace,
-    Output,
-    OutputOption,
-    Overrides,
-    PipelineOption,
-    RecipePath,
-    RunName,
-    ServiceAccount,
-    Store,
-    Timeout,
-    Wait,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
@@ -79,22 +60,22 @@ class Shown(TypedDict, total=False):
 
 
 def submit(
-    recipe: RecipePath,
-    endpoint: Endpoint,
-    experiment: Experiment = None,
-    wait: Wait = False,
-    timeout: Timeout = WEEK_H,
-    namespace: Namespace = None,
-    service_account: ServiceAccount = None,
+    recipe: options.RecipePath,
+    endpoint: options.Endpoint,
+    experiment: options.Experiment = None,
+    wait: options.Wait = False,
+    timeout: options.Timeout = options.WEEK_H,
+    namespace: options.Namespace = None,
+    service_account: options.ServiceAccount = None,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
     ] = True,
-    overrides: Overrides = None,
-    store: Store = None,
-    run_name: RunName = None,
-    chunks: ChunkCount = None,
-    image: Image = None,
-    pipeline: PipelineOption = Pipeline.finetune,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    run_name: options.RunName = None,
+    chunks: options.ChunkCount = None,
+    image: options.Image = None,
+    pipeline: options.PipelineOption = Pipeline.finetune,
     output: OutputOption = Output.text,
 ) -> None:
     """Uploads a recipe's pipeline to Kubeflow, starts a run and prints its page.
@@ -132,10 +113,10 @@ def submit(
 
 def status(
     run: GivenRun,
-    endpoint: Endpoint,
-    wait: Wait = False,
-    timeout: Timeout = WEEK_H,
-    namespace: Namespace = None,
+    endpoint: options.Endpoint,
+    wait: options.Wait = False,
+    timeout: options.Timeout = options.WEEK_H,
+    namespace: options.Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Shows a run on Kubeflow: each stage, and why one failed or does not start.
@@ -165,7 +146,9 @@ def status(
         _end(shown, output)
 
 
-def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
+def cancel(
+    run: GivenRun, endpoint: options.Endpoint, namespace: options.Namespace = None, output: OutputOption = Output.text
+) -> None:
     """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
         from baton.pipelines.kubeflow.submit import FINAL_STATES
@@ -181,10 +164,10 @@ def cancel(run: GivenRun, endpoint: Endpoint, namespace: Namespace = None, outpu
 
 def retry(
     run: GivenRun,
-    endpoint: Endpoint,
-    wait: Wait = False,
-    timeout: Timeout = WEEK_H,
-    namespace: Namespace = None,
+    endpoint: options.Endpoint,
+    wait: options.Wait = False,
+    timeout: options.Timeout = options.WEEK_H,
+    namespace: options.Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""

@@ -9,34 +9,21 @@ import typer
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run, check_name
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
-from baton.pipelines.cli.options import (
-    REJECTED,
-    ChunkCount,
-    Image,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    RunName,
-    Runner,
-    RunnerOption,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.local import results
 
 
 def run(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    store: Store = None,
-    run_name: RunName = None,
-    chunks: ChunkCount = None,
-    runner: RunnerOption = Runner.process,
-    image: Image = None,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    run_name: options.RunName = None,
+    chunks: options.ChunkCount = None,
+    runner: options.RunnerOption = options.Runner.process,
+    image: options.Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Runs the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
@@ -69,7 +56,7 @@ def run(
             raise typer.Exit(REJECTED)
 
 
-def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
+def _run_pipeline(recipe: Recipe, training_run: Run, runner: options.Runner) -> None:
     from baton.pipelines.local import engine
 
     console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
@@ -79,7 +66,7 @@ def _run_pipeline(recipe: Recipe, training_run: Run, runner: Runner) -> None:
             training_run.name,
             arguments={"run_name": training_run.name},
             on_event=display.heard,
-            containers=runner is Runner.docker,
+            containers=runner is options.Runner.docker,
         )
 
 

@@ -6,29 +6,21 @@ from typing import Annotated
 
 import typer
 
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display
-from baton.pipelines.cli.options import (
-    LeaveOut,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 
 
 def prove(
-    recipe: RecipePath,
+    recipe: options.RecipePath,
     chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
-    leave_out: LeaveOut = None,
+    leave_out: options.LeaveOut = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
     ] = None,
-    overrides: Overrides = None,
-    store: Store = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.

@@ -10,24 +10,14 @@ import typer
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
+from baton.pipelines.cli import options
 from baton.pipelines.cli.kubeflow import load_for_pods
-from baton.pipelines.cli.options import (
-    ChunkCount,
-    Image,
-    Output,
-    OutputOption,
-    Overrides,
-    PipelineOption,
-    RecipePath,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import memory, prepare, profiles
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 
-def validate(recipe: RecipePath, overrides: Overrides = None) -> None:
+def validate(recipe: options.RecipePath, overrides: options.Overrides = None) -> None:
     """Checks a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
     with reported():
         loaded, chosen = prepare.load_explained(recipe, overrides or ())
@@ -58,8 +48,8 @@ def doctor(
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)
     ] = None,
-    overrides: Overrides = None,
-    store: Store = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Looks for what would be in a run's way: on this machine, in the store, and in what the recipe names.
@@ -76,13 +66,13 @@ def doctor(
 
 
 def compile_recipe(
-    recipe: RecipePath,
+    recipe: options.RecipePath,
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE.yaml", help="Where to write it.")],
-    overrides: Overrides = None,
-    store: Store = None,
-    chunks: ChunkCount = None,
-    image: Image = None,
-    pipeline: PipelineOption = Pipeline.finetune,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
+    image: options.Image = None,
+    pipeline: options.PipelineOption = Pipeline.finetune,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():

@@ -13,21 +13,9 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.events import Retraining
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
-from baton.pipelines.cli.options import (
-    REJECTED,
-    ChunkCount,
-    Image,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    Runner,
-    RunnerOption,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
 
@@ -42,12 +30,12 @@ SAID = {
 
 
 def retrain(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    store: Store = None,
-    chunks: ChunkCount = None,
-    runner: RunnerOption = Runner.process,
-    image: Image = None,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
+    runner: options.RunnerOption = options.Runner.process,
+    image: options.Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Trains a model again if its data or its recipe have changed since one was accepted, and promotes what passes.
@@ -68,10 +56,10 @@ def retrain(
 
 
 def outcome(
-    recipe: RecipePath,
+    recipe: options.RecipePath,
     run_id: Annotated[str, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")],
-    overrides: Overrides = None,
-    store: Store = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Tells what a retraining on a cluster came to, as Markdown for a comment.
@@ -110,7 +98,7 @@ def markdown(name: str, outcome: Retraining) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _run(recipe: Recipe, runner: Runner) -> Retraining:
+def _run(recipe: Recipe, runner: options.Runner) -> Retraining:
     """Runs the compiled pipeline on this machine and returns what it came to."""
     from baton.components.shared.runs import turns
     from baton.pipelines.local import engine
@@ -135,7 +123,7 @@ def _run(recipe: Recipe, runner: Runner) -> Retraining:
             pipeline=Pipeline.retrain,
             arguments={},
             on_event=heard,
-            containers=runner is Runner.docker,
+            containers=runner is options.Runner.docker,
         )
     return outcomes[-1]
 

@@ -38,7 +38,17 @@ def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.
         if output is Output.json:
             print_json({"runs": [asdict(member) for member in members]})
             return
-        _print_table(members)
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("run", "recipe", "state", "step", "comes from", "began"):
+            table.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
+        for one in members:
+            origin = f"{one.parent}: {one.words}" if one.parent else one.words
+            table.add_row(one.name, one.recipe, one.state, _steps(one), origin, one.created[:16].replace("T", " "))
+        Console().print(table)
 
 
 @app.command("tree")
@@ -116,8 +126,8 @@ def fork(
 
 
 def _tell(made: Fork, path: str) -> None:
-    kept = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
-    typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {kept}")
+    carried = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
+    typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {carried}")
     nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []
     for line in made.lines or nothing:
         typer.echo(f"  {line}")
@@ -143,20 +153,6 @@ def _new_name(parent: Run) -> str:
     taken = set(parent.storage.list("runs"))
     number = next(n for n in range(1, 10_000) if f"{parent.name}-fork-{n}" not in taken)
     return f"{parent.name}-fork-{number}"
-
-
-def _print_table(members: list[Member]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "recipe", "state", "step", "comes from", "began"):
-        table.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
-    for one in members:
-        origin = f"{one.parent}: {one.words}" if one.parent else one.words
-        table.add_row(one.name, one.recipe, one.state, _steps(one), origin, one.created[:16].replace("T", " "))
-    Console().print(table)
 
 
 def _print_tree(family: Family, chosen: str | None) -> None:

@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
+from baton.pipelines.cli import options
 from baton.pipelines.cli.kubeflow import load_for_pods
-from baton.pipelines.cli.options import (
-    ChunkCount,
-    Endpoint,
-    Image,
-    Namespace,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    ServiceAccount,
-    Store,
-    print_json,
-    reported,
-)
+from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 
@@ -29,17 +17,17 @@ app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
 
 def schedule(
-    recipe: RecipePath,
-    endpoint: Endpoint,
+    recipe: options.RecipePath,
+    endpoint: options.Endpoint,
     cron: Annotated[
         str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *'.")
     ],
-    namespace: Namespace = None,
-    service_account: ServiceAccount = None,
-    overrides: Overrides = None,
-    store: Store = None,
-    chunks: ChunkCount = None,
-    image: Image = None,
+    namespace: options.Namespace = None,
+    service_account: options.ServiceAccount = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
+    image: options.Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Retrains a recipe's model by the clock, where its data or the recipe have changed.
@@ -69,7 +57,9 @@ def schedule(
 
 
 @app.command("list")
-def list_command(endpoint: Endpoint, namespace: Namespace = None, output: OutputOption = Output.text) -> None:
+def list_command(
+    endpoint: options.Endpoint, namespace: options.Namespace = None, output: OutputOption = Output.text
+) -> None:
     """Lists the schedules that there are."""
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
@@ -86,8 +76,8 @@ def list_command(endpoint: Endpoint, namespace: Namespace = None, output: Output
 @app.command("delete")
 def delete_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
-    endpoint: Endpoint,
-    namespace: Namespace = None,
+    endpoint: options.Endpoint,
+    namespace: options.Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Deletes the schedule of a recipe; a run that is under way continues."""

@@ -9,28 +9,9 @@ import typer
 from baton.components.shared.runs.run import check_name
 from baton.components.shared.sweeps.rungs import check_trials
 from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.cli import kubeflow, sweep_display, trials
+from baton.pipelines.cli import kubeflow, options, sweep_display, trials
 from baton.pipelines.cli.display import Display, console
-from baton.pipelines.cli.options import (
-    DEFAULT_STORE,
-    REJECTED,
-    WEEK_H,
-    ChunkCount,
-    Endpoint,
-    Experiment,
-    Image,
-    Namespace,
-    Output,
-    OutputOption,
-    Overrides,
-    RecipePath,
-    ServiceAccount,
-    Timeout,
-    Wait,
-    print_json,
-    reported,
-)
-from baton.pipelines.cli.options import Store as StoreOption
+from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
 from baton.pipelines.local import results
@@ -48,11 +29,11 @@ SweepName = Annotated[
 
 @app.command()
 def run(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    store: StoreOption = None,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     name: SweepName = None,
-    chunks: ChunkCount = None,
+    chunks: options.ChunkCount = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
@@ -88,18 +69,18 @@ def run(
 
 @app.command()
 def submit(
-    recipe: RecipePath,
-    endpoint: Endpoint,
-    experiment: Experiment = None,
-    wait: Wait = False,
-    timeout: Timeout = WEEK_H,
-    namespace: Namespace = None,
-    service_account: ServiceAccount = None,
-    overrides: Overrides = None,
-    store: StoreOption = None,
+    recipe: options.RecipePath,
+    endpoint: options.Endpoint,
+    experiment: options.Experiment = None,
+    wait: options.Wait = False,
+    timeout: options.Timeout = options.WEEK_H,
+    namespace: options.Namespace = None,
+    service_account: options.ServiceAccount = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
     name: SweepName = None,
-    chunks: ChunkCount = None,
-    image: Image = None,
+    chunks: options.ChunkCount = None,
+    image: options.Image = None,
     output: OutputOption = Output.text,
 ) -> None:
     """Uploads a recipe's sweep to Kubeflow, starts it and prints its page.
@@ -125,7 +106,9 @@ def submit(
 
 
 @app.command()
-def status(sweep: trials.Given, store: trials.WhereOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+def status(
+    sweep: trials.Given, store: trials.WhereOption = options.DEFAULT_STORE, output: OutputOption = Output.text
+) -> None:
     """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
     with reported(output):
         shown = sweep_display.gather(trials.open_sweep(sweep, store))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import operator
+from typing import Annotated
 
 import typer
 
@@ -28,9 +30,9 @@ WhereOption = Annotated[
 WISHES: dict[State, str] = {"stop": "stops", "go": "resumes"}
 
 
-def open_sweep(given: str, store: str) -> Sweep:
+def open_sweep(address: str, store: str) -> Sweep:
     """Returns a sweep by its address, or by its name in a store."""
-    sweep = Sweep.open(given) if "/" in given else Sweep(Storage(store), given)
+    sweep = Sweep.open(address) if "/" in address else Sweep(Storage(store), address)
     sweep.document()
     return sweep
 
@@ -98,19 +100,13 @@ def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[
     document = made.recipe.model_dump(mode="json")
     for override in overrides:
         path = override.partition("=")[0].strip()
-        values[path] = _at(document, path)
+        values[path] = functools.reduce(operator.getitem, path.split("."), document)
     origin: Json = {"run": parent.run, "step": made.step}
     trial = TrialEntry(id=trial_id, run=made.run.name, bracket=0, values=values, parent=origin)
     about = sweep.run(parent).need(TrialNote)
     made.run.write(about.model_copy(update={"id": trial_id, "values": values}))
     sweep.add(trial)
     return trial, made.lines
-
-
-def _at(document: Any, path: str) -> Any:
-    for key in path.split("."):
-        document = document[key]
-    return document
 
 
 def _ask(sweep: Sweep, trial: str, state: State, why: str, output: Output) -> None:

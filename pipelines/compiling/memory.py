@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
@@ -47,7 +48,9 @@ def report(recipe: Recipe) -> Iterator[str]:
 
     Nothing is imported, and nothing yielded, for one that asks neither for a GPU nor for memory.
     """
-    for part in _trainings(recipe):
+    parts = recipe.phase_recipes()
+    start = recipe.model
+    for part in [x.model_copy(update={"model": start}) if x.model.base == PREVIOUS else x for x in parts] or [recipe]:
         asked = part.resources
         if asked.gpus or asked.gpu_memory or asked.memory:
             yield from _report(part, f" of {part.name}" if recipe.phases else "")
@@ -61,17 +64,7 @@ def device(resources: Resources) -> Device | None:
         return Device(amount(resources.memory) - amount(resources.shm or "0"), "resources.memory less shm")
     if resources.gpu_memory:
         return Device(amount(resources.gpu_memory), "resources.gpu_memory")
-    return _of_labels(resources.node_selector)
-
-
-def _trainings(recipe: Recipe) -> list[Recipe]:
-    """Returns the recipe, or its phases, each with the architecture of the first one's model."""
-    parts = recipe.phase_recipes()
-    start = recipe.model
-    return [x.model_copy(update={"model": start}) if x.model.base == PREVIOUS else x for x in parts] or [recipe]
-
-
-def _of_labels(labels: dict[str, str]) -> Device | None:
+    labels = resources.node_selector
     for label in MEBIBYTES:
         if labels.get(label, "").isdigit():
             return Device(float(labels[label]) * 2**20, f"{label} of the node")
@@ -156,7 +149,7 @@ def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
         ("adapter", {"r": 16}),
         ("model.quantization", {"bits": 4}),
     ):
-        total = None if _value(recipe, path) == value else _total(recipe, path, value)
+        total = None if attrgetter(path)(recipe) == value else _total(recipe, path, value)
         if total and total < now:
             yield f"{path}: {_written(value)}", total
 
@@ -178,13 +171,6 @@ def _changed(recipe: Recipe, path: str, value: object) -> Recipe | None:
         return recipe_file.validate(document, origin=recipe.name)
     except UserError:
         return None
-
-
-def _value(recipe: Recipe, path: str) -> object:
-    value: object = recipe
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value
 
 
 def _written(value: object) -> str:

@@ -74,14 +74,19 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
             phase["hooks"]["source"] = _local_code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
         document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
-    if recipe.model.base and (found := _local_model(recipe.model.base, base_dir)):
-        document["model"]["base"] = found
+    if recipe.model.base and (path := _local_model(recipe.model.base, base_dir)):
+        document["model"]["base"] = path
     for section, part in zip(
         [phase["training"] for phase in document["phases"]] or [document["training"]],
         recipe.phase_recipes() or [recipe],
         strict=True,
     ):
-        _localise_second_model(section, part, base_dir)
+        method = part.training.method
+        if part.training.second_model and part.training.settings:
+            role, named = part.training.second_model
+            settings = part.training.settings.model_dump(mode="json")
+            settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
+            section[method] = settings
     if recipe.hooks.source:
         document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
     prefix = "sqlite:///"
@@ -205,9 +210,9 @@ def _template(template: str, base_dir: str) -> str:
 def _localise_evaluation(section: Document, base_dir: str) -> None:
     """Makes what a section `evaluation` names here absolute."""
     for name in ("production", "bertscore_model"):
-        given = section.get(name)
-        if given and given != ACCEPTED and not given.startswith("models:"):
-            section[name] = _local_model(given, base_dir, f"evaluation.{name}") or given
+        value = section.get(name)
+        if value and value != ACCEPTED and not value.startswith("models:"):
+            section[name] = _local_model(value, base_dir, f"evaluation.{name}") or value
     tasks = section.get("tasks") or {}
     if path := tasks.get("include_path"):
         tasks["include_path"] = _local_model(path, base_dir, "evaluation.tasks.include_path") or path
@@ -222,16 +227,6 @@ def _architecture(model: Document) -> str | None:
             return str(json.load(file).get("model_type"))
     except OSError:
         return None
-
-
-def _localise_second_model(section: Document, recipe: Recipe, base_dir: str) -> None:
-    """Makes the path of the model that a method names absolute, in its section `training` as plain values."""
-    method = recipe.training.method
-    if recipe.training.second_model and recipe.training.settings:
-        role, named = recipe.training.second_model
-        settings = recipe.training.settings.model_dump(mode="json")
-        settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
-        section[method] = settings
 
 
 def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:

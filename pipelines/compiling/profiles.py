@@ -47,7 +47,8 @@ def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choi
         UserError: the profile is `auto`, and the machine is not this one.
     """
     document, chosen = copy.deepcopy(document), []
-    profile = _section(document, "resources").get("profile")
+    resources = document.get("resources")
+    profile = resources.get("profile") if isinstance(resources, dict) else None
     if profile == AUTO:
         profile, reason = _of_this_machine(here)
         document["resources"]["profile"] = profile
@@ -87,11 +88,6 @@ def _of_this_machine(here: bool) -> tuple[str, str]:
     if machine.has_mps():
         return "mps", "this machine has Apple's GPU"
     return "cpu", "this machine has no GPU that torch can use"
-
-
-def _section(document: Document, name: str) -> Document:
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _trains_adapters_only(document: Document) -> bool:

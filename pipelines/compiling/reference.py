@@ -106,7 +106,9 @@ def _type(field: Schema, path: str) -> str:
         return "anything"
     match field["type"]:
         case "integer" | "number" as kind:
-            return _bounded(kind, field)
+            signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+            bounds = [f"{sign} {field[name]}" for name, sign in signs.items() if name in field]
+            return " ".join([kind, " and ".join(bounds)]).strip()
         case "boolean":
             return "`true` or `false`"
         case "array" if "prefixItems" in field:
@@ -119,12 +121,6 @@ def _type(field: Schema, path: str) -> str:
             return "mapping" if values is True else f"mapping of text to {_type(values, path)}"
         case kind:
             return _text(field) if kind == "string" else str(kind)
-
-
-def _bounded(kind: str, field: Schema) -> str:
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {field[name]}" for name, sign in signs.items() if name in field]
-    return " ".join([kind, " and ".join(bounds)]).strip()
 
 
 def _text(field: Schema) -> str:

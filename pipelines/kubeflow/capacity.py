@@ -65,7 +65,7 @@ def _gpus(recipe: Recipe, namespace: str | None, tell: Callable[[str], None]) ->
         return None
     name = f"requests.{recipe.resources.accelerator}"
     hard = [quota.spec.hard or {} for quota in quotas if _counts(quota, recipe)]
-    counted = [int(parse_quantity(found[name])) for found in hard if name in found]
+    counted = [int(parse_quantity(limits[name])) for limits in hard if name in limits]
     return (min(counted), where) if counted else None
 
 

@@ -112,8 +112,7 @@ class Client(kfp.Client):  # type: ignore[misc]
         """
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
-        workflow: Workflow = json.loads(manifest) if manifest else {}
-        return workflow
+        return json.loads(manifest) if manifest else {}
 
     def log(self, run_id: str, pod: str) -> str:
         """Returns what a pod's main container has printed.
@@ -188,9 +187,9 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
             remedy=f"Where that is a login page: {_TOKEN_REMEDY} Otherwise give that address instead.",
         )
     if status in (401, 403):
-        found = "refuses the token" if has_token else "asks for a token and got none"
+        answer = "refuses the token" if has_token else "asks for a token and got none"
         return UserError(
-            f"'{endpoint}' {found} ({status}: {reply}); expected to be let in.",
+            f"'{endpoint}' {answer} ({status}: {reply}); expected to be let in.",
             remedy=f"{_TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
     if status == 404 and _is_json_object(error.body) and not url.endswith(_HEALTHZ_PATH):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import graphlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton.components.shared.core.errors import BatonError
@@ -137,7 +137,13 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> list[Stage]:
 
 
 def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) -> Stage:
-    node = _pod_of(stage, workflow.get("status", {}).get("nodes", {}).values())
+    wanted = {stage.key, f"{stage.key}-driver"}
+    own = [
+        node
+        for node in workflow.get("status", {}).get("nodes", {}).values()
+        if node.get("type") == "Pod" and node.get("phase") != "Succeeded" and wanted & set(node["name"].split("."))
+    ]
+    node = max(own, key=lambda node: node.get("startedAt") or "", default=None)
     if node is None or not node.get("message"):
         return stage
     pod = _pod_name(workflow, node)
@@ -151,21 +157,10 @@ def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) ->
 def _said(client: Client, run_id: str, pod: str) -> str | None:
     """Returns the message that a stage ended with, from its log, or None."""
     try:
-        said = SAID.findall(client.log(run_id, pod))
+        messages = SAID.findall(client.log(run_id, pod))
     except BatonError:
         return None
-    return one_line(said[-1]) if said else None
-
-
-def _pod_of(stage: Stage, nodes: Iterable[Node]) -> Node | None:
-    """Returns the newest node of a stage's pods that has not succeeded, its driver's among them."""
-    wanted = {stage.key, f"{stage.key}-driver"}
-    own = [
-        node
-        for node in nodes
-        if node.get("type") == "Pod" and node.get("phase") != "Succeeded" and wanted & set(node["name"].split("."))
-    ]
-    return max(own, key=lambda node: node.get("startedAt") or "", default=None)
+    return one_line(messages[-1]) if messages else None
 
 
 def _pod_name(workflow: Workflow, node: Node) -> str:

@@ -136,35 +136,35 @@ def _devices(recipe: Recipe | None) -> Check:
         return Check("device", "problem", f"torch does not work: {error}", "Install Baton again.")
     if devices:
         return Check("device", "ok", f"{', '.join(devices)}; torch for CUDA {torch.version.cuda}")
-    found = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
+    summary = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
     if recipe and recipe.resources.gpus:
         return Check(
-            "device", "note", found, f"The recipe asks for {recipe.resources.gpus} per pod; this machine has none."
+            "device", "note", summary, f"The recipe asks for {recipe.resources.gpus} per pod; this machine has none."
         )
-    return Check("device", "ok", found)
+    return Check("device", "ok", summary)
 
 
 def _threads(recipe: Recipe | None) -> Check:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"{usable} usable of {os.cpu_count()}"
+    summary = f"{usable} usable of {os.cpu_count()}"
     with contextlib.suppress(ImportError, OSError):
         import torch
 
-        found += f", torch takes {torch.get_num_threads()}"
+        summary += f", torch takes {torch.get_num_threads()}"
     wanted = recipe.training.threads if recipe else None
     if wanted and wanted > usable:
-        return Check("processors", "note", found, f"training.threads is {wanted}: they will wait for each other.")
-    return Check("processors", "ok", found)
+        return Check("processors", "note", summary, f"training.threads is {wanted}: they will wait for each other.")
+    return Check("processors", "ok", summary)
 
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
     limit = _container_limit()
-    found = f"{_gib(memory.available)} available of {_gib(memory.total)}"
-    found += f", this container may use {_gib(limit)}" if limit and limit < memory.total else ""
+    summary = f"{_gib(memory.available)} available of {_gib(memory.total)}"
+    summary += f", this container may use {_gib(limit)}" if limit and limit < memory.total else ""
     if min(memory.available, limit or memory.available) < ROOM:
-        return Check("memory", "note", found, "Only small models fit.")
-    return Check("memory", "ok", found)
+        return Check("memory", "note", summary, "Only small models fit.")
+    return Check("memory", "ok", summary)
 
 
 def _container_limit() -> int | None:
@@ -180,24 +180,24 @@ def _shm() -> Check:
         usage = shutil.disk_usage(MEMORY)
     except OSError:
         return Check(MEMORY, "note", "there is none", "Checkpoints are staged on disk, which is slower.")
-    found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    summary = f"{_gib(usage.free)} free of {_gib(usage.total)}"
     if usage.free < ROOM:
         return Check(
             MEMORY,
             "note",
-            found,
+            summary,
             "Checkpoints that do not fit are staged on disk. docker: --shm-size 2g; pods: resources.shm.",
         )
-    return Check(MEMORY, "ok", found)
+    return Check(MEMORY, "ok", summary)
 
 
 def _temporary() -> Check:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    found = f"{folder}: {_gib(free)} free"
+    summary = f"{folder}: {_gib(free)} free"
     if free < ROOM:
-        return Check("temporary files", "note", found, "Make room, or point TMPDIR elsewhere.")
-    return Check("temporary files", "ok", found)
+        return Check("temporary files", "note", summary, "Make room, or point TMPDIR elsewhere.")
+    return Check("temporary files", "ok", summary)
 
 
 def _cache(recipe: Recipe) -> Check | None:
@@ -212,10 +212,12 @@ def _cache(recipe: Recipe) -> Check | None:
             free = shutil.disk_usage(there).free
     except OSError as error:
         return Check("node cache", "note", f"{cache.folder}: {error}", "Nothing is kept there; mount it writable.")
-    found = f"{cache.folder}: {_gib(free)} free" + ("" if there == cache.folder else ", made when first used")
+    summary = f"{cache.folder}: {_gib(free)} free" + ("" if there == cache.folder else ", made when first used")
     if free < cache.max_bytes and not os.path.isdir(cache.folder):
-        return Check("node cache", "note", found, f"store.cache_size is {recipe.store.cache_size}, more than is free.")
-    return Check("node cache", "ok", found)
+        return Check(
+            "node cache", "note", summary, f"store.cache_size is {recipe.store.cache_size}, more than is free."
+        )
+    return Check("node cache", "ok", summary)
 
 
 def _mlflow(recipe: Recipe) -> Check | None:
@@ -243,17 +245,17 @@ def _hub(origin: pinned.Origin) -> Check | None:
     import huggingface_hub
 
     here = isinstance(huggingface_hub.try_to_load_from_cache(base, "config.json"), str)
-    kept = "this machine has it already" if here else "this machine does not have it yet"
+    cached = "this machine has it already" if here else "this machine does not have it yet"
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        found = f"offline by HF_HUB_OFFLINE; {kept}"
-        return Check("hub", "ok", found) if here else Check("hub", "problem", found, "Unset HF_HUB_OFFLINE once.")
+        summary = f"offline by HF_HUB_OFFLINE; {cached}"
+        return Check("hub", "ok", summary) if here else Check("hub", "problem", summary, "Unset HF_HUB_OFFLINE once.")
     try:
         huggingface_hub.HfApi().model_info(base, revision=origin.revision, timeout=10)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         remedy = f"Check {origin.setting}, HF_TOKEN and the network."
-        return Check("hub", "note" if here else "problem", f"{base}: {reason}; {kept}", remedy)
-    return Check("hub", "ok", f"{base} can be fetched; {kept}")
+        return Check("hub", "note" if here else "problem", f"{base}: {reason}; {cached}", remedy)
+    return Check("hub", "ok", f"{base} can be fetched; {cached}")
 
 
 def _gib(num_bytes: float) -> str:

@@ -51,7 +51,10 @@ def examine(uri: str) -> list[Check]:
         storage = Storage(uri, patience=0)
     except BatonError as error:
         return [_problem("store", error)]
-    made = _missing_folders(storage)
+    made, folder = [], storage.root
+    while storage.is_local and folder and not os.path.exists(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
     below = f"{OWN}doctor-{uuid.uuid4().hex}"
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
     checks = [_tried("store", partial(_reach, storage))]
@@ -103,8 +106,8 @@ def _listing(storage: Storage, below: str) -> Check:
 def _commit(storage: Storage, below: str) -> Check:
     won = [storage.create(f"{below}/once", data) for data in (b"1", b"2")]
     if won != [True, False]:
-        found = f"of two writers that commit the same, {sum(won)} are told that they won"
-        return Check("store: commit", "problem", found, "Use another store: chunks that run twice would not notice.")
+        summary = f"of two writers that commit the same, {sum(won)} are told that they won"
+        return Check("store: commit", "problem", summary, "Use another store: chunks that run twice would not notice.")
     if storage.is_local:
         return Check("store: commit", "ok", "hard links: of writers that commit at once, the file system lets one win")
     if storage.has_conditional_put:
@@ -131,10 +134,10 @@ def _large(storage: Storage, below: str) -> Check:
         up, down = LARGE / (uploaded - began), LARGE / (time.monotonic() - uploaded)
     if digest != hashlib.sha256(data).hexdigest():
         return Check("store: large objects", "problem", "64 MB come back as something else", "Use another store.")
-    found = f"64 MB came back whole: {up / 1e6:.0f} MB/s up, {down / 1e6:.0f} MB/s down"
+    summary = f"64 MB came back whole: {up / 1e6:.0f} MB/s up, {down / 1e6:.0f} MB/s down"
     if min(up, down) < SLOW:
-        return Check("store: large objects", "note", found, "A checkpoint of 1 GB takes minutes; save less often.")
-    return Check("store: large objects", "ok", found)
+        return Check("store: large objects", "note", summary, "A checkpoint of 1 GB takes minutes; save less often.")
+    return Check("store: large objects", "ok", summary)
 
 
 def _clock(storage: Storage, below: str) -> Check:
@@ -146,24 +149,15 @@ def _clock(storage: Storage, below: str) -> Check:
     apart = max(early, late, 0.0)
     if apart < 2:  # stores tell whole seconds
         return Check("store: clock", "ok", "agrees with this machine's to the second")
-    found = f"is {apart:.0f} s {'behind' if early > late else 'ahead of'} this machine's"
+    summary = f"is {apart:.0f} s {'behind' if early > late else 'ahead of'} this machine's"
     if apart < NOTICEABLE:
-        return Check("store: clock", "ok", found)
+        return Check("store: clock", "ok", summary)
     return Check(
         "store: clock",
         "note" if apart < REFUSED else "problem",
-        found,
+        summary,
         "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads.",
     )
-
-
-def _missing_folders(storage: Storage) -> list[str]:
-    """Returns the folders that a folder store would make, the innermost first."""
-    missing, folder = [], storage.root
-    while storage.is_local and folder and not os.path.exists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    return missing
 
 
 def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:

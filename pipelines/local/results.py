@@ -67,6 +67,9 @@ def result(run: Run) -> Result:
     gate = evaluation.gate or Verdict(passed=True)
     exported = run.read(ExportedModel) if gate.passed else None
     state = "succeeded" if exported else "failed" if gate.passed else "rejected"
+    store = CheckpointStore(run)
+    newest = next(store.whole(), None)
+    losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
     return {
         "run": run.name,
         "state": state if done else "failed",
@@ -78,7 +81,7 @@ def result(run: Run) -> Result:
         "evaluation": evaluation.summary or None,
         "gate": [line.to_json() for line in gate.lines],
         "checkpoints": [{"step": row["step"], "uri": row["uri"], "digest": row["digest"]} for row in checkpoints],
-        "metrics": {**metrics, **_train_metrics(run)},
+        "metrics": {**metrics, **({"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {})},
     }
 
 
@@ -125,10 +128,3 @@ def verify_checkpoints(run: Run) -> list[Verified]:
             problems.append(f"continues another state of step {parent.step} than the one that is here")
         rows.append({"step": checkpoint.step, "ok": not problems, "problems": problems, "digest": checkpoint.digest})
     return sorted(rows, key=lambda row: row["step"])
-
-
-def _train_metrics(run: Run) -> dict[str, float]:
-    store = CheckpointStore(run)
-    newest = next(store.whole(), None)
-    losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
-    return {"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {}

@@ -176,9 +176,9 @@ class LocalSweep:
                 return
         except BatonError:  # the store is away for a moment: it begins when its turn has come
             return
-        arguments, held = (after.uri, str(index)), Held()
-        process = self._launch(processes.TRAIN_CHUNK, (*arguments, "--standby", held.path))
-        self._standby = _Standby(arguments, process, held)
+        arguments, standby = (after.uri, str(index)), Held()
+        process = self._launch(processes.TRAIN_CHUNK, (*arguments, "--standby", standby.path))
+        self._standby = _Standby(arguments, process, standby)
 
     def _is_stopped(self, trial: str) -> bool:
         wish = self.sweep.control(trial)

@@ -113,7 +113,10 @@ class Drill:
         """
         created = now()
         undisturbed = self._undisturbed()
-        deck = self._deck()
+        seen = set(self.usual)
+        if len(self.usual.get("upload", ())) > 1:
+            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
+        deck = Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
         unreachable = [phase for phase in PHASES if phase not in deck.phases]
         runs: list[Disturbed] = []
         while deck.phases and len(self.kills) < self.wanted:
@@ -154,12 +157,6 @@ class Drill:
         processes.run(module, arguments, heard, self.launch)
         for phase, seconds in tracker.seconds.items():
             self.usual.setdefault(phase, []).extend(seconds)
-
-    def _deck(self) -> Deck:
-        seen = set(self.usual)
-        if len(self.usual.get("upload", ())) > 1:
-            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
-        return Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
 
     def _disturbed(self, name: str, deck: Deck, undisturbed: prove.Outcome) -> Disturbed:
         """Brings a run to its end, however often its processes are killed, and compares it."""
@@ -228,13 +225,13 @@ class Drill:
 
     def _killed(self, run: Run, module: str, index: int, strike: Strike, tracker: Tracker, deck: Deck) -> None:
         """Notes a kill, and what it left in the store."""
-        found = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
+        phases = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
         kill: Kill = {
             "number": len(self.kills) + 1,
             "run": run.name,
             "asked": strike.phase,
-            "found": found,
-            "hit": strike.phase in found,
+            "found": phases,
+            "hit": strike.phase in phases,
             "stage": module.rpartition(".")[2],
             "chunk": index,
             "step": tracker.step,

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import rendering, svg
 from baton.components.shared.pages.rendering import count
-from baton.pipelines.proving.prove import Difference, Proof, Variant, last_loss
+from baton.pipelines.proving.prove import Proof, Variant, last_loss
 
 Style = dict[str, Any]
 """How a line is drawn, as matplotlib takes it."""
@@ -151,12 +151,13 @@ def told(proof: Proof) -> Told | None:
     values = {"expected": repr(difference["expected"]), "found": repr(difference["found"])}
     if isinstance(difference["expected"], str):
         values = {"expected": difference["expected"], "found": str(difference["found"])}
+    gap = float(difference["found"]) - float(difference["expected"]) if difference["what"] == "loss" else math.nan
     return {
         "sentence": sentence.strip(),
         "values": [
             (f"Expected, as in {named(first)}", values["expected"]),
             (f"Found in {named(other)}", values["found"]),
-            ("Found less expected", _gap(difference)),
+            ("Found less expected", f"{gap:+.3g}" if math.isfinite(gap) else None),
         ],
     }
 
@@ -251,12 +252,6 @@ def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
         f"first difference, value {difference['logged_value']:,}", (step, 1), (5 if right else -5, 3),
         ax.get_xaxis_transform(), "offset points", ha="right" if right else "left", va="bottom", fontsize=10.5,
     )  # fmt: skip
-
-
-def _gap(difference: Difference) -> str | None:
-    """Returns by how much a loss differs, None for what has no distance."""
-    gap = float(difference["found"]) - float(difference["expected"]) if difference["what"] == "loss" else math.nan
-    return f"{gap:+.3g}" if math.isfinite(gap) else None
 
 
 def _entries(steps: Sequence[int], values: Sequence[float]) -> list[dict[str, float]]:

@@ -83,7 +83,12 @@ def secrets(text: str) -> list[Span]:
         spans += _keys(text, start, end)
     if _ASSIGNED.search(text):
         spans += _passwords(text)
-    return _apart(spans)
+    # Of those that overlap, the one that begins first and is longest.
+    apart: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if not apart or span.start >= apart[-1].end:
+            apart.append(span)
+    return apart
 
 
 def emails(text: str) -> list[Span]:
@@ -142,7 +147,14 @@ def _passwords(text: str) -> Iterator[Span]:
         if len(line) < 2000 and _ASSIGNED.search(line):
             for value in detector.analyze_string(line):
                 at = line.find(value)
-                if at >= 0 and _is_password(value):
+                if at >= 0 and (
+                    len(value) >= LEAST_PASSWORD
+                    and not re.search(r"\s", value)
+                    and _is_mixed(value)
+                    and not _PLACEHOLDER.search(value)
+                    and "(" not in value
+                    and entropy(value) >= LEAST_ENTROPY - 0.25
+                ):
                     yield Span(offset + at, offset + at + len(value), "password")
         offset += len(line)
 
@@ -197,17 +209,6 @@ def _is_token(value: str) -> bool:
     return b'"alg"' in read[0] and b"1234567890" not in read[1]
 
 
-def _is_password(value: str) -> bool:
-    return (
-        len(value) >= LEAST_PASSWORD
-        and not re.search(r"\s", value)
-        and _is_mixed(value)
-        and not _PLACEHOLDER.search(value)
-        and "(" not in value
-        and entropy(value) >= LEAST_ENTROPY - 0.25
-    )
-
-
 def _is_mixed(value: str) -> bool:
     """Tells whether a text has both letters and digits."""
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
@@ -216,12 +217,3 @@ def _is_mixed(value: str) -> bool:
 def entropy(text: str) -> float:
     """Returns the Shannon entropy of a text's characters, in bits per character."""
     return -sum(count / len(text) * math.log2(count / len(text)) for count in Counter(text).values())
-
-
-def _apart(spans: list[Span]) -> list[Span]:
-    """Returns spans in order; of those that overlap, the one that begins first and is longest."""
-    kept: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return kept

@@ -79,8 +79,8 @@ def has_visible(text: str, least: int) -> bool:
     return least == 0
 
 
-def excerpt(text: str, start: int = 0, length: int = 240) -> str:
+def excerpt(text: str, start: int = 0) -> str:
     """Returns the part of a text around a place, marked where it was cut."""
-    begin = max(0, start - length // 3)
-    end = begin + length
+    begin = max(0, start - 80)
+    end = begin + 240
     return f"{'…' if begin else ''}{text[begin:end]}{'…' if end < len(text) else ''}"

@@ -37,7 +37,9 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
         run.storage.upload(path, run.path(FINDINGS))
     counts = {name: split[name] for name in ("train", "eval", "test", "rejected")}
     num_read = sum(source["rows"] + source["rejected"] for source in split["sources"])
-    summary = inspection.summary(counts, _first_rejected(rejected_path), num_read)
+    with open(rejected_path, encoding="ascii") as file:
+        first_rejected = [json.loads(line) for line in islice(file, NUM_EXAMPLES)]
+    summary = inspection.summary(counts, first_rejected, num_read)
     places = {"findings_uri": where if num_findings else None, "rejected_uri": split["rejected_uri"]}
     run.put(QUALITY, {**summary, **places})
     page = quality_page.write(run)
@@ -47,11 +49,6 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
     )
     require(summary, where)
     return page
-
-
-def _first_rejected(path: str) -> list[dict[str, Any]]:
-    with open(path, encoding="ascii") as file:
-        return [json.loads(line) for line in islice(file, NUM_EXAMPLES)]
 
 
 def require(summary: dict[str, Any], where: str) -> None:
@@ -71,10 +68,10 @@ def require(summary: dict[str, Any], where: str) -> None:
     }
     if not failed:
         return
-    kept = f" All are in {where}." if set(failed) - {"few_rows"} else ""
+    place = f" All are in {where}." if set(failed) - {"few_rows"} else ""
     settings = " and ".join(f"data.quality.{name}" for name in failed)
     raise UserError(
-        f"{'; '.join(_told(name, check) for name, check in failed.items())}.{kept}",
+        f"{'; '.join(_told(name, check) for name, check in failed.items())}.{place}",
         remedy=f"Mend the data, or set {settings} to warn or fix.",
     )
 

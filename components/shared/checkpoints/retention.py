@@ -158,9 +158,9 @@ def _inventory(store: CheckpointStore) -> dict[int, _Step]:
     return steps
 
 
-def _whole(store: CheckpointStore, step: int, found: _Step) -> Checkpoint | None:
+def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | None:
     """Returns a step's checkpoint if all its files are there in full size and nobody has found them damaged."""
-    if not found.manifests:
+    if not listing.manifests:
         return None
     try:
         checkpoint = store.read(step)
@@ -169,7 +169,7 @@ def _whole(store: CheckpointStore, step: int, found: _Step) -> Checkpoint | None
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
-    present = found.attempts.get(manifest.folder, {})
+    present = listing.attempts.get(manifest.folder, {})
     paths = {manifest.path(store.prefix(step), name): entry["size"] for name, entry in manifest.files.items()}
     return checkpoint if all(path in present and present[path][0] == size for path, size in paths.items()) else None
 
@@ -192,27 +192,27 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
     return staying
 
 
-def _committed(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
+def _committed(step: int, listing: _Step, whole: Checkpoint | None) -> list[Removal]:
     """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
-    if not found.manifests:
+    if not listing.manifests:
         return []
-    removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=found.manifests)
+    removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=listing.manifests)
     if whole:
         # This attempt alone: another one under the same step may be under way, and is for `_strays` to judge by its
         # age.
         removal.attempts = [whole.manifest.folder]
-        removal.files = _sizes(found.attempts[whole.manifest.folder])
+        removal.files = _sizes(listing.attempts[whole.manifest.folder])
     return [removal]
 
 
-def _strays(step: int, found: _Step, whole: Checkpoint | None) -> list[Removal]:
+def _strays(step: int, listing: _Step, whole: Checkpoint | None) -> list[Removal]:
     """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
 
     The mark of such a removal stays: its writer may only have slept, and commit after all.
     """
-    marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in found.marks}
+    marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in listing.marks}
     strays = []
-    for attempt, files in sorted(found.attempts.items()):
+    for attempt, files in sorted(listing.attempts.items()):
         if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files)):
             strays.append(Removal(step, "never committed, or not whole", [attempt], files=_sizes(files), forget=False))
     return strays

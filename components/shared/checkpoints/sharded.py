@@ -130,14 +130,14 @@ class _Reader(pickle.Unpickler):
         is_dtype = module == "torch" and name.startswith(_DTYPES)
         if (module, name) not in _HARMLESS and not is_dtype:
             raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        found = super().find_class(module, name)
+        resolved = super().find_class(module, name)
         if is_dtype:
             import torch
 
             # `torch.float_power` begins like a type of numbers and is a function.
-            if not isinstance(found, torch.dtype):
+            if not isinstance(resolved, torch.dtype):
                 raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        return found
+        return resolved
 
 
 def _require_here(folder: str, info: Any) -> None:
@@ -212,7 +212,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))
     split = split_state_dict_into_shards_factory(
         tensors,
-        get_storage_size=lambda found: found.size.numel() * found.properties.dtype.itemsize,
+        get_storage_size=lambda entry: entry.size.numel() * entry.properties.dtype.itemsize,
         filename_pattern=f"{'adapter_' if is_adapter else ''}model{{suffix}}.safetensors",
         max_shard_size=sys.maxsize if is_adapter else shard_size,
     )
@@ -224,7 +224,10 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         with open(os.path.join(target, "model.safetensors.index.json"), "w", encoding="utf-8") as document:
             json.dump(index, document, indent=1, sort_keys=True)
-    _copy_settings(folder, target)
+    # Configuration, tokenizer and templates: the small files that are neither pickles nor of training.
+    for name in sorted(os.listdir(folder)):
+        if name.endswith((".json", ".jinja", ".model", ".txt", ".py")) and name != "trainer_state.json":
+            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
     return list(split.filename_to_tensors)
 
 
@@ -264,10 +267,3 @@ def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, t
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
         dcp.load(loaded, storage_reader=Reader(folder), planner=planner, no_dist=True)
     return {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
-
-
-def _copy_settings(folder: str, target: str) -> None:
-    """Copies configuration, tokenizer and templates: the small files that are neither pickles nor of training."""
-    for name in sorted(os.listdir(folder)):
-        if name.endswith((".json", ".jinja", ".model", ".txt", ".py")) and name != "trainer_state.json":
-            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))

@@ -190,7 +190,7 @@ class CheckpointStore:
             DamagedError: it belongs to another run or step, or is not that of a checkpoint.
         """
         where = self.storage.uri(self.prefix(step))
-        said = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
-        if said != ("checkpoint", self.run.name, step):
-            raise DamagedError(f"{where}: its manifest says {said}, not this run's.")
+        stated = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
+        if stated != ("checkpoint", self.run.name, step):
+            raise DamagedError(f"{where}: its manifest says {stated}, not this run's.")
         return Checkpoint(step, manifest, CheckpointMeta.read(manifest.meta, where))

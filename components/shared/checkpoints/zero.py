@@ -90,7 +90,9 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         # By order of visit: equal states get equal names, and files of equal bytes.
         name = f"{len(tensors):06d}"
-        tensors[name] = _alone(value)
+        # On the CPU, and not a part of a larger one, which would be written along with it.
+        copied = value.detach().cpu().contiguous()
+        tensors[name] = copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
         return {"tensor": name}
     if isinstance(value, dict):
         if not all(type(key) in (int, str) for key in value):
@@ -103,12 +105,6 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(f"a {type(value).__name__} in ZeRO's state is not kept in a checkpoint; its plain values are")
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """Returns a tensor on the CPU that is not a part of a larger one, which would be written along with it."""
-    copied = tensor.detach().cpu().contiguous()
-    return copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
 
 
 def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:

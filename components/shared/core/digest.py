@@ -81,5 +81,4 @@ def _tensor_digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous()
     digest = xxhash.xxh3_128(f"{flat.dtype}{tuple(flat.shape)}".encode())
     digest.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
-    result: bytes = digest.digest()
-    return result
+    return digest.digest()

@@ -140,10 +140,10 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
     return changed
 
 
-def in_words(found: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:
+def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:
     """Returns a line for each changed setting: what it was, what it is, and what that means for the rest."""
     lines = []
-    for path, (before, after) in found.items():
+    for path, (before, after) in changed.items():
         words = TAKEN_OVER.get(path, "") if warm else ""
         means = words.format(step=step, next=step + 1, end=end)
         lines.append(f"{path}: {before!r} → {after!r}{f': {means}' if means else ''}")

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.components.shared.checkpoints import sharded
-from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError, DamagedError, UserError
@@ -80,7 +79,11 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         DamagedError: the checkpoint is not what was committed.
     """
     before = parent.recipe()
-    run = _new(parent, name)
+    run = Run(parent.storage, check_name(name))
+    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
+    # completed.
+    if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
+        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     after = recipe_file.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
     changed = fork_rules.require_warm(before, after) if warm else fork_rules.require_cold(before, after)
     store = CheckpointStore(parent)
@@ -123,8 +126,8 @@ def began(run: Run) -> int:
 
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     """Turns the search for a learning rate off where one is given, which would hold in its place."""
-    given = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
-    return [*overrides, *(["training.lr_find=null"] if given and before.training.lr_find else [])]
+    sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
+    return [*overrides, *(["training.lr_find=null"] if sets_rate and before.training.lr_find else [])]
 
 
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
@@ -143,16 +146,6 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
         f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
         remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
     )
-
-
-def _new(parent: Run, name: str) -> Run:
-    """Returns the run to make; a name that is another run's is refused."""
-    run = Run(parent.storage, check_name(name))
-    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
-    # completed.
-    if name == parent.name or (run.read(ForkNote) is None and run.read(RunHead) is not None):
-        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
-    return run
 
 
 def _plan(parent: Run, recipe: Recipe, step: int) -> Plan:
@@ -212,24 +205,27 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
     # Last: with it the fork is complete, and a chunk may resume from it.
-    store.commit(step, writer, _meta(parent, start.checkpoint, changed, identity))
-
-
-def _meta(parent: Run, start: Checkpoint, changed: Changes, identity: str) -> CheckpointMeta:
-    """Returns what the manifest of a warm fork's first checkpoint says."""
-    meta = start.meta
+    meta = start.checkpoint.meta
     # The state of a fork that has not trained yet was made by the recipe of its own parent.
     differs = fork_rules.combined(meta.forked_from.changed if meta.forked_from else {}, changed)
-    return meta.model_copy(
-        update={
-            "forked_from": Origin(run_uri=parent.uri, step=start.step, digest=meta.digest, changed=differs),
-            "parent": None,
-            "restored": meta.restored.model_copy(update={"step": start.step, "checked": None, "skipped": []}),
-            "finished": meta.finished and not differs,
-            "created": now(),
-            "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
-            "identity": identity,
-        }
+    store.commit(
+        step,
+        writer,
+        meta.model_copy(
+            update={
+                "forked_from": Origin(
+                    run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
+                ),
+                "parent": None,
+                "restored": meta.restored.model_copy(
+                    update={"step": start.checkpoint.step, "checked": None, "skipped": []}
+                ),
+                "finished": meta.finished and not differs,
+                "created": now(),
+                "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+                "identity": identity,
+            }
+        ),
     )
 
 
@@ -241,7 +237,9 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
         folder = f"{scratch}/merged"
     os.makedirs(model)
     _merge(before, folder, model) if before.adapter else _copy_model(folder, model)
-    digest = _folder_digest(model)
+    names = sorted(os.listdir(model))
+    lines = [f"{name} {bundles.file_sha256(os.path.join(model, name))}\n" for name in names]
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     # By content: the same command, given again, finds what it had sent.
     prefix = run.path(f"start/{digest[:16]}")
     manifest = bundles.usable_manifest(run.storage, prefix)
@@ -274,9 +272,3 @@ def _merge(recipe: Recipe, folder: str, target: str) -> None:
     model: Any = trained.trained_model(recipe, tokenizer, folder, whole=True)
     model.merge_and_unload().save_pretrained(target)
     tokenizer.save_pretrained(target)
-
-
-def _folder_digest(folder: str) -> str:
-    names = sorted(os.listdir(folder))
-    lines = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in names]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -50,7 +50,10 @@ class Shape:
         if spec and value.requires_grad:  # QLoRA's own, as TRL casts it
             return 4 if "lora_magnitude_vector" in name else 2
         if spec and id(value) in self.few_bits:
-            return _few_bytes(spec.bits, spec.double)
+            if spec.bits == 8:
+                return 1.0
+            # With the constants of each block of 64 (QLoRA, arXiv:2305.14314, section 3).
+            return 0.5 + ((1 / 64 + 4 / (64 * 256)) if spec.double else 4 / 64)
         return float(value.element_size())
 
 
@@ -60,13 +63,6 @@ def _few_bits(model: nn.Module, head: Any) -> set[int]:
 
     layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
     return {id(layer.weight) for layer in layers if not layer.weight.requires_grad}
-
-
-def _few_bytes(bits: int, double: bool) -> float:
-    """Returns bytes per weight, with the constants of each block of 64 (QLoRA, arXiv:2305.14314, section 3)."""
-    if bits == 8:
-        return 1.0
-    return 0.5 + ((1 / 64 + 4 / (64 * 256)) if double else 4 / 64)
 
 
 def num_layers(shape: Shape) -> int:
@@ -86,12 +82,12 @@ def block_bytes(shape: Shape) -> int:
     norms = 2 * (4 + shape.weight_bytes + compute) * hidden
     experts = getattr(text, "num_experts_per_tok", None) or 1
     inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * hidden
-    kept = 4 if any("gate" in name for name in names) else 2
+    num_values = 4 if any("gate" in name for name in names) else 2
     if "gelu_new" in (getattr(text, "activation_function", ""), getattr(text, "hidden_act", "")):
-        kept = 5  # each term of the formula
+        num_values = 5  # each term of the formula
     dropped = 2 * hidden if _rate(text, "resid_pdrop", "hidden_dropout") else 0
     masks = dropped * (1 if shape.on_gpu else compute)
-    return int(norms + _attention(shape, names) + kept * experts * inner * compute + masks)
+    return int(norms + _attention(shape, names) + num_values * experts * inner * compute + masks)
 
 
 def _attention(shape: Shape, names: set[str]) -> int:
@@ -99,15 +95,15 @@ def _attention(shape: Shape, names: set[str]) -> int:
     text, compute = shape.text, shape.compute_bytes
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    found = 5 * heads * size * compute  # queries, keys, values, what comes out, and that brought into order
+    num_bytes = 5 * heads * size * compute  # queries, keys, values, what comes out, and that brought into order
     if any("q_norm" in name for name in names):
         groups = getattr(text, "num_key_value_heads", None) or heads
-        found += (4 + shape.weight_bytes) * (heads + groups) * size
+        num_bytes += (4 + shape.weight_bytes) * (heads + groups) * size
     drops = _rate(text, "attention_dropout", "attn_pdrop")
     if shape.recipe.model.attention == "eager" or (drops and not shape.on_gpu):  # torch's own needs CUDA to drop
         scores = 4 if compute == 4 else 4 + compute  # after the softmax: in fp32, and as they are used
-        found += (scores + (2 * compute if drops else 0)) * heads * shape.length
-    return int(found)
+        num_bytes += (scores + (2 * compute if drops else 0)) * heads * shape.length
+    return int(num_bytes)
 
 
 def _rate(text: Any, *names: str) -> float:

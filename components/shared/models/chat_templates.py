@@ -66,7 +66,13 @@ def chat_template(setting: str) -> str:
         raise UserError(
             f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template.{hint}"
         )
-    _require_valid(template)
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise UserError(f"model.chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from None
     return template
 
 
@@ -81,13 +87,3 @@ def _read(path: str) -> str:
         raise UserError(f"model.chat_template {path!r} does not exist.", remedy="Check the path.") from None
     except UnicodeDecodeError:
         raise UserError(f"model.chat_template {path!r} is not UTF-8 text.") from None
-
-
-def _require_valid(template: str) -> None:
-    from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        _compile_jinja_template(template)
-    except TemplateSyntaxError as error:
-        raise UserError(f"model.chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from None

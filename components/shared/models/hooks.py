@@ -93,8 +93,8 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _call(hook: Hook, **given: Any) -> Any:
+def _call(hook: Hook, **arguments: Any) -> Any:
     try:
-        return find(hook.use)(**given, **hook.options)
+        return find(hook.use)(**arguments, **hook.options)
     except TypeError as error:
         raise UserError(f"hook {hook.use!r} does not take these options: {error}.") from None

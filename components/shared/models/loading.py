@@ -96,8 +96,7 @@ def start_model(
         attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
-            built: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
-            return built
+            return auto_class(recipe).from_config(config, dtype=dtype, **attention)
     return load_model(base_folder or "", recipe)
 
 
@@ -154,8 +153,7 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
 
     if recipe is None:
         _require_writer(folder)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-        return model
+        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
     kind, settings = auto_class(recipe), load_settings(recipe)
     if recipe.training.spec.scores:
         settings["num_labels"] = 1

@@ -65,7 +65,18 @@ def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
     """
     shape = Shape(recipe, model)
     held, passing = _held(shape), _passing(shape)
-    moment, size, how = max(_moments(shape), key=lambda found: found[1])
+    # Other moments than forward and backward: the optimizer's step, and writing.
+    training, text = shape.training, shape.text
+    steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
+    step = 4 * shape.trainable // shape.shards if steps_here else 0
+    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
+    if training.completions:
+        rows = training.round_size // shape.recipe.world_size
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
+        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
+    moment, size, how = max(moments, key=lambda entry: entry[1])
     beyond = size - sum(item.bytes for item in passing)
     more = [Item(moment, beyond, f"{how}, beyond what activations leave")] if beyond > 0 else []
     overhead = Item("fixed", OVERHEAD, "CUDA, its libraries and allocator" if shape.on_gpu else "torch and libraries")
@@ -111,8 +122,8 @@ def _held(shape: Shape) -> list[Item]:
 
 def _computed_with(shape: Shape) -> Item:
     """Returns what DeepSpeed computes with beside its masters; with stage 2 that is whole."""
-    held = shape.parameters if shape.offloaded else shape.trainable
-    return Item("weights computed with", held * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
+    numbers = shape.parameters if shape.offloaded else shape.trainable
+    return Item("weights computed with", numbers * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 
 
 def _passing(shape: Shape) -> list[Item]:
@@ -121,33 +132,18 @@ def _passing(shape: Shape) -> list[Item]:
     of = f"{shape.sequences} x {shape.length} tokens"
     layers, block = activations.num_layers(shape), shape.tokens * activations.block_bytes(shape)
     if training.activation_offloading:
-        held, how = block, f"{of}, one block's; the others are in the host's memory"
+        num_bytes, how = block, f"{of}, one block's; the others are in the host's memory"
     elif training.gradient_checkpointing:
-        held = block + layers * shape.tokens * shape.weight_bytes * shape.text.hidden_size
+        num_bytes = block + layers * shape.tokens * shape.weight_bytes * shape.text.hidden_size
         how = f"{of}, inputs of {layers} blocks and all of one"
     else:
-        held, how = layers * block + activations.adapter_inputs(shape), f"{of} in {layers} blocks"
+        num_bytes, how = layers * block + activations.adapter_inputs(shape), f"{of} in {layers} blocks"
     return [
-        Item("activations", int(held), how),
+        Item("activations", int(num_bytes), how),
         Item("gathered weights", *activations.gathered(shape)),
         Item("16-bit weights", activations.copies(shape), f"autocast's copies, {training.precision}"),
         Item("logits", *activations.logits(shape)),
     ]
-
-
-def _moments(shape: Shape) -> list[tuple[str, int, str]]:
-    """Returns what other moments than forward and backward take: the optimizer's step, and writing."""
-    training, text = shape.training, shape.text
-    steps_here = shape.on_gpu and not shape.offloaded and training.optimizer == "adamw_torch"
-    step = 4 * shape.trainable // shape.shards if steps_here else 0
-    moments = [("optimizer's step", step, "temporaries as large as the weights trained")]
-    if training.completions:
-        rows = training.round_size // shape.recipe.world_size
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-        cache = 2 * rows * shape.length * text.num_hidden_layers * width * shape.compute_bytes
-        moments.append(("completions", int(cache), f"keys and values of {rows} being written"))
-    return moments
 
 
 def _count(number: int) -> str:

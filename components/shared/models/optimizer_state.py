@@ -33,16 +33,22 @@ def num_bytes(training: Training, model: nn.Module) -> int:
 
 def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     name = training.optimizer
-    kept = next((kept for part, kept in BITSANDBYTES.items() if part in name), 0)
+    bytes_each = next((bytes_each for part, bytes_each in BITSANDBYTES.items() if part in name), 0)
     if name == "adafactor":
         return _adafactor(tuple(value.shape))
     if name in ("adamw_torch", "adamw_torch_fused"):
         return int(2 * value.numel() * value.element_size() + FLOAT)  # two moments, and the step as a number
     if name in ("sgd", "rmsprop", "adagrad"):
-        return _others(training, value)
+        options = training.optimizer_options
+        momentum = float(options.get("momentum", 0)) != 0
+        if training.optimizer == "sgd":
+            return int(momentum * value.numel() * value.element_size())
+        centered = str(options.get("centered", False)).lower() in ("true", "1", "yes")
+        num_values = 1 + (momentum + centered if training.optimizer == "rmsprop" else 0)
+        return int(num_values * value.numel() * value.element_size() + FLOAT)
     if name.endswith("8bit") and value.numel() >= SMALL and not is_embedding:
-        return int(kept * (value.numel() + -(-value.numel() // BLOCK) * FLOAT))
-    return int(kept * value.numel() * FLOAT)
+        return int(bytes_each * (value.numel() + -(-value.numel() // BLOCK) * FLOAT))
+    return int(bytes_each * value.numel() * FLOAT)
 
 
 def _adafactor(shape: tuple[int, ...]) -> int:
@@ -55,13 +61,3 @@ def _adafactor(shape: tuple[int, ...]) -> int:
             leading *= size
         values = leading * (shape[-2] + shape[-1])
     return (values + 1) * FLOAT  # and the root mean square of the weights
-
-
-def _others(training: Training, value: Any) -> int:
-    options = training.optimizer_options
-    momentum = float(options.get("momentum", 0)) != 0
-    if training.optimizer == "sgd":
-        return int(momentum * value.numel() * value.element_size())
-    centered = str(options.get("centered", False)).lower() in ("true", "1", "yes")
-    kept = 1 + (momentum + centered if training.optimizer == "rmsprop" else 0)
-    return int(kept * value.numel() * value.element_size() + FLOAT)

@@ -61,6 +61,6 @@ def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerB
     if row.get("label") is False:
         reference = ""
     if isinstance(row["prompt"], list):
-        said = reference if isinstance(reference, str) else "".join(message["content"] for message in reference)
-        return generation.rendered(row["prompt"], tokenizer), said
+        answer = reference if isinstance(reference, str) else "".join(message["content"] for message in reference)
+        return generation.rendered(row["prompt"], tokenizer), answer
     return row["prompt"] + recipe.data.separator, reference

@@ -14,7 +14,6 @@ from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
-from baton.components.shared.store.cache import NodeCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,13 +65,12 @@ def final_folder(run: Run, scratch: str) -> str:
     return sharded.as_whole(CheckpointStore(run).fetch(chosen_checkpoint(run), f"{scratch}/checkpoint"), scratch)
 
 
-def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts: Collection[str] | None = None) -> str:
+def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) -> str:
     """Returns a local folder with the run's tokenized rows and tokenizer, every byte checked.
 
     Args:
         run: The run.
         scratch: Folder for downloads.
-        cache: Files this node has already.
         parts: Folders that are wanted, of `tokenizer`, `train`, `eval` and `test`; all when None.
 
     Raises:
@@ -80,7 +78,7 @@ def tokens_folder(run: Run, scratch: str, cache: NodeCache | None = None, parts:
     """
     prefix, manifest = tokens_manifest(run)
     names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
-    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", cache, names)
+    return bundles.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", names=names)
 
 
 def tokens_manifest(run: Run) -> tuple[str, Manifest]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from baton.components.shared.recipe.base import Positive, Section
+from baton.components.shared.recipe.base import Positive, Section, require_pattern
 
 
 class Adapter(Section):
@@ -43,8 +44,27 @@ class Adapter(Section):
     alpha_pattern: dict[str, Positive] = {}
     """Alpha by pattern of layer name, where it differs."""
 
+    @property
+    def adapts_head(self) -> bool:
+        """Whether PEFT would put an adapter on `lm_head`."""
+        if _names_head(self.exclude_modules) or _names_head(self.modules_to_save):
+            return False
+        # A list of blocks leaves out what is in none of them.
+        in_blocks = self.layers_to_transform and isinstance(self.target_modules, list)
+        weights = self.target_parameters or ()
+        return "lm_head.weight" in weights or (_names_head(self.target_modules) and not in_blocks)
+
+    @field_validator("target_modules", "exclude_modules")
+    @classmethod
+    def _is_pattern(cls, value: list[str] | str | None) -> list[str] | str | None:
+        return require_pattern(value) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Adapter:
         if self.dora and self.target_parameters:
             raise ValueError("dora does not work with target_parameters; leave one out")
         return self
+
+
+def _names_head(modules: list[str] | str | None) -> bool:
+    return bool(re.fullmatch(modules, "lm_head")) if isinstance(modules, str) else "lm_head" in (modules or ())

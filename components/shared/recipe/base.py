@@ -30,6 +30,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+def require_pattern(value: str) -> str:
+    """Returns a regular expression, if it is one."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
+    return value
+
+
 DURATION = re.compile(r"0*([1-9][0-9]*)(s|m|h)")
 
 

@@ -132,10 +132,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _groups_stay_together(self) -> Data:
-        given = next((source.uri for source in self.sources if source.side), None)
-        if self.split.group_by and given:
+        assigned = next((source.uri for source in self.sources if source.side), None)
+        if self.split.group_by and assigned:
             raise ValueError(
-                f"split.group_by keeps rows of one value on one side, and the side of {given} is given; leave one out"
+                f"split.group_by keeps rows of one value on one side, and the side of {assigned} is given; "
+                "leave one out"
             )
         return self
 

@@ -172,8 +172,8 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{path}: missing, and it has no default"
     message = problem["msg"].removeprefix("Value error, ")
-    got = problem.get("input")
-    shown = f" (got {got!r})" if isinstance(got, str | int | float) and problem["type"] != "value_error" else ""
+    value = problem.get("input")
+    shown = f" (got {value!r})" if isinstance(value, str | int | float) and problem["type"] != "value_error" else ""
     return f"{path}: {message}{shown}" if path else message
 
 

@@ -127,6 +127,11 @@ def _check_weights(recipe: Sections) -> None:
         raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
     if model.quantization and recipe.resources.gpus == 0:
         raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
+    if recipe.adapter and recipe.adapter.adapts_head and training.spec.tiles_logits and not training.spec.scores:
+        raise ValueError(
+            f"adapter: {training.method} computes with lm_head's own weights and would not train an adapter on it; "
+            "leave lm_head out of its targets, or train it in full: modules_to_save: [lm_head]"
+        )
     if training.trainable and recipe.adapter:
         raise ValueError("training.trainable: an adapter freezes the weights already; leave one of the two out")
     if training.second_model and model.tokenizer and model.tokenizer.train:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from baton.components.shared.recipe.base import Positive, Section
-
-
-def _require_pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
-    return value
+from baton.components.shared.recipe.base import Positive, Section, require_pattern
 
 
 class Group(Section):
@@ -33,7 +24,7 @@ class Group(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Norm above which this group's gradients are scaled down, after the clipping of all."""
 
-    _checked = field_validator("pattern")(_require_pattern)
+    _checked = field_validator("pattern")(require_pattern)
 
 
 class Trainable(Section):
@@ -47,7 +38,7 @@ class Trainable(Section):
     @field_validator("patterns")
     @classmethod
     def _are_patterns(cls, value: list[str]) -> list[str]:
-        return [_require_pattern(pattern) for pattern in value]
+        return [require_pattern(pattern) for pattern in value]
 
     @model_validator(mode="after")
     def _something(self) -> Trainable:

@@ -64,14 +64,6 @@ def install(folder: str | None) -> None:
 
 def _collected(source: str, folder: str) -> str:
     """Copies the files into a folder and returns their digest."""
-    _collect(source, folder)
-    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(os.listdir(folder))]
-    if not parts:
-        raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def _collect(source: str, folder: str) -> None:
     if "://" in source:
         storage = Storage(source if not source.endswith(".py") else source.rpartition("/")[0])
         wanted = [source.rpartition("/")[2]] if source.endswith(".py") else storage.list("")
@@ -95,3 +87,7 @@ def _collect(source: str, folder: str) -> None:
                 shutil.copy(os.path.join(source, name), folder)
     else:
         raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")
+    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(os.listdir(folder))]
+    if not parts:
+        raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()

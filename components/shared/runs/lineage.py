@@ -152,38 +152,34 @@ def walk(members: Family, tops: Sequence[Member] | None = None) -> Iterator[tupl
 def _known(storage: Storage, name: str) -> Member | None:
     """Returns what is known of a run, None where its documents are not as Baton writes them."""
     try:
-        return _member(storage, name)
+        run = Run(storage, name)
+        present = set(storage.list(run.path()))
+        head = run.read(RunHead) if RunHead.NAME in present else None
+        if head is None:
+            return None
+        plan = run.read(Plan) if Plan.NAME in present else None
+        fork = run.read(ForkNote) if ForkNote.NAME in present else None
+        trial = run.read(TrialNote) if TrialNote.NAME in present else None
+        steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
+        member = Member(
+            name,
+            created=head.created,
+            recipe=head.recipe_name,
+            step=max(map(int, steps), default=0),
+            num_steps=plan.num_steps if plan else None,
+            sweep=(trial.sweep, trial.id) if trial else None,
+            values=trial.values if trial else {},
+        )
+        member.state = _state(member, present)
+        if fork:
+            member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
+            member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
+        elif base := _run_of(head.base, storage):
+            member.parent, member.kind = (base, "goes on") if base != name else (None, "")
+        return member
     except (KeyError, TypeError, ValueError, BatonError) as error:
         logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
         return None
-
-
-def _member(storage: Storage, name: str) -> Member | None:
-    run = Run(storage, name)
-    present = set(storage.list(run.path()))
-    head = run.read(RunHead) if RunHead.NAME in present else None
-    if head is None:
-        return None
-    plan = run.read(Plan) if Plan.NAME in present else None
-    fork = run.read(ForkNote) if ForkNote.NAME in present else None
-    trial = run.read(TrialNote) if TrialNote.NAME in present else None
-    steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
-    member = Member(
-        name,
-        created=head.created,
-        recipe=head.recipe_name,
-        step=max(map(int, steps), default=0),
-        num_steps=plan.num_steps if plan else None,
-        sweep=(trial.sweep, trial.id) if trial else None,
-        values=trial.values if trial else {},
-    )
-    member.state = _state(member, present)
-    if fork:
-        member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
-        member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
-    elif base := _run_of(head.base, storage):
-        member.parent, member.kind = (base, "goes on") if base != name else (None, "")
-    return member
 
 
 def _names(storage: Storage, run: Run, present: set[str]) -> list[str]:

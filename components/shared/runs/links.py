@@ -44,12 +44,12 @@ def tags() -> dict[str, str]:
     return {name: value for name, value in present.items() if value}
 
 
-def as_markdown(run: Run, given: str) -> str:
+def as_markdown(run: Run, run_name: str) -> str:
     """Returns a page that leads from a Kubeflow run to where else the training run is to be found.
 
     Args:
         run: The training run.
-        given: The name by which it is resumed: the run's, without that of its phase.
+        run_name: The name by which it is resumed: the run's, without that of its phase.
     """
     recipe = run.recipe()
     url = mlflow_url(run, recipe)
@@ -60,6 +60,6 @@ def as_markdown(run: Run, given: str) -> str:
         f"- report: `{run.uri}/report.html`, and at the stage *report*",
         f"- started with this recipe first at {run.need(RunHead).created}",
         "",
-        f"Started again with `run_name` {given}, the same recipe resumes this run from its newest checkpoint.",
+        f"Started again with `run_name` {run_name}, the same recipe resumes this run from its newest checkpoint.",
     ]
     return "\n".join(lines) + "\n"

@@ -33,13 +33,20 @@ def start(run: Run, recipe: Recipe) -> None:
         tag(run, links.tags())
         return
     try:
+        from mlflow.entities import Param
+
         client = connect(recipe.tracking.mlflow)
         name = recipe.tracking.experiment or recipe.name
         number = experiment(client, name, run.storage, recipe)
         tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
-        tags |= _of_fork(run, recipe, number) | _of_sweep(run)
+        tags |= _of_fork(run, recipe, number)
+        if (trial := run.read(TrialNote)) and trial.tracking:
+            tags |= {"mlflow.parentRunId": trial.tracking, "baton.sweep": trial.sweep}
         tracked = client.create_run(number, run_name=run.name, tags=tags)
-        _log_settings(client, tracked.info.run_id, recipe)
+        settings = _flat(recipe.model_dump(mode="json", exclude={"store", "resources"}))
+        params = [Param(path, str(value)[:500]) for path, value in settings]
+        for first in range(0, len(params), 100):  # as many as a server takes at once
+            client.log_batch(tracked.info.run_id, params=params[first : first + 100])
     except Exception as error:
         logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
         return
@@ -59,21 +66,6 @@ def _of_fork(run: Run, recipe: Recipe, number: str) -> dict[str, str]:
     if theirs and (theirs.mlflow, theirs.experiment_id) == (recipe.tracking.mlflow, number):
         tags["mlflow.parentRunId"] = theirs.run_id
     return tags
-
-
-def _of_sweep(run: Run) -> dict[str, str]:
-    """Returns what makes a trial's tracking run a child of its sweep's."""
-    trial = run.read(TrialNote)
-    return {"mlflow.parentRunId": trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
-
-
-def _log_settings(client: Any, run_id: str, recipe: Recipe) -> None:
-    from mlflow.entities import Param
-
-    settings = _flat(recipe.model_dump(mode="json", exclude={"store", "resources"}))
-    params = [Param(path, str(value)[:500]) for path, value in settings]
-    for first in range(0, len(params), 100):  # as many as a server takes at once
-        client.log_batch(run_id, params=params[first : first + 100])
 
 
 def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:

@@ -41,40 +41,40 @@ class NodeCache:
             digest: Hex digest; a file that does not have it is removed.
             local_path: Where the file is wanted; its folder is made.
         """
-        kept = os.path.join(self.folder, digest)
+        path = os.path.join(self.folder, digest)
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
         try:
             # First the link, then the hash of what was linked: another process may remove or replace the name in
             # between.
-            _link_or_copy(kept, local_path)
+            _link_or_copy(path, local_path)
         except OSError:
             return False
         with contextlib.suppress(OSError):  # others may only read it
             # The time of its last use, by which `_make_room` chooses.
-            os.utime(kept)
+            os.utime(path)
         with open(local_path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return True
-        logger.warning("cached file %s is damaged; it is fetched from the store", kept)
+        logger.warning("cached file %s is damaged; it is fetched from the store", path)
         os.unlink(local_path)  # it is a link: a download to it would be written into the cache
         with contextlib.suppress(OSError):
-            os.unlink(kept)
+            os.unlink(path)
         return False
 
     def keep(self, digest: str, local_path: str) -> None:
         """Keeps a file that has this SHA-256; a cache that is full or cannot be written is passed over."""
-        kept = os.path.join(self.folder, digest)
-        temporary = f"{kept}.{uuid.uuid4().hex[:8]}"
+        path = os.path.join(self.folder, digest)
+        temporary = f"{path}.{uuid.uuid4().hex[:8]}"
         try:
             os.makedirs(self.folder, exist_ok=True)
             wanted = os.path.getsize(local_path)
-            if os.path.exists(kept) or wanted > self.max_bytes:
+            if os.path.exists(path) or wanted > self.max_bytes:
                 return
             self._make_room(wanted)
             # Beside its name and then renamed: another process must never link half a copy. A crash in between leaves
             # the temporary, which `_make_room` removes in its turn like any other file.
             _link_or_copy(local_path, temporary)
-            os.replace(temporary, kept)
+            os.replace(temporary, path)
         except OSError as error:
             logger.warning("cache %s does not take %s: %s", self.folder, local_path, error)
         finally:

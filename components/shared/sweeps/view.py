@@ -143,13 +143,15 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
     trials.sort(key=lambda trial: _place(trial, sign))
     for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
         trial.rank = rank
+    choices: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
+    paths = list(dict.fromkeys([*choices, *(path for trial in trials for path in trial.values)]))
     return View(
         name=document.name,
         uri=sweep.uri,
         created=document.created,
         metric=document.metric,
         mode=document.mode,
-        parameters=_parameters(recipe, trials),
+        parameters={path: _is_logarithmic(choices.get(path)) for path in paths},
         trials=trials,
         rungs=rungs,
         num_rungs=len(document.rungs),
@@ -251,13 +253,6 @@ def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
 
 def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _parameters(recipe: Mapping[str, Any], trials: list[Trial]) -> dict[str, bool]:
-    """Returns the paths in which trials differ, in the recipe's order, and which have a logarithmic axis."""
-    said: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
-    paths = list(dict.fromkeys([*said, *(path for trial in trials for path in trial.values)]))
-    return {path: _is_logarithmic(said.get(path)) for path in paths}
 
 
 def _is_logarithmic(choices: Any) -> bool:

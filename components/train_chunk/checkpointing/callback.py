@@ -100,8 +100,11 @@ class CheckpointCallback(TrainerCallback):
             trainer_state.compute_steps(
                 self._trainer.args, trainer_state.max_steps
             )  # those of the parent were restored
+        path = os.path.join(folder, state.extra_file(self._ranks.rank))
+        if not os.path.isfile(path):  # another number of ranks made the checkpoint
+            path = os.path.join(folder, state.extra_file(0))
         # Tensors and plain values alone: a checkpoint may come from elsewhere, and must not run code here.
-        extra = torch.load(self._extra_file(folder), weights_only=True)
+        extra = torch.load(path, weights_only=True)
         state.restore_log_window(self._trainer, extra["log_window"])
         if "method" not in self._resumption.leave_out:
             self._trainer.load_method_state(extra["method"])
@@ -212,11 +215,6 @@ class CheckpointCallback(TrainerCallback):
     def _joined(self, ours: dict[str, str]) -> dict[str, str]:
         rows = self._ranks.gather(ours)
         return state.joined(rows, replicated=self._replicated, of_each=self._trainer.of_each)
-
-    def _extra_file(self, folder: str) -> str:
-        """Returns the file of this rank, or the first one's where another number of ranks made the checkpoint."""
-        own = os.path.join(folder, state.extra_file(self._ranks.rank))
-        return own if os.path.isfile(own) else os.path.join(folder, state.extra_file(0))
 
     def _prove_restored(self) -> None:
         ours = state.digests_of(self._trainer)

@@ -26,7 +26,10 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
         UserError: the checkpoint is split over ranks as this chunk's are not.
         ExactnessError: the machine differs, and the recipe asks for bits.
     """
-    _require_one_start(ranks, restored)
+    # A checkpoint may have come while they looked.
+    steps = ranks.gather(restored.step if restored else 0)
+    if len(set(steps)) > 1:
+        raise BatonError(f"the machines found different newest checkpoints: {steps}.", remedy="Run again.")
     # The first chunk's number of threads holds for the run, whatever torch would choose on this machine.
     threads = restored.meta.fingerprint.threads if restored else recipe.training.threads
     arguments.make_deterministic(threads, recipe.training.deterministic)
@@ -45,13 +48,6 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
     logger.warning("this machine differs from the checkpoint's, so bits may differ: %s", "; ".join(changed))
     events.emit(events.Consistent(changed=changed))
     return "consistent"
-
-
-def _require_one_start(ranks: Ranks, restored: Restored | None) -> None:
-    """Checks that all machines resume from the same step; a checkpoint may have come while they looked."""
-    steps = ranks.gather(restored.step if restored else 0)
-    if len(set(steps)) > 1:
-        raise BatonError(f"the machines found different newest checkpoints: {steps}.", remedy="Run again.")
 
 
 def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Recipe) -> None:

@@ -181,19 +181,14 @@ class CheckpointManager(CollectiveCheckpointManager):
             for name, entry in checkpoint.manifest.files.items():
                 self._cache.keep(entry["sha256"], os.path.join(snapshot.folder, name))
         if step < self._context.target:  # at the target the checkpoint stage does it, once all is proven
-            self._look_around()
-
-    def _look_around(self) -> None:
-        """Sees whether another process is ahead, and applies retention; failing in it is no reason to stop."""
-        context = self._context
-        try:
-            # Another process may train the same chunk, such as a pod that was thought gone. Both are right; one can
-            # stop.
-            self.overtaken = committed_at_target(context.store, context.target) is not None
-            keep, in_use = context.recipe.chunks.keep, self.lineage.start_step
-            retention.prune(context.store, keep, targets=context.plan.targets, in_use=in_use)
-        except (BatonError, FileNotFoundError) as error:
-            logger.warning("old checkpoints were not removed: %s", error)
+            context = self._context
+            try:  # failing in it is no reason to stop
+                # Another process may train the same chunk, such as a pod that was thought gone; both are right.
+                self.overtaken = committed_at_target(context.store, context.target) is not None
+                keep, in_use = context.recipe.chunks.keep, self.lineage.start_step
+                retention.prune(context.store, keep, targets=context.plan.targets, in_use=in_use)
+            except (BatonError, FileNotFoundError) as error:
+                logger.warning("old checkpoints were not removed: %s", error)
 
     def _require_same_state(self, theirs: Checkpoint, digest: str) -> None:
         """Compares a checkpoint that another process committed first with the one this process made."""

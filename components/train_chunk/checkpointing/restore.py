@@ -116,7 +116,12 @@ class Restorer:
         for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
             if checkpoint.step >= self._target and not to_score:
                 continue
-            self._require_same(checkpoint)  # before a byte is downloaded: another recipe's is an error, not damage
+            # Before a byte is downloaded: another recipe's is an error, not damage.
+            if checkpoint.meta.identity != self._identity:
+                raise ExactnessError(
+                    f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
+                    remedy="Start a run under another name.",
+                )
             try:
                 path = os.path.join(self._place(checkpoint.bytes), f"from-{checkpoint.step}")
                 folder = self._store.fetch(checkpoint, path, self._cache)
@@ -147,13 +152,6 @@ class Restorer:
     def _skip(self, step: int, error: DamagedError) -> None:
         _report_skipped(step, error)
         self._skipped.setdefault(step, str(error))
-
-    def _require_same(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.meta.identity != self._identity:
-            raise ExactnessError(
-                f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
-                remedy="Start a run under another name.",
-            )
 
 
 def _report_skipped(step: int, error: DamagedError) -> None:

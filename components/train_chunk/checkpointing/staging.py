@@ -34,7 +34,13 @@ class Staging:
         self._folders: dict[str, str] = {}
         self._lock = threading.Lock()
         self._last: str | None = MEMORY
-        _clear_up()
+        # What processes of this machine left that were killed.
+        for place in {MEMORY, tempfile.gettempdir()}:
+            for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
+                pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
+                # A number that was given to another process keeps a dead one's folder: a waste, and no harm.
+                if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self, num_bytes: int) -> str:
         """Returns a folder with room for downloads: in memory where they fit, else on disk."""
@@ -86,16 +92,6 @@ class Staging:
             text = f"{MEMORY} has no room for {size}: it is staged in {place}"
         logger.warning(text)
         events.emit(events.Staging(place=place or "store", reason=text))
-
-
-def _clear_up() -> None:
-    """Removes what processes of this machine left that were killed."""
-    for place in {MEMORY, tempfile.gettempdir()}:
-        for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
-            pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
-            # A number that was given to another process keeps a dead one's folder: a waste, and no harm.
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _has_room(place: str, num_bytes: int) -> bool:

@@ -32,11 +32,12 @@ STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 
 def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
     """Returns the SHA-256 of each part of the state in memory, and of all of them as `state`."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
     parts = {
         "weights": trained_weights(trainer.model),
         "optimizer": trainer.optimizer_state(),
         "scheduler": trainer.lr_scheduler.state_dict(),
-        "scaler": _scaler(trainer),
+        "scaler": None if scaler is None else dict(scaler.state_dict()),
         "rng": rng.capture(),
         "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps],
         "callbacks": callback_states(trainer),
@@ -194,17 +195,9 @@ def _stateful(trainer: ChunkTrainer) -> dict[str, TrainerCallback]:
     """Returns the callbacks that have state, by class and position among its class."""
     stateful: dict[str, TrainerCallback] = {}
     for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ExportableState) or _has_state_dict(callback):
+        has_own = hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+        if isinstance(callback, ExportableState) or has_own:
             name = type(callback).__name__
             # With the position: upstream goes by class alone, and two of one class overwrite each other.
             stateful[f"{name}#{sum(key.startswith(f'{name}#') for key in stateful)}"] = callback
     return stateful
-
-
-def _has_state_dict(callback: TrainerCallback) -> bool:
-    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
-
-
-def _scaler(trainer: ChunkTrainer) -> StateDict | None:
-    scaler = getattr(trainer.accelerator, "scaler", None)
-    return None if scaler is None else dict(scaler.state_dict())

@@ -89,8 +89,10 @@ class PreemptionWatch:
             path = settings.notice_file
             there = f"file {path} appeared"
             self._start(self._ask_again, path, lambda: there if os.path.exists(path) else None, self._interval)
-        if settings.notice_url:
-            self._start(self._ask_again, settings.notice_url, _url_look(settings.notice_url), self._interval)
+        if url := settings.notice_url:
+            presets: dict[str, Look] = {"aws": _AwsLook(), "gcp": _look_at_gcp, "azure": _look_at_azure}
+            look = presets.get(url) or (lambda: None if _get(url) is None else f"{url} answers 200")
+            self._start(self._ask_again, url, look, self._interval)
         if settings.node_taints:
             keys = frozenset(settings.node_taints)
             self._start(self._ask_again, "the node", lambda: _look_at_node(keys), self._interval * NODE_PAUSE)
@@ -149,11 +151,6 @@ class PreemptionWatch:
             self._stop.wait(pause)
 
 
-def _url_look(url: str) -> Look:
-    presets: dict[str, Look] = {"aws": _AwsLook(), "gcp": _look_at_gcp, "azure": _look_at_azure}
-    return presets.get(url) or (lambda: _look_at_address(url))
-
-
 def _ask(
     url: str, headers: dict[str, str] | None = None, *, method: str = "GET", tls: ssl.SSLContext | None = None
 ) -> tuple[int, str]:
@@ -183,10 +180,6 @@ def _body(url: str, status: int, body: str) -> str | None:
     if status in (204, 404):
         return None
     raise OSError(f"{url} answers {status}")
-
-
-def _look_at_address(url: str) -> str | None:
-    return None if _get(url) is None else f"{url} answers 200"
 
 
 class _AwsLook:

@@ -16,10 +16,10 @@ from baton.components.train_chunk.trainer.chunked import Setup
 class ChunkedDistillationTrainer(generating.Completing, DistillationTrainer):
     """`DistillationTrainer` in chunks."""
 
-    def compute_loss(self, *given: Any, **named: Any) -> Any:
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """Computes the loss; in training each process's figures count, also in the last step of a pass."""
         with _all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
-            return super().compute_loss(*given, **named)
+            return super().compute_loss(*arguments, **options)
 
 
 @contextlib.contextmanager

@@ -25,5 +25,4 @@ def build(setup: Setup) -> Trainer:
         importance_sampling_level=grpo.importance_sampling,
         top_entropy_quantile=grpo.top_entropy,
     )
-    trainer: Trainer = generating.build(setup, ChunkedGRPOTrainer, config, grpo)
-    return trainer
+    return generating.build(setup, ChunkedGRPOTrainer, config, grpo)

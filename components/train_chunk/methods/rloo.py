@@ -20,5 +20,4 @@ def build(setup: Setup) -> Trainer:
     config = RLOOConfig(
         **generating.settings(setup, rloo), beta=rloo.beta, normalize_advantages=rloo.normalize_advantages
     )
-    trainer: Trainer = generating.build(setup, ChunkedRLOOTrainer, config, rloo)
-    return trainer
+    return generating.build(setup, ChunkedRLOOTrainer, config, rloo)

@@ -12,8 +12,6 @@ from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 class ChunkedSFTTrainer(Chunked, SFTTrainer):
     """`SFTTrainer` in chunks."""
 
-    counts_tokens = True
-
 
 def build(setup: Setup) -> Trainer:
     """Builds the trainer on rows that have `input_ids` and `labels`."""

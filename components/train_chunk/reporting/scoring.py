@@ -94,8 +94,9 @@ class Scoring:
         values: dict[str, float] = trainer.evaluate()
         if not trainer.is_world_process_zero():
             return None
+        # JSON has no number that is not finite.
         metrics = {
-            name: _finite(value)
+            name: float(value) if math.isfinite(value) else None
             for name, value in values.items()
             if isinstance(value, int | float) and not name.endswith(TIMED) and name != "epoch"
         }
@@ -143,8 +144,3 @@ class Scoring:
         document = sweeps.Score(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
         self._run.write(document, self._index)
         events.emit(events.Scored(trial=self._trial, chunk=self._index, step=score.step, value=score.value))
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number, None for one that is not finite: JSON has none of those."""
-    return float(value) if math.isfinite(value) else None

@@ -69,9 +69,6 @@ class ChunkTrainer(Upstream):
     """Base of the mixins that stand before one of TRL's trainers.
 
     Attributes:
-        of_each: Parts of the state that differ between ranks.
-        distributes: Whether rows are distributed to ranks by us; else the method's own sampler does that.
-        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over rows.
         recipe: The resolved recipe.
         ranks: This process among those that train together.
         watchdog: Its signs of life.
@@ -80,16 +77,17 @@ class ChunkTrainer(Upstream):
         restored_rng: Digest of the random state right after it was restored.
     """
 
-    of_each: tuple[str, ...] = OF_EACH
-    distributes = True
-    counts_tokens = False
-
     recipe: Recipe
     ranks: Ranks = Ranks()
     watchdog: NullWatchdog = NullWatchdog()
     resumption: Resumption = Resumption()
     places: Callable[[], Iterator[Place]] = staticmethod(_nowhere)
     restored_rng: str | None = None
+
+    @property
+    def of_each(self) -> tuple[str, ...]:
+        """Parts of the state that differ between ranks."""
+        return (*OF_EACH, "method") if self.recipe.training.spec.generates else OF_EACH
 
     def checkpoint_folder(self) -> str:
         """Returns where `Trainer` writes the checkpoint of the step it is at."""

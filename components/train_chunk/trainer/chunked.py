@@ -134,8 +134,8 @@ class Setup:
 
     def with_reference(self) -> Options:
         """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
-        held = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
-        return {"ref_model": self.reference()} if held else {}
+        has_reference = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if has_reference else {}
 
 
 def _without_dropout(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 from baton.components.shared.models import rewards
 from baton.components.shared.recipe import Completions, Generation
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
-from baton.components.train_chunk.trainer.base import OF_EACH, Options, StateDict
+from baton.components.train_chunk.trainer.base import Options, StateDict
 from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 from baton.components.train_chunk.trainer.references import MovingReference, moving
 
@@ -49,9 +49,6 @@ class Completing(Chunked):
     Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
     many as with one process, and TRL gathers the figures of all.
     """
-
-    of_each = (*OF_EACH, "method")
-    distributes = False
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         sampler = super()._get_train_sampler(dataset)

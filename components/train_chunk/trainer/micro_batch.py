@@ -134,7 +134,14 @@ def _survives(trial: Callable[[], None]) -> bool:
 
 def _try(recipe: Recipe, plan: Plan, tokens: Tokens, folders: Mapping[str, str], output_dir: str) -> None:
     """Trains a model that is thrown away, with nothing of the user's that could act outside of it."""
-    recipe = _trial(recipe)
+    training = {"curriculum": None, "group_by_length": False, "early_stopping": None}
+    recipe = recipe.model_copy(
+        update={
+            "training": recipe.training.model_copy(update=training),
+            "hooks": recipe.hooks.model_copy(update={"callbacks": []}),
+            "evaluation": recipe.evaluation.model_copy(update={"every": None}),
+        }
+    )
     setup = building.setup(recipe, plan, tokens, folders, output_dir, evaluates=False)
     size = recipe.micro_batch_size_per_process
     passes = min(2, recipe.gradient_accumulation_steps)  # gradients are there while the second one's activations are
@@ -152,17 +159,6 @@ def _try(recipe: Recipe, plan: Plan, tokens: Tokens, folders: Mapping[str, str],
     }
     setup = dataclasses.replace(setup, arguments={**setup.arguments, **changed}, train=setup.train.select(rows))
     building.build(setup).train()
-
-
-def _trial(recipe: Recipe) -> Recipe:
-    training = {"curriculum": None, "group_by_length": False, "early_stopping": None}
-    return recipe.model_copy(
-        update={
-            "training": recipe.training.model_copy(update=training),
-            "hooks": recipe.hooks.model_copy(update={"callbacks": []}),
-            "evaluation": recipe.evaluation.model_copy(update={"every": None}),
-        }
-    )
 
 
 def _forget() -> None:

@@ -32,7 +32,14 @@ class Grouped(ChunkTrainer):
             optimizer.param_groups[:] = [
                 part for group in optimizer.param_groups for part in _split(group, self.groups, names)
             ]
-            _require_all_fit(self.groups, optimizer)
+            present = {part.get("name") for part in optimizer.param_groups}
+            for group in self.groups:
+                if _name(group) not in present:
+                    raise UserError(
+                        f"training.groups: pattern {group.pattern!r} fits no trained parameter that an earlier group "
+                        "left.",
+                        remedy="Check it against the model's parameter names, and the order of groups.",
+                    )
         if self.compile_optimizer:
             optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
         return optimizer
@@ -50,8 +57,7 @@ class Grouped(ChunkTrainer):
         """Returns the first group's learning rate, and keeps the others' of the same moment for the log."""
         groups = self.optimizer.param_groups
         self._rates = {f"learning_rate/{x['name']}": float(x["lr"]) for x in groups if "name" in x}
-        rate: float = super()._get_learning_rate()
-        return rate
+        return super()._get_learning_rate()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs each group's learning rate beside the first one's."""
@@ -80,13 +86,3 @@ def _split(whole: ParamGroup, groups: tuple[Group, ...], names: dict[int, str]) 
             own["weight_decay"] = group.weight_decay
         result.append({**settings, **own, "params": parameters})
     return [part for part in [{**settings, "params": parts[-1]}, *result] if part["params"]]
-
-
-def _require_all_fit(groups: tuple[Group, ...], optimizer: torch.optim.Optimizer) -> None:
-    present = {part.get("name") for part in optimizer.param_groups}
-    for group in groups:
-        if _name(group) not in present:
-            raise UserError(
-                f"training.groups: pattern {group.pattern!r} fits no trained parameter that an earlier group left.",
-                remedy="Check it against the model's parameter names, and the order of groups.",
-            )

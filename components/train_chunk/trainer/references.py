@@ -22,10 +22,10 @@ class MovingReference(ChunkTrainer):
 
     def method_state(self) -> StateDict:
         """Returns the reference's weights, if they move."""
-        kept = super().method_state()
+        state = super().method_state()
         if self.args.sync_ref_model:
-            kept["reference"] = self.ref_model.state_dict()
-        return kept
+            state["reference"] = self.ref_model.state_dict()
+        return state
 
     def load_method_state(self, saved: StateDict) -> None:
         """Restores them."""

@@ -118,13 +118,14 @@ class Resumable(ChunkTrainer):
         """Returns the batches of this rank: of each step the rows that it has with one process."""
         loader = super().get_train_dataloader()
         world_size, micro = self.args.world_size, self.args.per_device_train_batch_size
-        if world_size > 1 and self.distributes:
+        if world_size == 1:
+            return loader
+        if not self.recipe.training.spec.generates:  # else TRL's own sampler distributes prompts
             batch_size = micro * self.args.gradient_accumulation_steps * world_size
             self._batches = distributed_sampler.distribute(
                 loader, batch_size=batch_size, micro=micro, world_size=world_size
             )
-        if world_size > 1:
-            distributed_sampler.follow_epochs(loader)
+        distributed_sampler.follow_epochs(loader)
         return loader
 
     def get_batch_samples(self, *arguments: object, **options: object) -> object:
@@ -139,7 +140,7 @@ class Resumable(ChunkTrainer):
     ) -> torch.Tensor | None:
         if self._fetches and self._batches:
             step = self.state.global_step % -(-len(self.train_dataset) // self._batches.full)
-            if not self.counts_tokens:
+            if not self.recipe.training.spec.counts_tokens:
                 self._shares = iter(self._batches.shares(step, self.args.process_index))
             elif self._batches.is_filler(step, self.args.process_index):
                 distributed_sampler.blank(batch_samples)

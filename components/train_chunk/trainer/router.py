@@ -119,10 +119,10 @@ class Routed(ChunkTrainer):
         counted = mask.flatten().bool() if mask is not None and mask.dim() == 2 else slice(None)
         parts = []
         for logits in layers:
-            kept = logits.flatten(0, -2).float()[counted]
+            scores = logits.flatten(0, -2).float()[counted]
             parts.append(
-                self.router.balance * balance(kept, self._top_k)
-                + self.router.unevenness * unevenness(kept, self._top_k)
-                + self.router.z * z_loss(kept)
+                self.router.balance * balance(scores, self._top_k)
+                + self.router.unevenness * unevenness(scores, self._top_k)
+                + self.router.z * z_loss(scores)
             )
         self._router_loss = torch.stack(parts).mean()

@@ -54,7 +54,9 @@ def arguments(recipe: Recipe) -> Options:
     """
     zero.require_package(recipe)
     if recipe.resources.gpus == 0:
-        _join_by_gloo()
+        # By gloo alone on CPUs: what DeepSpeed has besides, it compiles when it is first used.
+        os.environ["DS_ACCELERATOR"] = "cpu"  # also on a machine with GPUs
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     stage = recipe.parallel.zero_stage
     settings: Options = {"stage": stage, "reduce_bucket_size": BUCKET}
     if stage == 3:
@@ -161,12 +163,6 @@ class Zero(ChunkTrainer):
             self._save(output_dir)
         else:
             super().save_model(output_dir, _internal_call)
-
-
-def _join_by_gloo() -> None:
-    """Has DeepSpeed communicate by gloo alone on CPUs: what it has besides, it compiles when it is first used."""
-    os.environ["DS_ACCELERATOR"] = "cpu"  # also on a machine with GPUs
-    importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:

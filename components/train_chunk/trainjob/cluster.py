@@ -24,6 +24,8 @@ TIMEOUT = 30.0
 """Seconds for one answer."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """Label of a job's pods; Trainer gives its JobSet the TrainJob's name."""
+NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
+"""How messages begin that tell of a kind that does not exist, and not of an object."""
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 
@@ -155,7 +157,7 @@ class Cluster:
             return call(*arguments, _request_timeout=TIMEOUT, **options)
         except ApiException as error:
             message = _message(error)
-            if error.status == expected and not (expected == 404 and _is_about_a_kind(message)):
+            if error.status == expected and not (expected == 404 and message.startswith(NO_SUCH_KIND)):
                 return None
             raise _refusal(what, error.status, message, self.namespace) from None
         except HTTPError as error:
@@ -167,11 +169,6 @@ def _message(error: ApiException) -> str:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
         return str(error.body or error.reason or "no reason given").strip()
-
-
-def _is_about_a_kind(message: str) -> bool:
-    """Tells a kind that does not exist from an object that does not."""
-    return message.startswith(("404 page not found", "the server could not find the requested resource"))
 
 
 def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError:

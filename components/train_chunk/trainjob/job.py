@@ -76,30 +76,23 @@ class Job:
         Raises:
             BatonError: it failed, does not start, or Kubernetes does not answer.
         """
-        # First: nodes of an earlier attempt hold the devices that this one asks for.
-        self._clear()
-        created = self._patiently(lambda: self._cluster.create(self._document))
-        # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
-        # next attempt, or taken over where it asks for the same.
-        with self._deleted_after():
-            if not created:
-                self._take_over()
-            events.emit(events.TrainJob(name=self.name, state="created" if created else "found", nodes=self.nodes))
-            return self._follow()
-
-    def _clear(self) -> None:
-        """Deletes what earlier attempts left of this chunk, but for a job that is this one and still runs."""
+        # First what earlier attempts left of this chunk, but for a job that is this one and still runs: its nodes hold
+        # the devices that this one asks for.
         for other in self._patiently(lambda: self._cluster.jobs(self._siblings)):
             name = other["metadata"]["name"]
             over = reasons.condition(other, "Complete") or reasons.condition(other, "Failed")
             if name != self.name or over or other["metadata"].get("deletionTimestamp"):
                 logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
                 self._remove(name)
-
-    def _take_over(self) -> None:
-        """Becomes the owner of the job that is there, so that the end of its owner before does not end it."""
-        if owners := self._document["metadata"]["ownerReferences"]:
-            self._patiently(lambda: self._cluster.adopt(self.name, owners))
+        created = self._patiently(lambda: self._cluster.create(self._document))
+        # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
+        # next attempt, or taken over where it asks for the same.
+        with self._deleted_after():
+            # The end of its owner before does not end it then.
+            if not created and (owners := self._document["metadata"]["ownerReferences"]):
+                self._patiently(lambda: self._cluster.adopt(self.name, owners))
+            events.emit(events.TrainJob(name=self.name, state="created" if created else "found", nodes=self.nodes))
+            return self._follow()
 
     def _follow(self) -> bool:
         while True:

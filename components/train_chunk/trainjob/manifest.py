@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from baton.components.shared.recipe import Recipe, Resources
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.base import seconds
 from baton.components.shared.runs.links import KUBEFLOW_RUN, kubeflow_run
 from baton.components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
@@ -82,6 +82,9 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
 def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
     resources = recipe.resources
     scope, _, name = resources.runtime.rpartition("/")
+    asked = {"cpu": resources.cpu, "memory": resources.memory}
+    plain = {name: quantity for name, quantity in asked.items() if quantity}
+    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
     spec: JobSpec = {
         "runtimeRef": {
             "apiGroup": GROUP,
@@ -95,7 +98,9 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
             "env": _environment(recipe),
             "numNodes": resources.nodes,
             "numProcPerNode": recipe.processes,
-            "resourcesPerNode": _per_node(resources),
+            "resourcesPerNode": {
+                kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values
+            },
         },
         "runtimePatches": [
             {
@@ -127,13 +132,6 @@ def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     return environment
 
 
-def _per_node(resources: Resources) -> dict[str, dict[str, str]]:
-    asked = {"cpu": resources.cpu, "memory": resources.memory}
-    plain = {name: quantity for name, quantity in asked.items() if quantity}
-    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
-    return {kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values}
-
-
 def _pod(recipe: Recipe) -> dict[str, object]:
     """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
     resources = recipe.resources
@@ -145,13 +143,14 @@ def _pod(recipe: Recipe) -> dict[str, object]:
     if resources.cache_claim and recipe.store.cache_dir:
         volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": resources.cache_claim}})
         mounts.append({"name": "cache", "mountPath": recipe.store.cache_dir})
+    port = recipe.tracking.prometheus_port
     capacity = {"baton/capacity": resources.capacity} if resources.capacity else {}
     pod_security = {"seccompProfile": {"type": "RuntimeDefault"}}
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {
         "metadata": {
             "labels": resources.pod_labels(recipe.name, NODE_STAGE) | capacity,
-            "annotations": _scraped(recipe.tracking.prometheus_port),
+            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {},
         },
         "spec": {
             "nodeSelector": resources.node_selector,
@@ -163,7 +162,3 @@ def _pod(recipe: Recipe) -> dict[str, object]:
             "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": container_security}],
         },
     }
-
-
-def _scraped(port: int | None) -> dict[str, str]:
-    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {}

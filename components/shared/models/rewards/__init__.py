@@ -49,8 +49,8 @@ def text(completion: Any) -> str:
 
 def _build(function: RewardFunction) -> Judge:
     if function.use not in REWARDS:
-        found = hooks.find(function.use)
-        judge: Any = functools.partial(found, **function.options) if function.options else found
+        reward = hooks.find(function.use)
+        judge: Any = functools.partial(reward, **function.options) if function.options else reward
         return _named(judge, function.use.rpartition(":")[2])
     make = importlib.import_module(f"{__name__}.{function.use}").make
     try:

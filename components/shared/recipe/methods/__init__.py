@@ -71,8 +71,7 @@ class Methods(Section):
     @property
     def settings(self) -> Section | None:
         """The method's own section, None where it has none."""
-        section: Section | None = getattr(self, self.method, None)
-        return section
+        return getattr(self, self.method, None)
 
     @property
     def completions(self) -> Completions | None:

@@ -78,8 +78,6 @@ class Generation(Completions, Referenced):
     """Leave completions that hit the length limit out of the loss."""
 
 
-NEEDS_REWARDS = "a reward"
-"""What a method judged by rewards cannot leave out."""
 OWN_ORDER = "repeats prompts in its own order"
 ROUND = {"step": "_step", "completions": "_buffered_inputs"}
 """What TRL's trainers that write keep between steps: micro-batches so far, and completions still to be trained on."""

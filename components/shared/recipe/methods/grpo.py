@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from baton.components.shared.recipe.methods.completions import NEEDS_REWARDS, OWN_ORDER, ROUND, Generation
+from baton.components.shared.recipe.methods.completions import OWN_ORDER, ROUND, Generation
 from baton.components.shared.recipe.methods.references import Coefficient
 from baton.components.shared.recipe.methods.spec import START_COPY, MethodSpec
 
@@ -29,7 +29,7 @@ class GRPO(Generation):
 SPEC = MethodSpec(
     name="grpo",
     settings=GRPO,
-    requires=NEEDS_REWARDS,
+    requires="a reward",
     example={"rewards": ["numeric"]},
     formats=("prompt",),
     rows="prompts",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from baton.components.shared.recipe.base import Section
-from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE, PREFERENCES, MethodSpec
+from baton.components.shared.recipe.methods import cpo
 
 
 class ORPO(Section):
@@ -19,15 +20,4 @@ class ORPO(Section):
     """Train without the model's own dropout."""
 
 
-SPEC = MethodSpec(
-    name="orpo",
-    settings=ORPO,
-    formats=PREFERENCES,
-    rows="pairs",
-    sequences_per_row=2,
-    needs_all_rows=True,
-    tiles_logits=False,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
-    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
-    forkable=("beta",),
-)
+SPEC = replace(cpo.SPEC, name="orpo", settings=ORPO, forkable=("beta",))

@@ -1,13 +1,7 @@
 """Next-token prediction on plain text."""
 
-from baton.components.shared.recipe.methods.spec import MethodSpec
+from dataclasses import replace
 
-SPEC = MethodSpec(
-    name="pretrain",
-    formats=("text",),
-    rows="sequences",
-    takes_loss=True,
-    strategies=("ddp", "fsdp", "zero2", "zero3"),
-    offloads_activations=True,
-    logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
-)
+from baton.components.shared.recipe.methods import sft
+
+SPEC = replace(sft.SPEC, name="pretrain", formats=("text",))

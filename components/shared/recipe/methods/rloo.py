@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from baton.components.shared.recipe.methods.completions import NEEDS_REWARDS, OWN_ORDER, ROUND, Generation
+from dataclasses import replace
+
+from baton.components.shared.recipe.methods import grpo
+from baton.components.shared.recipe.methods.completions import Generation
 from baton.components.shared.recipe.methods.references import Coefficient
-from baton.components.shared.recipe.methods.spec import START_COPY, MethodSpec
 
 
 class RLOO(Generation):
@@ -16,18 +18,4 @@ class RLOO(Generation):
     """Bring the advantages of a batch to mean 0 and variance 1."""
 
 
-SPEC = MethodSpec(
-    name="rloo",
-    settings=RLOO,
-    requires=NEEDS_REWARDS,
-    example={"rewards": ["numeric"]},
-    formats=("prompt",),
-    rows="prompts",
-    micro_batch_decides_loss=True,
-    own_order=OWN_ORDER,
-    needs_all_rows=True,
-    second_model=START_COPY,
-    buffers=ROUND,
-    figures=("reward",),
-    logged={"reward": "reward", "completions/mean_length": "completion length", "kl": "KL", "entropy": "entropy"},
-)
+SPEC = replace(grpo.SPEC, name="rloo", settings=RLOO)

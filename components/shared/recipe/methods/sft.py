@@ -7,6 +7,7 @@ SPEC = MethodSpec(
     formats=("text", "prompt-completion", "instruction", "messages", "sharegpt"),
     rows="sequences",
     takes_loss=True,
+    counts_tokens=True,
     strategies=("ddp", "fsdp", "zero2", "zero3"),
     offloads_activations=True,
     logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},

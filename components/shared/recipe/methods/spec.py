@@ -48,12 +48,13 @@ class MethodSpec:
         sequences_per_row: Sequences that a row is in a forward pass.
         scores: Whether the model scores texts, with one label, instead of writing them.
         takes_loss: Whether `hooks.loss` can replace its loss.
+        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over rows.
         micro_batch_decides_loss: Whether the loss depends on the rows that share a forward pass.
         own_order: How it orders rows itself, in words; None where the recipe decides.
         needs_all_rows: Whether its trainer goes over all training rows in every chunk.
         strategies: Strategies of `training.parallel` it was compared with.
         offloads_activations: Whether its trainer honours `training.activation_offloading`.
-        tiles_logits: Whether its trainer computes logits in tiles.
+        tiles_logits: Whether its trainer multiplies by the head's weights itself, in tiles.
         second_model: The model held beside the trained one, if there is one.
         buffers: Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
         figures: What is measured on held-out rows.
@@ -70,6 +71,7 @@ class MethodSpec:
     sequences_per_row: int = 1
     scores: bool = False
     takes_loss: bool = False
+    counts_tokens: bool = False
     micro_batch_decides_loss: bool = False
     own_order: str | None = None
     needs_all_rows: bool = False
@@ -81,6 +83,11 @@ class MethodSpec:
     figures: tuple[str, ...] = ("loss", "perplexity")
     logged: Mapping[str, str] = field(default_factory=dict)
     forkable: tuple[str, ...] = ()
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes what it learns from: of several ranks each holds its own share of a round."""
+        return self.rows == "prompts"
 
     @property
     def is_judged_by_rewards(self) -> bool:

@@ -76,6 +76,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**TAUGHT, "training.parallel": "zero3", "resources.gpus": 2},
         "training.parallel.strategy: distillation was not tried with zero3; use ddp or fsdp",
     ),
+    "a teacher of an adapter on the head": (
+        {**TAUGHT, "adapter.target_modules": ["q_proj", "lm_head"]},
+        "adapter: distillation computes with lm_head's own weights and would not train an adapter on it; leave lm_head "
+        "out of its targets, or train it in full: modules_to_save: [lm_head]",
+    ),
+    "an adapter on all that is a head": (
+        {"adapter.target_modules": ".*(q_proj|lm_head)"},
+        "adapter: sft computes with lm_head's own weights",
+    ),
+    "a pattern that is none": (
+        {"adapter.target_modules": "(q_proj"},
+        "adapter.target_modules: is '(q_proj', which is no regular expression: missing ), unterminated subpattern",
+    ),
+    "an adapter on the head's weights": (
+        {**GRPO, "adapter.target_parameters": ["lm_head.weight"]},
+        "adapter: grpo computes with lm_head's own weights",
+    ),
     "rloo without a reward": (
         {"training.method": "rloo"},
         "training: rloo needs a reward; give rloo: {rewards: [numeric]}",
@@ -269,6 +286,16 @@ ALLOWED: dict[str, dict[str, Any]] = {
             "teacher": {"base": "org/large", "revision": "abc", "dtype": "bfloat16"},
             "beta": 0.5,
         },
+    },
+    "a head beside a teacher": {
+        **TAUGHT,
+        "adapter": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]},
+    },
+    "all layers and a teacher": {**TAUGHT, "adapter.target_modules": "all-linear"},
+    "no adapter on the head": {"adapter": {"target_modules": ".*", "exclude_modules": ["lm_head"]}},
+    "an adapter on the head where logits are whole": {
+        "training.method": "orpo",
+        "adapter.target_modules": ["lm_head"],
     },
     "a nucleus on the CPU": {**GRPO, "training.grpo.top_p": 0.9},
     "a nucleus whatever it sums to": {
