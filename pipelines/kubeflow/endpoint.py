@@ -23,7 +23,7 @@ import urllib3
 from kfp_server_api import ApiException, Configuration, rest  # type: ignore[import-untyped, unused-ignore]
 
 from baton.components.shared.core.errors import BatonError, UserError
-from baton.pipelines.kubeflow.api import Workflow
+from baton.pipelines.kubeflow.api import PostedSpec, Run, Workflow
 
 ENDPOINT_REMEDY = (
     "Give the address under which /apis/v2beta1/healthz answers: http://localhost:8888 behind "
@@ -95,6 +95,7 @@ class Client(kfp.Client):  # type: ignore[misc]
 
     def get_kfp_healthz(self, sleep_duration: int = 5) -> object:
         """Installs the transport and asks once. The constructor calls this, once its API exists."""
+        self._versions: dict[str, PostedSpec] = {}
         api_client = self._healthz_api.api_client
         if not isinstance(api_client.rest_client, _Transport):
             api_client.rest_client = _Transport(api_client.configuration)
@@ -103,6 +104,23 @@ class Client(kfp.Client):  # type: ignore[misc]
     def retry_run(self, run_id: str) -> None:
         """Starts the failed stages of a run again."""
         self._run_api.run_service_retry_run(run_id)
+
+    def specification(self, run: Run) -> PostedSpec:
+        """Returns the compiled pipeline of a run, also of one that refers to a version that was uploaded.
+
+        Empty where that version is not to be had.
+        """
+        reference = run.pipeline_version_reference
+        if run.pipeline_spec or not reference:
+            return run.pipeline_spec or {}
+        key = reference.pipeline_version_id
+        if key not in self._versions:
+            try:
+                version: PostedSpec | None = self.get_pipeline_version(reference.pipeline_id, key).pipeline_spec
+            except BatonError:
+                version = None
+            self._versions[key] = version or {}
+        return self._versions[key]
 
     def workflow(self, run_id: str) -> Workflow:
         """Returns the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.

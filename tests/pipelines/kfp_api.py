@@ -223,7 +223,7 @@ class KfpApi:
             run["state"] = run["_states"].pop(0)
         return shown
 
-    def task_states(self, run_id: str) -> dict[str, str]:
+    def task_states(self, run_id: str) -> dict[tuple[str, ...], str]:
         """Return the state of each task of a run as it is now."""
         run = self.runs[run_id]
         spec = run["pipeline_spec"].get("pipeline_spec", run["pipeline_spec"])
