@@ -66,7 +66,7 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
     # this stage.
     run.write(part, index)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
-    events.emit("verified", step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest)
+    events.emit(events.Verified(step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest))
     return part
 
 

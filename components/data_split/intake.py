@@ -75,7 +75,7 @@ class Intake:
         layouts.require_one_shape([(supply.source.uri, supply.layout) for supply in self.supplies])
         for supply in self.supplies:
             layout = supply.layout
-            events.emit("source", uri=supply.source.uri, format=layout.format, columns=layout.columns)
+            events.emit(events.Source(uri=supply.source.uri, format=layout.format, columns=layout.columns))
 
     @property
     def used(self) -> int:

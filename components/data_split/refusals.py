@@ -32,7 +32,7 @@ def check(recipe: Recipe, run: Run, intake: Intake, refused: Refused) -> None:
     first, total, uri = refused.first, intake.used + refused.count, run.storage.uri(path)
     example = f"the first is {_place(first)}: {first.reason}"
     kept = f"They are kept with their reasons in {uri}."
-    events.emit("rejected", count=refused.count, of=total, first=example, uri=uri)
+    events.emit(events.Rejected(count=refused.count, of=total, first=example, uri=uri))
     if refused.count > recipe.data.max_rejected * total:
         raise UserError(
             f"{refused.count} of {total} rows are unusable, above data.max_rejected "

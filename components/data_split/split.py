@@ -44,7 +44,7 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> d
     run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
     run.put(SplitCounts.NAME, counts)
     run.record("data-split", {"seconds": time.time() - started})
-    events.emit("split", **{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")})
+    events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
     return {"run_uri": run.uri, **counts, "page": page}
 
 

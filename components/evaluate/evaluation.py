@@ -54,7 +54,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
         evaluation = _document(evaluation_set, judged, evaluation_set.compare(judged))
     evaluation |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
-        events.emit("evaluated", when=when, **evaluation[when])
+        events.emit(events.Evaluated(when, evaluation[when]))
     # In the store before it is sent on: a tracking server may be out of reach.
     run.put(Evaluation.NAME, evaluation)
     logged = {f"final_{when}_{name}": value for when in judged for name, value in evaluation[when].items()}

@@ -93,7 +93,7 @@ class EvaluationSet:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
             findings = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
         if self.harness:
-            events.emit("evaluating", when=when, doing="tasks", done=0, of=1)
+            events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
             figures, plain = self.harness.run(model, tokenizer, batch_size)
             findings.figures |= figures
             findings.plain |= plain
@@ -161,6 +161,6 @@ def telling(when: str, doing: str) -> measures.Progress:
         nonlocal told
         if time.monotonic() - told > TELL_EVERY:
             told = time.monotonic()
-            events.emit("evaluating", when=when, doing=doing, done=done, of=of)
+            events.emit(events.Evaluating(when=when, doing=doing, done=done, of=of))
 
     return progress

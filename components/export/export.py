@@ -56,7 +56,7 @@ def export_run(run_uri: str) -> dict[str, Any]:
     }
     run.put(ExportedModel.NAME, exported)
     run.record("export", {"seconds": time.time() - started})
-    events.emit("exported", uri=main.uri, bytes=main.manifest.bytes)
+    events.emit(events.Exported(uri=main.uri, bytes=main.manifest.bytes))
     return exported
 
 
@@ -92,7 +92,7 @@ def _export(source: ExportSource, export_format: str, main: Export | None) -> Ex
         # After the check: what has a manifest was loaded and compared with the trained model.
         manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
         shutil.rmtree(target)
-        events.emit("handed_out", format=export_format, bytes=manifest.bytes, checked=finding["words"])
+        events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding["words"]))
     folder = f"{source.scratch}/fetched-{export_format}"
     return Export(
         uri=run.storage.uri(manifest.path(prefix)),
@@ -117,7 +117,7 @@ def _standing(run: Run, prefix: str) -> Manifest | None:
         return None
     if problems := bundles.verify(run.storage, prefix, manifest):
         bundles.mark_damaged(run.storage, prefix, manifest)
-        events.emit("skipped_export", uri=run.storage.uri(prefix), reason="; ".join(problems))
+        events.emit(events.SkippedExport(uri=run.storage.uri(prefix), reason="; ".join(problems)))
         return None
     return manifest
 

@@ -41,7 +41,7 @@ def judge_run(run_uri: str) -> Verdict:
     run.write(evaluation.model_copy(update={"gate": verdict}))
     tracking.tag(run, {"baton.verdict": verdict.words})
     run.record("gate", {"seconds": time.time() - started})
-    events.emit("judged", passed=verdict.passed, failed=verdict.failed)
+    events.emit(events.Judged(passed=verdict.passed, failed=verdict.failed))
     return verdict
 
 

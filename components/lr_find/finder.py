@@ -69,7 +69,7 @@ class Ramp(TrainerCallback):
             return
         self.rates.append(rate_at(self.spec, state.global_step - 1))
         self.losses.append(float(logs["loss"]))
-        events.emit("step", step=state.global_step, of=self.spec.steps, loss=self.losses[-1])
+        events.emit(events.Step(step=state.global_step, of=self.spec.steps, loss=self.losses[-1]))
         smoothed = smooth(self.losses, self.spec.smoothing)
         if not math.isfinite(smoothed[-1]) or smoothed[-1] > DIVERGED * min(smoothed):
             control.should_training_stop = True
@@ -94,7 +94,7 @@ def find(run_uri: str) -> Finding:
         test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
         run.write_once(test)
         run.record("lr-find", {"seconds": time.time() - started})
-    events.emit("lr_found", learning_rate=test.learning_rate)
+    events.emit(events.LrFound(learning_rate=test.learning_rate))
     return Finding(test.learning_rate, page(run.name, test, spec))
 
 
@@ -178,5 +178,5 @@ def _train(context: TrainContext, ramp: Ramp, scratch: str) -> None:
     }
     trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
     trainer.add_callback(ramp)
-    events.emit("phase", phase=Phase.TRAIN, rows=context.plan.rows)
+    events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
     trainer.train()

@@ -204,5 +204,5 @@ def write_report(run_uri: str) -> dict[str, str]:
         tracking.finish(run, path)
     uri = run.storage.uri(run.path("report.html"))
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
-    events.emit("report", uri=uri)
+    events.emit(events.Report(uri=uri))
     return {"report_uri": uri, "html": html}

@@ -11,7 +11,7 @@ from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import accepted
 from baton.components.shared.runs.accepted import Accepted
 from baton.components.shared.runs.documents.outcome import RetrainNote
-from baton.components.shared.runs.run import Run
+from baton.components.shared.runs.run import Run, now
 from baton.components.shared.runs.turns import Holder, Turns
 from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
@@ -65,8 +65,8 @@ def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
         else:
             result = Decision("busy", f"another retraining of {recipe.name} is under way")
     if result.decision != "train":
-        outcome.keep(storage, recipe.name, owner, result.decision, result.words)
-    events.emit("looked", decision=result.decision, words=result.words, run=result.run)
+        outcome.keep(storage, recipe.name, owner, events.Retraining(result.decision, result.words, now()))
+    events.emit(events.Looked(decision=result.decision, words=result.words, run=result.run))
     return result
 
 
@@ -77,24 +77,24 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
         What there is to do, and what the run is to know of it.
     """
     in_use = accepted.newest(storage, recipe.name)
-    now = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
+    digests = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
     before = in_use.model
-    changed = [name for name in now if before is None or getattr(before, name) != now[name]]
+    changed = [name for name in digests if before is None or getattr(before, name) != digests[name]]
     if before and not changed:
         return Decision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
     continues = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     # Named by what it is made of: one that broke off is found again without anybody remembering its name.
-    run = f"{recipe.name}-{digest_of(now, start, [part.chunks.count for part in parts])[:12]}"
+    run = f"{recipe.name}-{digest_of(digests, start, [part.chunks.count for part in parts])[:12]}"
     # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
-    verdict = digest_of(now, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
+    verdict = digest_of(digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):
         return Decision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
     if continues:
         recipe = _continued(recipe, in_use)
     learnt = recipe.retrain.learnt if continues else []
-    note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **now)
+    note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **digests)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
     source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
@@ -125,4 +125,4 @@ def _continued(recipe: Recipe, in_use: Accepted) -> Recipe:
 
 
 def _tell_waiting(holder: Holder) -> None:
-    events.emit("queued", behind=holder["owner"], since=holder["at"])
+    events.emit(events.Queued(behind=holder["owner"], since=holder["at"]))

@@ -1,6 +1,6 @@
 """Outcomes of retrainings, kept in the store for the process that started them.
 
-models/<name>/outcomes/<owner>.json     of each retraining: see `STATES`
+models/<name>/outcomes/<owner>.json     of each retraining: `Retraining`
 models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
 """
 
@@ -10,6 +10,7 @@ import json
 
 from baton.components.shared.core import events
 from baton.components.shared.core.document import Document
+from baton.components.shared.core.events import Retraining
 from baton.components.shared.runs.run import now
 from baton.components.shared.store.storage import Storage
 
@@ -21,26 +22,10 @@ class Rejection(Document):
     at: str
 
 
-STATES = ("unchanged", "busy", "promoted", "rejected", "failed")
-"""Nothing to do; another one is under way and this one is dropped; accepted; refused by the gate; broken off."""
-
-
-def keep(storage: Storage, name: str, owner: str, state: str, words: str, **more: object) -> None:
-    """Keeps what a retraining came to, and emits it as an event.
-
-    Args:
-        storage: The store.
-        name: The recipe's.
-        owner: The retraining.
-        state: One of `STATES`.
-        words: Why, for people.
-        more: Where to look: `run`, `run_uri`, `model_uri`, `report_uri`, the `summary` of the evaluation and the
-            lines of the `gate`.
-    """
-    assert state in STATES, state
-    document = {"state": state, "words": words, "at": now(), **more}
-    storage.write(_path(name, owner), json.dumps(document, indent=1).encode())
-    events.emit("retraining", **document)
+def keep(storage: Storage, name: str, owner: str, outcome: Retraining) -> None:
+    """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
+    storage.write(_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
+    events.emit(outcome)
 
 
 def is_kept(storage: Storage, name: str, owner: str) -> bool:

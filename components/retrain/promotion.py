@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.components.retrain import outcome
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.events import Retraining
 from baton.components.shared.runs import accepted
 from baton.components.shared.runs.documents.data import SplitData
 from baton.components.shared.runs.documents.outcome import (
@@ -35,23 +38,25 @@ def promote_or_keep(store: str, run_name: str) -> str:
     run = Run(Storage(store), run_name)
     about, evaluation = run.need(RetrainNote), run.need(Evaluation)
     gate = evaluation.gate or Verdict(passed=True)
-    known: dict[str, object] = {
-        "run": run.name,
-        "run_uri": run.uri,
-        "report_uri": run.storage.uri(run.path("report.html")),
-        "summary": evaluation.summary,
-        "gate": [{"words": line.words, "held": line.held} for line in gate.lines],
-    }
+    came_to = Retraining(
+        state="rejected",
+        words="; ".join(gate.failed),
+        at=now(),
+        run=run.name,
+        run_uri=run.uri,
+        report_uri=run.storage.uri(run.path("report.html")),
+        summary=evaluation.summary,
+        gate=[{"words": line.words, "held": line.held} for line in gate.lines],
+    )
     if not gate.passed:
-        words = "; ".join(gate.failed)
         outcome.reject(run.storage, about.model, about.verdict, run.name)
-        outcome.keep(run.storage, about.model, about.owner, "rejected", words, **known)
+        outcome.keep(run.storage, about.model, about.owner, came_to)
         return "rejected"
     model = _accepted(run, about, evaluation.summary)
     promoted = accepted.add(run.storage, about.model, about.number, model)
     words = f"model {promoted.number} of {about.model}"
-    known |= {"model_uri": promoted.model_uri}
-    outcome.keep(run.storage, about.model, about.owner, "promoted", words, **known)
+    came_to = replace(came_to, state="promoted", words=words, at=now(), model_uri=promoted.model_uri)
+    outcome.keep(run.storage, about.model, about.owner, came_to)
     return "promoted"
 
 
@@ -59,7 +64,7 @@ def release(model: str, store: str, owner: str, error: str | None) -> None:
     """Ends the turn of a retraining, however it went; where that is not known yet, it has failed."""
     storage = Storage(store)
     if not outcome.is_kept(storage, model, owner):
-        outcome.keep(storage, model, owner, "failed", error or "It ended without saying why.")
+        outcome.keep(storage, model, owner, Retraining("failed", error or "It ended without saying why.", now()))
     Turns(storage, model, owner).end()
 
 

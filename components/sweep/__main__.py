@@ -27,7 +27,7 @@ if __name__ == "__main__":
             from baton.components.sweep.judge import judge
 
             verdict = judge(Sweep.open(given.sweep_uri), given.rung)
-            events.emit("verdict", kept=verdict.kept, winner=verdict.winner)
+            events.emit(events.Verdict(kept=verdict.kept, winner=verdict.winner))
     elif given.stage == "page":
         with events.stage(f"page of rung {given.rung}"):
             from baton.components.sweep.judge import publish
@@ -37,10 +37,10 @@ if __name__ == "__main__":
         with events.stage(f"enter bracket {given.bracket}"):
             from baton.components.sweep.begin import enter
 
-            events.emit("entered", runs=enter(Sweep.open(given.sweep_uri), given.bracket))
+            events.emit(events.Entered(runs=enter(Sweep.open(given.sweep_uri), given.bracket)))
     else:
         with events.stage(f"begin bracket {given.bracket}"):
             from baton.components.sweep.begin import begin
 
             recipe = given.recipe.read_text(encoding="utf-8")
-            events.emit("prepares", preparations=begin(recipe, given.name, given.store, given.bracket)[1])
+            events.emit(events.Prepares(preparations=begin(recipe, given.name, given.store, given.bracket)[1]))

@@ -50,7 +50,7 @@ def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep,
                 "run": run,
                 "source": source,
             }
-    events.emit("swept", bracket=bracket, trials=planned[bracket - 1].trials, data=len(preparations))
+    events.emit(events.Swept(bracket=bracket, trials=planned[bracket - 1].trials, data=len(preparations)))
     return sweep, list(preparations.values())
 
 

@@ -99,7 +99,9 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
         tracking.start(run, run.recipe())  # a fork has joined, which no bracket has begun
     winner = _winner(sweep, document.mode, rungs, trials, wishes)
-    events.emit("rung", rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
+    events.emit(
+        events.Rung(rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
+    )
     return Verdict(
         kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",

@@ -144,4 +144,4 @@ def judge(recipe: Recipe, lengths: dict[str, Any]) -> None:
             f"data.quality.truncation: {text}; more than {quality.truncated_share:.1%} may not be.",
             remedy="Raise data.max_length, set data.quality.truncation to fix to leave them out, or to warn.",
         )
-    events.emit("truncation", text=text, over=over, rows=rows, longest=lengths["longest"], fixed=fixed)
+    events.emit(events.Truncation(text=text, over=over, rows=rows, longest=lengths["longest"], fixed=fixed))

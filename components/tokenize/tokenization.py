@@ -70,7 +70,8 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     plan = make_plan(recipe, facts["train"])
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
-    events.emit("tokens", reused=reused, steps=plan.num_steps, targets=list(plan.targets), **facts)
+    told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
+    events.emit(events.Tokens.read(told))  # another Baton may have written the facts
     return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **facts}
 
 
@@ -134,11 +135,11 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
         wanted = [segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)]
         missing = [segment for segment in wanted if segment.name not in done]
         if missing != wanted:
-            events.emit("resumed", parts=len(wanted) - len(missing), of=len(wanted))
+            events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
         work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch)
         for segment, made in workers.each(missing, work, recipe.data.workers):
             done[segment.name] = parts.add(made)
-            events.emit("tokenized", part=segment.name, done=len(done) - 1, of=len(wanted))
+            events.emit(events.Tokenized(part=segment.name, done=len(done) - 1, of=len(wanted)))
         return _commit(parts, {name: done[name] for name in (TOKENIZER, *(x.name for x in wanted))}, recipe, scratch)
 
 

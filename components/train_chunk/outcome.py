@@ -63,13 +63,13 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
     if scoring and scoring.is_stopped():
         newest = context.store.newest()
         step = newest.step if newest else 0
-        events.emit("stopped", chunk=context.index, step=step)
+        events.emit(events.Stopped(chunk=context.index, step=step))
         record(context, Ending.PARTIAL, step, step)
         return Outcome.at(Ending.STOPPED, context.store, newest)
     committed = usable_at_target(context.store, context.target)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
-    events.emit("already_done", chunk=context.index, step=committed.step)
+    events.emit(events.AlreadyDone(chunk=context.index, step=committed.step))
     record(context, Ending.ALREADY_DONE, committed.step, committed.step)
     return Outcome.at(Ending.ALREADY_DONE, context.store, committed)
 
@@ -115,7 +115,7 @@ def _ending(context: TrainContext, manager: CheckpointManager) -> Ending:
     index, target, reached = context.index, context.target, manager.lineage.reached
     if manager.finished:
         logger.info("evaluation has stopped improving at step %d: the run ends here", reached)
-        events.emit("finished", chunk=index, step=reached)
+        events.emit(events.Finished(chunk=index, step=reached))
         return Ending.FINISHED
     if manager.overtaken:
         return Ending.ALREADY_DONE
@@ -124,5 +124,5 @@ def _ending(context: TrainContext, manager: CheckpointManager) -> Ending:
     if manager.notice is None:
         raise BatonError(f"chunk {index} ended before its target, step {target}.")
     logger.warning("%s: step %d of %d is saved, the next chunk resumes from it", manager.notice, reached, target)
-    events.emit("partial", chunk=index, step=reached, of=target, notice=manager.notice)
+    events.emit(events.Partial(chunk=index, step=reached, of=target, notice=manager.notice))
     return Ending.PARTIAL

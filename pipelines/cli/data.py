@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.pages import quality_checks, quality_page
 from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
@@ -108,8 +109,8 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Row
         BatonError: the rows could not be looked at.
     """
 
-    def heard(event: processes.Event) -> None:
-        if event["event"] not in ("rejected", "quality"):  # they name files that are gone in a moment
+    def heard(event: events.Event) -> None:
+        if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
             display.heard(event)
 
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:

@@ -9,13 +9,12 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from baton.pipelines.local.processes import Event
+from baton.components.shared.core import events
+from baton.components.shared.core.events import Event
+from baton.pipelines.local.processes import MadeAnew
 
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
-
-WARNINGS = ("skipped", "skipped_export", "made_anew", "consistent", "rejected", "truncation")
-"""Events that a person should not miss."""
 
 console = Console(file=sys.stderr, highlight=False)
 
@@ -52,16 +51,15 @@ class Display:
 
     def heard(self, event: Event) -> None:
         """Shows one event."""
-        kind = event["event"]
-        if kind == "stage":
-            self._started(event["stage"]) if event["state"] == "started" else self._done()
+        if isinstance(event, events.Stage):
+            self._started(event.stage) if event.state == "started" else self._done()
         elif note := _note(event):
             self._note = note
             if self._stage is not None:
-                done = {"completed": event["step"], "total": event["of"]} if kind == "step" else {}
-                self._progress.update(self._stage, note=note, **done)
-        if kind in WARNINGS or (kind == "quality" and event["state"] != "ok"):
-            console.print(f"[yellow]{_warning(event)}[/]")
+                completed, total = (event.step, event.of) if isinstance(event, events.Step) else (None, None)
+                self._progress.update(self._stage, note=note, completed=completed, total=total)
+        if warning := _warning(event):
+            console.print(f"[yellow]{warning}[/]")
 
     def _started(self, name: str) -> None:
         self._name, self._since, self._note = name, time.monotonic(), ""
@@ -80,64 +78,67 @@ class Display:
 
 
 def _note(event: Event) -> str:
-    match event["event"]:
-        case "split":
-            return f"{event['train']:,} rows to train on, {event['eval']:,} held out, {event['rejected']:,} rejected"
-        case "tokens":
-            reused = ", written before" if event["reused"] else ""
-            return f"{event['tokens']:,} tokens in {event['train']:,} sequences{reused}; {event['steps']:,} steps"
-        case "source":
-            return f"{event['uri']} holds rows of {event['format']}"
-        case "tokenized":
-            return f"part {event['done']:,} of {event['of']:,}"
-        case "resumed":
-            return f"{event['parts']:,} of {event['of']:,} parts are there already"
-        case "slice":
-            return f"{event['files']:,} of {event['of']:,} files, {event['bytes'] / 1e6:.1f} MB"
-        case "step":
-            return f"step {event['step']}/{event['of']}, loss {event['loss']:.3f}"
-        case "checkpoint":
-            return f"step {event['step']} committed, digest {event['digest'][:12]}"
-        case "already_done":
-            return f"step {event['step']} is committed already"
-        case "verified":
-            return f"step {event['step']} verified, {event['bytes'] / 1e6:.1f} MB"
-        case "evaluating":
-            return f"{event['when']} training: {event['doing']}, {event['done']:,} of {event['of']:,}"
-        case "evaluated":
-            known = [f"{name} {event[name]:,.4g}" for name in EVALUATED if name in event]
-            return f"{', '.join(known)} {event['when']} training"
-        case "lr_found":
-            return f"learning rate {event['learning_rate']:.2g} found"
-        case "micro_batch":
-            return f"{event['size']} rows per forward pass, {event['accumulation']} passes per step"
-        case "finished":
-            return f"evaluation has stopped improving, the run ends at step {event['step']}"
-        case "judged":
-            return "accepted" if event["passed"] else f"rejected: {'; '.join(event['failed'])}"
-        case "handed_out":
-            return f"{event['format']}: {event['checked']}"
-        case "exported":
-            return f"{event['bytes'] / 1e6:.1f} MB"
-        case "phase" if event["phase"] in ("import", "build", "restore"):
-            return str(event["phase"])
+    match event:
+        case events.Split():
+            return f"{event.train:,} rows to train on, {event.eval:,} held out, {event.rejected:,} rejected"
+        case events.Tokens():
+            reused = ", written before" if event.reused else ""
+            return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}; {event.steps:,} steps"
+        case events.Source():
+            return f"{event.uri} holds rows of {event.format}"
+        case events.Tokenized():
+            return f"part {event.done:,} of {event.of:,}"
+        case events.Resumed():
+            return f"{event.parts:,} of {event.of:,} parts are there already"
+        case events.Slice():
+            return f"{event.files:,} of {event.of:,} files, {event.bytes / 1e6:.1f} MB"
+        case events.Step():
+            return f"step {event.step}/{event.of}, loss {event.loss:.3f}"
+        case events.Checkpoint():
+            return f"step {event.step} committed, digest {event.digest[:12]}"
+        case events.AlreadyDone():
+            return f"step {event.step} is committed already"
+        case events.Verified():
+            return f"step {event.step} verified, {event.bytes / 1e6:.1f} MB"
+        case events.Evaluating():
+            return f"{event.when} training: {event.doing}, {event.done:,} of {event.of:,}"
+        case events.Evaluated():
+            known = [f"{name} {event.figures[name]:,.4g}" for name in EVALUATED if name in event.figures]
+            return f"{', '.join(known)} {event.when} training"
+        case events.LrFound():
+            return f"learning rate {event.learning_rate:.2g} found"
+        case events.MicroBatch():
+            return f"{event.size} rows per forward pass, {event.accumulation} passes per step"
+        case events.Finished():
+            return f"evaluation has stopped improving, the run ends at step {event.step}"
+        case events.Judged():
+            return "accepted" if event.passed else f"rejected: {'; '.join(event.failed)}"
+        case events.HandedOut():
+            return f"{event.format}: {event.checked}"
+        case events.Exported():
+            return f"{event.bytes / 1e6:.1f} MB"
+        case events.Phase() if event.phase in ("import", "build", "restore"):
+            return event.phase
         case _:
             return ""
 
 
 def _warning(event: Event) -> str:
-    match event["event"]:
-        case "skipped":
-            return f"The checkpoint of step {event['step']} is not used: {event['reason']}"
-        case "skipped_export":
-            return f"{event['uri']} is not used and made anew: {event['reason']}"
-        case "made_anew":
-            return f"{event['stage']} found damage, and the run goes back once to make it anew: {event['message']}"
-        case "truncation":
-            return f"{event['text'][:1].upper()}{event['text'][1:]}."
-        case "quality":
-            return f"{event['sentence']} See {event['page']}"
-        case "consistent":
-            return f"This machine differs from the checkpoint's, bits may differ: {'; '.join(event['changed'])}"
+    """Returns what a person should not miss."""
+    match event:
+        case events.Skipped():
+            return f"The checkpoint of step {event.step} is not used: {event.reason}"
+        case events.SkippedExport():
+            return f"{event.uri} is not used and made anew: {event.reason}"
+        case MadeAnew():
+            return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
+        case events.Truncation():
+            return f"{event.text[:1].upper()}{event.text[1:]}."
+        case events.Quality() if event.state != "ok":
+            return f"{event.sentence} See {event.page}"
+        case events.Consistent():
+            return f"This machine differs from the checkpoint's, bits may differ: {'; '.join(event.changed)}"
+        case events.Rejected():
+            return f"{event.count} of {event.of} rows are unusable and kept in {event.uri}; {event.first}"
         case _:
-            return f"{event['count']} of {event['of']} rows are unusable and kept in {event['uri']}; {event['first']}"
+            return ""

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.events import Retraining
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.display import Display, console
@@ -28,7 +30,6 @@ from baton.pipelines.cli.options import (
 )
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
-from baton.pipelines.local.processes import Event
 
 SAID = {
     "unchanged": "nothing to do",
@@ -38,9 +39,6 @@ SAID = {
     "failed": "failed, the model in use stays",
 }
 """State of a retraining → in words."""
-
-LINKS = {"run": "run_uri", "model": "model_uri", "report": "report_uri"}
-"""What is told of → its key."""
 
 
 def retrain(
@@ -63,8 +61,9 @@ def retrain(
         loaded = prepare.localise(portable, recipe)
         prepare.check_store(loaded)
         outcome = _run(loaded, runner)
-        print_json(outcome) if output is Output.json else typer.echo(_in_words(loaded.name, outcome))
-        if outcome["state"] == "rejected":
+        document = {name: value for name, value in outcome.fields().items() if name != "at"}
+        print_json(document) if output is Output.json else typer.echo(_in_words(loaded.name, outcome))
+        if outcome.state == "rejected":
             raise typer.Exit(REJECTED)
 
 
@@ -84,51 +83,48 @@ def outcome(
         storage = Storage(loaded.store.uri)
         path = f"models/{loaded.name}/outcomes/{run_id}.json"
         try:
-            outcome = json.loads(storage.read(path))
+            document = json.loads(storage.read(path))
         except FileNotFoundError:
             raise UserError(
                 f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
                 remedy="Check the id and the store, and that the run has ended.",
             ) from None
-        print_json(outcome) if output is Output.json else typer.echo(markdown(loaded.name, outcome))
-        if outcome["state"] in ("rejected", "failed"):
-            raise typer.Exit(REJECTED if outcome["state"] == "rejected" else 1)
+        outcome = Retraining.read(document)
+        print_json(document) if output is Output.json else typer.echo(markdown(loaded.name, outcome))
+        if outcome.state in ("rejected", "failed"):
+            raise typer.Exit(REJECTED if outcome.state == "rejected" else 1)
 
 
-def markdown(name: str, outcome: Event) -> str:
-    """Returns what a retraining came to, for a comment.
-
-    Args:
-        name: The recipe's.
-        outcome: As `baton.components.retrain.outcome` keeps it.
-    """
-    lines = [f"### Retraining of {name}: {SAID[outcome['state']]}", "", outcome["words"]]
-    if outcome.get("summary"):
-        lines += ["", outcome["summary"]]
-    if outcome.get("gate"):
+def markdown(name: str, outcome: Retraining) -> str:
+    """Returns what a retraining, by its recipe's name, came to, for a comment."""
+    lines = [f"### Retraining of {name}: {SAID[outcome.state]}", "", outcome.words]
+    if outcome.summary:
+        lines += ["", outcome.summary]
+    if outcome.gate:
         lines += ["", "| gate | held |", "|---|---|"]
         lines += [
             f"| {line['words'].replace('|', chr(92) + '|')} | {'yes' if line['held'] else '**no**'} |"
-            for line in outcome["gate"]
+            for line in outcome.gate
         ]
-    lines += ["", *(f"- {what}: `{outcome[key]}`" for what, key in LINKS.items() if outcome.get(key))]
+    lines += ["", *(f"- {what}: `{uri}`" for what, uri in _links(outcome))]
     return "\n".join(lines).rstrip()
 
 
-def _run(recipe: Recipe, runner: Runner) -> Event:
+def _run(recipe: Recipe, runner: Runner) -> Retraining:
     """Runs the compiled pipeline on this machine and returns what it came to."""
     from baton.components.shared.runs import turns
     from baton.pipelines.local import engine
 
-    kept: Event = {}
+    outcomes: list[Retraining] = []
 
-    def heard(event: Event) -> None:
-        if event["event"] == "retraining":
-            kept.update(event)
-        if event["event"] == "looked" and event["decision"] == "train":
-            console.print(f"run [bold]{event['run']}[/]: {event['words']}")
-        if event["event"] == "queued":
-            console.print(f"[yellow]waits for the retraining under way since {event['since']}[/]")
+    def heard(event: events.Event) -> None:
+        match event:
+            case Retraining():
+                outcomes.append(event)
+            case events.Looked(decision="train"):
+                console.print(f"run [bold]{event.run}[/]: {event.words}")
+            case events.Queued():
+                console.print(f"[yellow]waits for the retraining under way since {event.since}[/]")
         display.heard(event)
 
     os.environ[turns.PROCESS] = turns.this_process()
@@ -141,10 +137,14 @@ def _run(recipe: Recipe, runner: Runner) -> Event:
             on_event=heard,
             containers=runner is Runner.docker,
         )
-    return {name: value for name, value in kept.items() if name not in ("event", "at")}
+    return outcomes[-1]
 
 
-def _in_words(name: str, outcome: Event) -> str:
-    lines = [f"{name}: {SAID[outcome['state']]} ({outcome['words']})"]
-    lines += [f"{what + ':':8}{outcome[key]}" for what, key in LINKS.items() if outcome.get(key)]
-    return "\n".join(lines)
+def _in_words(name: str, outcome: Retraining) -> str:
+    lines = [f"{name}: {SAID[outcome.state]} ({outcome.words})"]
+    return "\n".join(lines + [f"{what + ':':8}{uri}" for what, uri in _links(outcome)])
+
+
+def _links(outcome: Retraining) -> list[tuple[str, str]]:
+    links = (("run", outcome.run_uri), ("model", outcome.model_uri), ("report", outcome.report_uri))
+    return [(what, uri) for what, uri in links if uri]

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import typer
 from rich.table import Table
 
+from baton.components.shared.core import events
+from baton.components.shared.core.events import Event
 from baton.components.shared.runs.documents.sweeps import Winner
 from baton.components.shared.store import bundles
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.configurations import words
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.cli.display import console
-from baton.pipelines.local.processes import Event
+from baton.pipelines.local.processes import TrialFailed
 from baton.pipelines.local.results import Row
 
 
@@ -21,16 +23,17 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
     """Returns what hears the events of a sweep: the scores and rungs as lines, all else by `show`."""
 
     def hear(event: Event) -> None:
-        if event["event"] == "scored":
-            value = "not a number" if event["value"] is None else f"{event['value']:.6g}"
-            console.print(f"{event['trial']} after chunk {event['chunk']} (step {event['step']}): {value}")
-        elif event["event"] == "rung":
-            names = ", ".join(event["kept"])
-            console.print(f"[bold]rung {event['rung']} of {event['of']}[/]: {names} stay, {event['stopped']} stopped")
-        elif event["event"] == "trial_failed":
-            console.print(f"[yellow]{event['trial']} chunk {event['chunk']} failed: {event['message']}[/]")
-        else:
-            show(event)
+        match event:
+            case events.Scored():
+                value = "not a number" if event.value is None else f"{event.value:.6g}"
+                console.print(f"{event.trial} after chunk {event.chunk} (step {event.step}): {value}")
+            case events.Rung():
+                names = ", ".join(event.kept)
+                console.print(f"[bold]rung {event.rung} of {event.of}[/]: {names} stay, {event.stopped} stopped")
+            case TrialFailed():
+                console.print(f"[yellow]{event.trial} chunk {event.chunk} failed: {event.message}[/]")
+            case _:
+                show(event)
 
     return hear
 

@@ -126,8 +126,8 @@ class Containers:
             code = container.wait()
             if code == KILLED and container.out_of_memory():
                 message = f"it was killed when its memory reached {needs.memory / 2**30:.3g} GiB (resources.memory)."
-                error = {"event": "error", "stage": stage.replace("_", " "), "message": message, "exit_code": 1}
-                print(events.MARK + json.dumps(error))
+                error = events.Error(stage.replace("_", " "), message, exit_code=1)
+                print(events.MARK + json.dumps({"event": error.kind, **error.fields()}))
             return code
         finally:
             container.remove()

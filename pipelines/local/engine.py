@@ -14,12 +14,13 @@ from typing import TextIO
 from baton.components.shared.checkpoints import zero
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Error, Event
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.local import warm
-from baton.pipelines.local.processes import Event
+from baton.pipelines.local.processes import MadeAnew, error_of
 
 
 def require_one_machine(recipe: Recipe) -> None:
@@ -96,10 +97,10 @@ def run(
 
     from baton.pipelines.local import docker_runner
 
-    failures: list[Event] = []
+    failures: list[Error] = []
 
     def heard(event: Event) -> None:
-        if event["event"] == "error":
+        if isinstance(event, Error):
             failures.append(event)
         on_event(event)
 
@@ -114,20 +115,18 @@ def run(
             try:
                 pipeline(**arguments)
             except RuntimeError as error:
-                if not (failures and failures[-1].get("marked")):
+                if not (failures and failures[-1].marked):
                     raise _failure(failures, error, log_path) from None
-                on_event({**failures.pop(), "event": "made_anew"})
+                on_event(MadeAnew(failures[-1].stage, failures.pop().message))
                 try:  # what is whole is found done, and what was marked is made again
                     pipeline(**arguments)
                 except RuntimeError as second:
                     raise _failure(failures, second, log_path) from None
 
 
-def _failure(failures: list[Event], error: RuntimeError, log_path: str) -> BatonError:
+def _failure(failures: list[Error], error: RuntimeError, log_path: str) -> BatonError:
     if failures:
-        last = failures[-1]
-        kind = UserError if last["exit_code"] == UserError.exit_code else BatonError
-        return kind(f"{last['stage']}: {last['message']}")
+        return error_of(failures[-1])
     return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
 
 

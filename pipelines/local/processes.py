@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Error, Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -26,8 +27,20 @@ TOKENIZE = "baton.components.tokenize"
 TRAIN_CHUNK = "baton.components.train_chunk"
 CHECKPOINT = "baton.components.checkpoint"
 
-Event = dict[str, Any]
-"""What a stage tells: `event` is its kind, `at` its time."""
+
+class MadeAnew(Event):
+    """A stage of this machine's found damage, and the run goes back once to make it again."""
+
+    stage: str
+    message: str
+
+
+class TrialFailed(Event):
+    """A chunk of a trial on this machine failed for good."""
+
+    trial: str
+    chunk: int
+    message: str
 
 
 class Process(Protocol):
@@ -122,15 +135,15 @@ def run(module: str, arguments: Sequence[str], on_event: Callable[[Event], None]
     require_success(module, arguments, process, follow(process, on_event))
 
 
-def follow(process: Process, on_event: Callable[[Event], None]) -> Event | None:
+def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
     """Hands on what a process tells until it ends, and returns the error that it told, if it did.
 
     Whatever interrupts this ends the process too: its own process group gets no Ctrl-C.
     """
-    failure = None
+    failure: Error | None = None
     try:
         for event in process.events():
-            failure = event if event["event"] == "error" else failure
+            failure = event if isinstance(event, Error) else failure
             on_event(event)
     except BaseException:
         process.kill()
@@ -146,7 +159,7 @@ def clear_staging(pid: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def require_success(module: str, arguments: Sequence[str], process: Process, failure: Event | None) -> None:
+def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
     """Waits for a process.
 
     Raises:
@@ -156,9 +169,14 @@ def require_success(module: str, arguments: Sequence[str], process: Process, fai
     if code == 0:
         return
     if failure:
-        kind = UserError if failure["exit_code"] == UserError.exit_code else BatonError
-        raise kind(f"{failure['stage']}: {failure['message']}")
+        raise error_of(failure)
     raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+
+
+def error_of(failure: Error) -> BatonError:
+    """Returns the error that a stage told, to be raised here."""
+    kind = UserError if failure.exit_code == UserError.exit_code else BatonError
+    return kind(f"{failure.stage}: {failure.message}")
 
 
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = Fresh) -> Run:

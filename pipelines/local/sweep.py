@@ -11,11 +11,15 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Event
 from baton.components.shared.core.standby import Held
+from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.sweeps import Failure, TrialNote
 from baton.components.shared.runs.documents.training import ProofPart
@@ -24,7 +28,7 @@ from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.rungs import Rung, brackets
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.local import processes, warm, winner
-from baton.pipelines.local.processes import Event, Process
+from baton.pipelines.local.processes import Process, TrialFailed
 
 SWEEP = "baton.components.sweep"
 BESIDE = 2
@@ -35,6 +39,7 @@ TRIES = 2
 
 Turn = tuple[Run, int]
 """A trial's run and a chunk of it."""
+Answer = TypeVar("Answer", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,9 @@ class LocalSweep:
                 survivors = self._begun(bracket.number)
                 for rung in bracket.rungs:
                     self._train(rung, survivors)
-                    verdict = self._stage("verdict", "judge", self.sweep.uri, str(rung.number))
+                    verdict = self._stage(events.Verdict, "judge", self.sweep.uri, str(rung.number))
                     self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
-                    survivors, best = verdict["kept"], verdict["winner"]
+                    survivors, best = verdict.kept, verdict.winner
             self._finish_beside()
         finally:
             if self._standby:
@@ -105,13 +110,12 @@ class LocalSweep:
             file.write(recipe_file.dumps(self.recipe))
             file.flush()
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
-            begun = self._stage("prepares", "begin", *arguments)
-        for preparation in begun["preparations"]:
+            begun = self._stage(events.Prepares, "begin", *arguments)
+        for preparation in begun.preparations:
             if not winner.is_prepared(Run(self.sweep.storage, preparation["run"])):
                 prepared = recipe_file.loads(preparation["recipe"])
                 processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
-        runs: list[str] = self._stage("entered", "enter", self.sweep.uri, str(bracket))["runs"]
-        return runs
+        return self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
 
     def _train(self, rung: Rung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
@@ -143,7 +147,7 @@ class LocalSweep:
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
                     run.write(Failure(chunk=index, message=error.message, at=now()))
-                    self._on_event({"event": "trial_failed", "trial": trial, "chunk": index, "message": error.message})
+                    self._on_event(TrialFailed(trial, index, error.message))
                     return False
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
@@ -203,18 +207,20 @@ class LocalSweep:
         """Returns what hears the events of a trial's chunk, which get its name in front, and that it trains."""
 
         def heard(event: Event) -> None:
-            if event["event"] == "phase" and event["phase"] == "train":
+            if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
                 on_training()
-            self._on_event({**event, "stage": f"{trial}: {event['stage']}"} if "stage" in event else event)
+            if isinstance(event, events.Stage | events.Error):
+                event = replace(event, stage=f"{trial}: {event.stage}")
+            self._on_event(event)
 
         return heard
 
-    def _stage(self, answer: str, *arguments: str) -> Event:
+    def _stage(self, answer: type[Answer], *arguments: str) -> Answer:
         """Runs a stage of the sweep itself and returns the event that it answers with."""
-        answers: list[Event] = []
+        answers: list[Answer] = []
 
         def heard(event: Event) -> None:
-            answers.extend([event] if event["event"] == answer else [])
+            answers.extend([event] if isinstance(event, answer) else [])
             self._on_event(event)
 
         processes.run(SWEEP, arguments, heard, self._launch)

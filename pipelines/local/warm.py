@@ -137,7 +137,7 @@ class Forked:
         if rest:
             yield rest.decode(errors="replace")
 
-    def events(self) -> Iterator[processes.Event]:
+    def events(self) -> Iterator[events.Event]:
         """Yields what it tells, until it ends."""
         for line in self.lines():
             if event := events.parse(line):

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 
+from baton.components.shared.core.events import Event
 from baton.components.shared.models import loading
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.plan import Plan
@@ -13,7 +14,6 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.pipelines.compiling.package import compile_checked
 from baton.pipelines.local import engine
-from baton.pipelines.local.processes import Event
 from baton.pipelines.sweep import winners
 
 

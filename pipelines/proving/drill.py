@@ -10,11 +10,14 @@ from random import Random
 from typing import TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.events import Event
+from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import processes, results
-from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Event, Fresh, Launcher
+from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher
 from baton.pipelines.proving import prove
 from baton.pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
 
@@ -222,7 +225,7 @@ class Drill:
         return False
 
     def _follow(self, event: Event) -> None:
-        if event["event"] == "phase" and event["phase"] == "train":
+        if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at
             self._waiting = []

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from baton.pipelines.local.processes import Event
+from baton.components.shared.core import events
+from baton.components.shared.core.events import Event
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three happen beside training."""
@@ -53,16 +54,15 @@ class Tracker:
 
     def heard(self, event: Event) -> str | None:
         """Takes note of an event and returns the phase that begins with it, if one does."""
-        if isinstance(event.get("step"), int):
-            self.step = max(self.step, event["step"])
-        match event["event"]:
-            case "phase":
-                return self._phase(event["phase"], event.get("step"))
-            case "step" if self.since("first-step"):
+        self.step = max(self.step, getattr(event, "step", None) or 0)
+        match event:
+            case events.Phase(phase, step):
+                return self._phase(phase, step)
+            case events.Step() if self.since("first-step"):
                 return self._enter("main", "training")
-            case "checkpoint" | "superseded":
+            case events.Checkpoint() | events.Superseded():
                 return self._enter("beside", "")
-            case "verified" | "already_done":
+            case events.Verified() | events.AlreadyDone():
                 self._enter("main", "end")
                 return self._enter("beside", "")
         return None

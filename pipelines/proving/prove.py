@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import processes, warm
@@ -79,7 +80,7 @@ def prove(
     *,
     name: str,
     leave_out: Sequence[str] = (),
-    on_event: Callable[[processes.Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> Proof:
     """Runs a recipe once per count of chunks and compares losses and digests with the first.
 
@@ -121,7 +122,7 @@ def _variant(
     count: int,
     name: str,
     leave_out: Sequence[str],
-    on_event: Callable[[processes.Event], None],
+    on_event: Callable[[Event], None],
 ) -> Outcome:
     document = recipe.model_dump(mode="json")
     document["chunks"]["count"] = count

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.components.shared.core import events
 from tests.bench.process import Event, watch
 from tests.bench.server import Server
 from tests.bench.sizes import Size
@@ -126,6 +127,11 @@ class Bench:
             found[name] = self.transfer(operation, folder, f"{self.server.uri}/{prefix}")
             self.server.clear(prefix)
         return found
+
+
+def parse_event(line: str) -> Event | None:
+    """Returns what a stage of Baton's tells in a line, with its time."""
+    return json.loads(line.removeprefix(events.MARK)) if line.startswith(events.MARK) else None
 
 
 def parse_mark(line: str) -> Event | None:

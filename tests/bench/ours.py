@@ -10,10 +10,9 @@ from typing import Any
 
 from baton.components.data_split import stdlib_docs
 from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import events
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run
-from tests.bench.bench import Bench
+from tests.bench.bench import Bench, parse_event
 from tests.bench.process import Event, Trace, watch
 from tests.bench.sizes import Size
 
@@ -67,7 +66,7 @@ class Ours:
         folder = self.bench.fresh_folder("stage")
         command = ["-m", "tests.bench.chunk", folder, record, run.uri, str(index)]
         try:
-            return watch(command, events.parse, folder=folder, environment=ENVIRONMENT, until=until, after=after)
+            return watch(command, parse_event, folder=folder, environment=ENVIRONMENT, until=until, after=after)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -103,9 +102,9 @@ class Ours:
         path = f"{self.bench.work}/{name}.json"
         with open(path, "w", encoding="utf-8") as file:
             file.write(recipe_file.dumps(recipe))
-        watch(["-m", "baton.components.data_split", path, name], events.parse, environment=ENVIRONMENT)
+        watch(["-m", "baton.components.data_split", path, name], parse_event, environment=ENVIRONMENT)
         run = Run.open(f"{self.bench.server.uri}/runs/{name}")
-        watch(["-m", "baton.components.tokenize", run.uri], events.parse, environment=ENVIRONMENT)
+        watch(["-m", "baton.components.tokenize", run.uri], parse_event, environment=ENVIRONMENT)
         return run
 
     def rows(self) -> str:

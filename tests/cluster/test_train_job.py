@@ -191,7 +191,8 @@ def test_a_job_that_completes_leaves_nothing(
 
 
 def test_a_node_that_fails_says_why(controller: Controller, as_stage: Cluster, core: Any) -> None:
-    said = "print('::baton ' + json.dumps({'event': 'error', 'message': 'no such bucket.', 'exit_code': 2}))"
+    fields = {"event": "error", "stage": "train chunk 1", "message": "no such bucket.", "exit_code": 2}
+    said = f"print('::baton ' + json.dumps({fields}))"
     program = f"import json, os, sys, time\nif os.environ['PET_NODE_RANK'] == '1':\n {said}\n sys.exit(2)\n{FOREVER}"
     with pytest.raises(UserError, match=r"^no such bucket.$"):
         _job(as_stage, _document(program)).run()

@@ -11,11 +11,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import kfp.local
 import pytest
 
+from baton.components.shared.core import events
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.compiling import prepare
@@ -47,9 +47,9 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     def submit() -> tuple[set[str], str]:
         ran: list[str] = []
 
-        def heard(event: dict[str, Any]) -> None:
-            if event["event"] == "stage" and event["state"] == "started":
-                ran.append(event["stage"])
+        def heard(event: events.Event) -> None:
+            if isinstance(event, events.Stage) and event.state == "started":
+                ran.append(event.stage)
 
         engine.run(package, {"run_name": "mine"}, on_event=heard, log_path=str(tmp_path / "log"))
         found = results.result(Run(Storage(str(store)), "mine"))

@@ -8,11 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import legs
 
 from baton.components.shared.core import events
+
+Awaited = TypeVar("Awaited", bound=events.Event)
+
+
+class Paused(events.Event, kind="paused"):
+    """The process stops itself."""
 
 
 def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -> None:
@@ -44,10 +50,10 @@ def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tu
 
     told = events.emit
 
-    def emit(kind: str, **fields: Any) -> None:
-        told(kind, **fields)
-        if kind == "phase" and (fields.get("phase"), fields.get("step")) == (phase, step):
-            told("paused", phase=phase)
+    def emit(event: events.Event) -> None:
+        told(event)
+        if isinstance(event, events.Phase) and (event.phase, event.step) == (phase, step):
+            told(Paused())
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # another thread would stop this one too late
 
     events.emit = emit
@@ -103,7 +109,7 @@ class Background:
         self.process.start()
         os.close(writer)
         self.lines: list[str] = []
-        self.events: list[dict[str, Any]] = []
+        self.events: list[events.Event] = []
         self._changed = threading.Condition()
         self._reading = threading.Thread(target=self._read, args=(reader,), daemon=True)
         self._reading.start()
@@ -119,11 +125,12 @@ class Background:
         """All it has printed that is no event."""
         return "".join(self.lines)
 
-    def wait_for(self, kind: str, timeout: float = 60, **fields: Any) -> dict[str, Any]:
+    def wait_for(self, kind: type[Awaited], timeout: float = 60, **fields: object) -> Awaited:
         """Returns the first event of a kind that has these values, once it is there."""
 
-        def found() -> dict[str, Any] | None:
-            return next((e for e in self.events if e["event"] == kind and fields.items() <= e.items()), None)
+        def found() -> Awaited | None:
+            ours = (event for event in self.events if isinstance(event, kind))
+            return next((event for event in ours if fields.items() <= vars(event).items()), None)
 
         with self._changed:
             self._changed.wait_for(lambda: found() or not self._reading.is_alive(), timeout)

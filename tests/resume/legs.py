@@ -146,9 +146,9 @@ def _kill_at(moment: str) -> None:
         Storage.upload = _dying(Storage.upload, int(value))
     told = events.emit
 
-    def emit(event: str, **fields: Any) -> None:
-        told(event, **fields)
-        if event == kind and value in (str(fields.get("phase")), str(fields.get("step"))):
+    def emit(event: events.Event) -> None:
+        told(event)
+        if event.kind == kind and value in (str(getattr(event, "phase", None)), str(getattr(event, "step", None))):
             os.kill(os.getpid(), signal.SIGKILL)
 
     events.emit = emit

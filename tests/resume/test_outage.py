@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 
@@ -37,13 +38,13 @@ def test_training_goes_on_while_the_store_is_away(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store), "outage")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.3, 0.5)
-    chunk.wait_for("checkpoint")
+    chunk.wait_for(events.Checkpoint)
     with faulty_s3.proxy.outage():
-        away = chunk.wait_for("store_unavailable")
-        chunk.wait_for("step", step=6)
+        away = chunk.wait_for(events.StoreUnavailable)
+        chunk.wait_for(events.Step, step=6)
         assert chunk.process.is_alive()
     assert chunk.wait() == 0, chunk.printed
-    assert away["step"] < run.plan().targets[0]
+    assert away.step < run.plan().targets[0]
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
     _require_undisturbed(run, undisturbed, legs)
 
@@ -54,10 +55,10 @@ def test_the_bound_on_unsaved_work_ends_a_chunk_with_one_message(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store, max_unsaved="2s"), "long-outage")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.5, 0.5)
-    chunk.wait_for("checkpoint")
+    chunk.wait_for(events.Checkpoint)
     with faulty_s3.proxy.outage():
         assert chunk.wait() == 2
-    message = chunk.wait_for("error")["message"]
+    message = chunk.wait_for(events.Error).message
     assert "cannot be reached" in message
     assert "chunks.max_unsaved is 2 s" in message
     assert "Traceback" not in chunk.printed
@@ -73,10 +74,10 @@ def test_rights_taken_away_end_a_chunk_at_once(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store), "no-rights")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.2, 5.0)
-    chunk.wait_for("checkpoint")
+    chunk.wait_for(events.Checkpoint)
     faulty_s3.proxy.status(403, methods="PUT")
     assert chunk.wait(30) == 2
-    assert "access denied" in chunk.wait_for("error")["message"]
+    assert "access denied" in chunk.wait_for(events.Error).message
 
 
 @pytest.mark.s3

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 
@@ -42,20 +43,20 @@ def test_a_notice_saves_within_a_second_and_spare_slots_finish(
     run = legs.prepare(recipe, f"preempted-{how.lower()}")
     seconds_per_step = {"SIGTERM": 0.15, "file": 0.5}[how]  # a file is looked at once a second
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, seconds_per_step)
-    chunk.wait_for("step", step=2)
+    chunk.wait_for(events.Step, step=2)
     began = time.monotonic()
     chunk.signal(signal.SIGTERM) if how == "SIGTERM" else notice.touch()
-    saved = chunk.wait_for("checkpoint")
+    saved = chunk.wait_for(events.Checkpoint)
     seconds = time.monotonic() - began
     assert chunk.wait() == 0, chunk.printed
     notice.unlink(missing_ok=True)
-    partial = chunk.wait_for("partial")
-    assert partial["step"] == saved["step"] < run.plan().targets[0]
+    partial = chunk.wait_for(events.Partial)
+    assert partial.step == saved.step < run.plan().targets[0]
     # The signal's own path has a second in all.
     assert seconds < (1.0 if how == "SIGTERM" else 2.5)
     _to_the_end(run, legs, 2)
     assert _outcomes(run) == [
-        (1, "partial", saved["step"]),
+        (1, "partial", saved.step),
         (2, "done", run.plan().num_steps),
         (3, "already_done", run.plan().num_steps),
     ]
@@ -68,7 +69,7 @@ def test_the_last_slot_taken_away_leaves_the_run_unfinished_and_says_how_to_go_o
 ) -> None:
     run = legs.prepare(legs.changed(recipes["lora"], chunks__count=1), "out-of-slots")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.15)
-    chunk.wait_for("step", step=2)
+    chunk.wait_for(events.Step, step=2)
     chunk.signal(signal.SIGTERM)
     assert chunk.wait() == 0
     assert legs.leg(legs.verify_chunk, run.uri, 1)[0] == 0
@@ -84,7 +85,7 @@ def test_a_machine_taken_away_before_the_first_step_costs_nothing(
 ) -> None:
     run = legs.prepare(legs.changed(recipes["lora"], chunks__count=2), "taken-at-once")
     chunk = aside.Background(legs.chunk, run.uri, 1)
-    chunk.wait_for("phase", phase="import")
+    chunk.wait_for(events.Phase, phase="import")
     chunk.signal(signal.SIGTERM)
     assert chunk.wait() == 0, chunk.printed
     assert _outcomes(run) in ([(1, "partial", 0)], [(1, "partial", 1)])

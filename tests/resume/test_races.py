@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core.events import Checkpoint as Checkpointed
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 
@@ -55,7 +56,7 @@ def test_two_processes_at_one_chunk_commit_each_step_once(
 ) -> None:
     both = [aside.Background(aside.slow_chunk, racing.uri, 1, 0.05) for _ in range(2)]
     assert [chunk.wait() for chunk in both] == [0, 0], [chunk.printed for chunk in both]
-    said = [{e["step"]: e["digest"] for e in chunk.events if e["event"] == "checkpoint"} for chunk in both]
+    said = [{e.step: e.digest for e in chunk.events if isinstance(e, Checkpointed)} for chunk in both]
     shared = said[0].keys() & said[1].keys()
     assert all(said[0][step] == said[1][step] for step in shared)
     manifests = [name for name in racing.storage.find(racing.path("checkpoints")) if "/manifest" in name]
@@ -70,7 +71,7 @@ def test_a_process_that_sleeps_through_its_successors_life_changes_nothing(
     phase: str, step: int, racing: Run, undisturbed: dict[str, Run], legs: Any, aside: Any
 ) -> None:
     sleeper = aside.Background(aside.pausing_chunk, racing.uri, 1, phase, step)
-    sleeper.wait_for("paused")
+    sleeper.wait_for(aside.Paused)
     _finish(racing, legs, 1)
     before = _committed(racing)
     sleeper.signal(signal.SIGCONT)
@@ -88,7 +89,7 @@ def test_a_process_with_other_bits_stops_and_harms_nothing(
     run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), "race-other-bits")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     sleeper = aside.Background(aside.pausing_chunk, run.uri, 2, "commit", 8, ("rng",))
-    sleeper.wait_for("paused")
+    sleeper.wait_for(aside.Paused)
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
     sleeper.signal(signal.SIGCONT)
     assert sleeper.wait() == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.reporting.sinks import prometheus
@@ -40,7 +41,7 @@ def test_a_chunk_tells_how_it_is_doing(
     )
     run = legs.prepare(recipe, "asked")
     first = aside.Background(aside.slow_chunk, run.uri, 1, 0.2)
-    first.wait_for("checkpoint", step=6)
+    first.wait_for(events.Checkpoint, step=6)
     found = _scrape(port)
     assert first.wait() == 0, first.printed
     names = {name for name, _ in (*prometheus.LOGGED.values(), *prometheus.LIVE.values(), prometheus.PHASE)}

@@ -43,7 +43,7 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
     page = quality_page.write(run)
     quality = quality_checks.collect(run)
     events.emit(
-        "quality", state=quality["state"], sentence=quality["sentence"], page=run.uri + f"/{quality_checks.PAGE}"
+        events.Quality(state=quality["state"], sentence=quality["sentence"], page=run.uri + f"/{quality_checks.PAGE}")
     )
     require(summary, where)
     return page

@@ -109,7 +109,7 @@ def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in
     """Takes away what `removals` lists, and returns it."""
     taken = removals(store, keep, targets=targets, in_use=in_use)
     for removal in taken:
-        events.emit("phase", phase="prune", step=removal.step)
+        events.emit(events.Phase(phase="prune", step=removal.step))
         _beside_others(partial(_take, store, removal))
     return taken
 

@@ -193,7 +193,7 @@ class CheckpointCallback(TrainerCallback):
     ) -> None:
         """Emits the loss as an event."""
         if "loss" in logs:
-            events.emit("step", step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"])
+            events.emit(events.Step(step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"]))
 
     def _places(self) -> Iterator[Place]:
         return self._manager.places(state.num_bytes(self._trainer))
@@ -241,7 +241,7 @@ class CheckpointCallback(TrainerCallback):
                 self.checked[part] = "match"
         step = self._trainer.state.global_step
         wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
-        events.emit("restored", step=step, wrong=wrong)
+        events.emit(events.Restored(step=step, wrong=wrong))
         if wrong:
             raise ExactnessError(
                 f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "

@@ -128,7 +128,7 @@ class Committer:
             self._commit(snapshot)
         except Superseded:
             logger.info("the checkpoint of step %d makes way for a newer one", snapshot.step)
-            events.emit("superseded", step=snapshot.step)
+            events.emit(events.Superseded(step=snapshot.step))
         # Training hears of it at the end of its step, see `raise_failure`: a thread's own error would be lost.
         except BaseException as error:
             if not snapshot.superseded.is_set():  # what fails after that says nothing of the newer one
@@ -139,14 +139,14 @@ class Committer:
     def _commit(self, snapshot: Snapshot) -> None:
         writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
         began = time.monotonic()
-        events.emit("phase", phase=Phase.UPLOAD, step=snapshot.step)
+        events.emit(events.Phase(phase=Phase.UPLOAD, step=snapshot.step))
 
         def send() -> tuple[Checkpoint, bool, float]:
             snapshot.check()
             writer.send(snapshot.folder)  # what is in the store already is not sent again
             uploaded = time.monotonic()
             snapshot.check()
-            events.emit("phase", phase=Phase.COMMIT, step=snapshot.step)
+            events.emit(events.Phase(phase=Phase.COMMIT, step=snapshot.step))
             # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
             return *self._store.commit(snapshot.step, writer, snapshot.meta()), uploaded
 
@@ -154,7 +154,7 @@ class Committer:
             snapshot.check()
             self._is_failing = True
             unsaved = time.monotonic() - self._saved_at
-            events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
+            events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
             logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
         # Counted from the last commit: snapshots that take each other's place share one bound.
@@ -172,7 +172,7 @@ class Committer:
     def _lost_patience(self, error: UnavailableError, snapshot: Snapshot) -> BatonError:
         snapshot.check()
         unsaved = time.monotonic() - self._saved_at
-        events.emit("store_unavailable", step=snapshot.step, unsaved=unsaved, reason=error.message)
+        events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
         return StoreError(
             f"{error.message} No checkpoint could be saved for {unsaved:.0f} s, chunks.max_unsaved is "
             f"{self._max_unsaved:.0f} s; the chunk stops.",

@@ -43,7 +43,7 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
             remedy="Run on the same kind of machine and image, or set chunks.exactness to consistent.",
         )
     logger.warning("this machine differs from the checkpoint's, so bits may differ: %s", "; ".join(changed))
-    events.emit("consistent", changed=changed)
+    events.emit(events.Consistent(changed=changed))
     return "consistent"
 
 

@@ -174,7 +174,7 @@ class CheckpointManager(CollectiveCheckpointManager):
             self.lineage.parent = checkpoint
         self._saved_at = time.monotonic()
         uri = self._context.store.uri(checkpoint)
-        events.emit("checkpoint", step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds)
+        events.emit(events.Checkpoint(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds))
         # Before the staged folder goes: the files are linked, or copied from memory, and the next pod here need not
         # fetch them.
         if ours and self._cache and not self._context.run.storage.is_local:

@@ -158,4 +158,4 @@ class Restorer:
 
 def _report_skipped(step: int, error: DamagedError) -> None:
     logger.warning("checkpoint of step %d is not used: %s", step, error)
-    events.emit("skipped", step=step, reason=str(error))
+    events.emit(events.Skipped(step=step, reason=str(error)))

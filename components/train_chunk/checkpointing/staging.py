@@ -85,7 +85,7 @@ class Staging:
         else:
             text = f"{MEMORY} has no room for {size}: it is staged in {place}"
         logger.warning(text)
-        events.emit("staging", place=place or "store", reason=text)
+        events.emit(events.Staging(place=place or "store", reason=text))
 
 
 def _clear_up() -> None:

@@ -64,7 +64,7 @@ class Tokens:
         place = self._folder or f"{self._place(num_bytes)}/tokens"
         self._folder = bundles.fetch(self._run.storage, prefix, manifest, place, self._cache, names)
         if self._blocks is not None:
-            events.emit("slice", files=len(self._present), of=len(self._files), bytes=num_bytes)
+            events.emit(events.Slice(files=len(self._present), of=len(self._files), bytes=num_bytes))
         return self._folder
 
     def adopt(self, folder: str) -> None:

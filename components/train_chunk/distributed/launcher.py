@@ -199,6 +199,6 @@ def note_failure(message: str) -> None:
     except Exception:
         traceback.print_exc()
     if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads what is written
-        events.emit("error", stage="train chunk", message=message, exit_code=BatonError.exit_code)
+        events.emit(events.Error(stage="train chunk", message=message, exit_code=BatonError.exit_code))
         logger.error("%s", message)
     os._exit(BatonError.exit_code)

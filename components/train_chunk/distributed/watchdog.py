@@ -211,7 +211,7 @@ class Watchdog(NullWatchdog):
                     "rank %d is slow: %.2f s of its own work in step %d, half of all ranks take %.2f s or less",
                     *(rank, own, self._step, median),
                 )
-                events.emit("straggler", rank=rank, step=self._step, seconds=own, median=median)
+                events.emit(events.Straggler(rank=rank, step=self._step, seconds=own, median=median))
             (self._slow.add if slow else self._slow.discard)(rank)
 
     def _tell(self) -> None:

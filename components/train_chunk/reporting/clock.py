@@ -20,12 +20,12 @@ class Clock:
         self._phase = Phase.START
         self.seconds: dict[Phase, float] = {}
 
-    def enter(self, phase: Phase, **fields: object) -> None:
+    def enter(self, phase: Phase, **fields: int) -> None:
         """Ends the phase that runs and starts another; seconds of a phase entered again add up."""
         now = time.time()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
-        events.emit("phase", phase=phase.value, **fields)
+        events.emit(events.Phase(phase=phase.value, **fields))
 
     def restart(self) -> None:
         """Begins anew: what came before was done beside another process's work."""

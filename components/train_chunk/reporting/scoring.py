@@ -142,7 +142,7 @@ class Scoring:
         """Writes the score of the chunk, whose checkpoint is committed."""
         document = sweeps.Score(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
         self._run.write(document, self._index)
-        events.emit("scored", trial=self._trial, chunk=self._index, step=score.step, value=score.value)
+        events.emit(events.Scored(trial=self._trial, chunk=self._index, step=score.step, value=score.value))
 
 
 def _finite(value: float) -> float | None:

@@ -76,7 +76,7 @@ def resolve(context: TrainContext, tokens: Tokens, folders: Mapping[str, str], o
     context = context.resolved_again()
     rows, passes = context.recipe.micro_batch_size_per_process, context.recipe.gradient_accumulation_steps
     logger.info("%d rows per forward pass, %d passes per step, by %s", rows, passes, by)
-    events.emit("micro_batch", size=rows, accumulation=passes, found_by=by)
+    events.emit(events.MicroBatch(size=rows, accumulation=passes, found_by=by))
     return context
 
 

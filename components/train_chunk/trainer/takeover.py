@@ -85,4 +85,4 @@ class Takeover:
             group["lr"] = rate
         # What `get_last_lr` returns, and `Trainer` logs, until the schedule's next step.
         scheduler._last_lr = rates
-        events.emit("forked", step=trainer.state.global_step, changed=sorted(self.changed))
+        events.emit(events.Forked(step=trainer.state.global_step, changed=sorted(self.changed)))

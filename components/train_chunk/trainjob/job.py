@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
@@ -15,7 +15,6 @@ from baton.components.train_chunk.trainjob import reasons
 from baton.components.train_chunk.trainjob.cluster import AwayError, Cluster
 from baton.components.train_chunk.trainjob.objects import Pod, TrainJob
 from baton.components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
-from baton.components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -85,7 +84,7 @@ class Job:
         with self._deleted_after():
             if not created:
                 self._take_over()
-            events.emit("train_job", name=self.name, state="created" if created else "found", nodes=self.nodes)
+            events.emit(events.TrainJob(name=self.name, state="created" if created else "found", nodes=self.nodes))
             return self._follow()
 
     def _clear(self) -> None:
@@ -177,8 +176,8 @@ class Job:
         first = reasons.first_failed(pods)
         if first and reasons.index(first):
             lines = self._patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
-            errors = [event for line in lines if (event := events.parse(line)) and event["event"] == "error"]
-            error, tail = cast(ErrorEvent, errors[0]) if errors else error, lines[-LAST_LINES:]
+            errors = (event for line in lines if isinstance(event := events.parse(line), events.Error))
+            error, tail = next(errors, error), lines[-LAST_LINES:]
         return reasons.failure(job, pods, error, tail)
 
     def _hear_out(self) -> None:

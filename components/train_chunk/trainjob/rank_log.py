@@ -6,11 +6,9 @@ import logging
 import sys
 import threading
 from collections import deque
-from typing import cast
 
 from baton.components.shared.core import events
 from baton.components.train_chunk.trainjob.cluster import Cluster
-from baton.components.train_chunk.trainjob.reasons import ErrorEvent
 
 logger = logging.getLogger("baton")
 
@@ -36,7 +34,7 @@ class RankLog:
     def __init__(self, cluster: Cluster, pod: str, after: str = "") -> None:
         self.pod = pod
         self.told = after
-        self.error: ErrorEvent | None = None
+        self.error: events.Error | None = None
         self.partial = False
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self._cluster = cluster
@@ -74,10 +72,8 @@ class RankLog:
             self.tail.append(text)
             print(text, file=sys.stderr, flush=True)
             return
-        kind = event.pop("event")
-        event.pop("at", None)
-        if kind == "error":
-            self.error = cast(ErrorEvent, event)
-        elif kind != "stage":  # the stage that follows tells these of itself
-            self.partial = self.partial or kind == "partial"
-            events.emit(kind, **event)
+        if isinstance(event, events.Error):
+            self.error = event
+        elif not isinstance(event, events.Stage):  # the stage that follows tells these of itself
+            self.partial = self.partial or isinstance(event, events.Partial)
+            events.emit(event)

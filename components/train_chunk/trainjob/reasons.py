@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
 
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.events import Error
 from baton.components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -17,13 +17,6 @@ KILLED = 137
 """Exit code of a container that got SIGKILL: by the kernel, or at the end of its grace period."""
 LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 """Reasons of a pod whose node is gone or going."""
-
-
-class ErrorEvent(TypedDict, total=False):
-    """The error event of a stage that fails."""
-
-    message: str
-    exit_code: int
 
 
 def condition(job: Pod | TrainJob, kind: str) -> Condition | None:
@@ -75,7 +68,7 @@ def first_failed(pods: Iterable[Pod]) -> Pod | None:
     return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), index(pod)), default=None)
 
 
-def failure(job: TrainJob, pods: Sequence[Pod], error: ErrorEvent | None, tail: Sequence[str]) -> BatonError:
+def failure(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Sequence[str]) -> BatonError:
     """Returns why a job failed.
 
     What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
@@ -94,8 +87,8 @@ def failure(job: TrainJob, pods: Sequence[Pod], error: ErrorEvent | None, tail: 
         where = f"node {index(first)} ({_place(first)})"
         return BatonError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
     if error:
-        kind = UserError if error.get("exit_code") == UserError.exit_code else BatonError
-        return kind(error["message"])
+        kind = UserError if error.exit_code == UserError.exit_code else BatonError
+        return kind(error.message)
     if first:
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""
         return BatonError(f"node {index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")

@@ -55,5 +55,5 @@ def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None 
         raise BatonError(f"the TrainJob of chunk {index} was deleted before its target, step {target}.")
     newest = context.store.newest()
     notice = watch.notice or "the nodes were preempted"
-    events.emit("partial", chunk=index, step=newest.step if newest else 0, of=target, notice=notice)
+    events.emit(events.Partial(chunk=index, step=newest.step if newest else 0, of=target, notice=notice))
     return Outcome.at(Ending.PARTIAL, context.store, newest)

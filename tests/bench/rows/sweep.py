@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import time
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.sweeps.sweep import Sweep
@@ -80,12 +81,13 @@ class _Timed(LocalSweep):
         self.began = self.first = self.ended = 0.0
         super().__init__(recipe, name, self._heard)
 
-    def _heard(self, event: dict[str, Any]) -> None:
-        if event["event"] == "stage" and "train chunk" in event["stage"] and event["state"] == "started":
-            self.began = self.began or event["at"]
-        if event["event"] == "verdict":
-            self.first = self.first or event["at"]
-            self.ended = event["at"]
+    def _heard(self, event: events.Event) -> None:
+        match event:
+            case events.Stage(stage, "started") if "train chunk" in stage:
+                self.began = self.began or time.time()
+            case events.Verdict():
+                self.ended = time.time()
+                self.first = self.first or self.ended
 
     def _hand_out(self, run: Run) -> None:
         self.winner = run.name.rpartition("-")[2]

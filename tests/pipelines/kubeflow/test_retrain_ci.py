@@ -17,12 +17,14 @@ import pytest
 import yaml
 
 from baton.components.retrain import outcome
+from baton.components.shared.core.events import GateLine, Retraining
+from baton.components.shared.runs.run import now
 from baton.components.shared.store.storage import Storage
 from tests.pipelines.kfp_api import RawAnswer
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 ROOT = Path(__file__).parents[3]
-GATE = [{"words": "loss 2 is <= production = 2.1", "held": True}]
+GATE: list[GateLine] = [{"words": "loss 2 is <= production = 2.1", "held": True}]
 COMMENT = """\
 ### Retraining of again: promoted
 
@@ -53,8 +55,16 @@ class Backend(ScheduleApi):
         if run in self.runs:
             links = {"run_uri": "", "report_uri": "/report.html", "model_uri": "/export/1"}
             known = {name: f"s3://baton/runs/again-1{end}" for name, end in links.items()}
-            more = {**known, "summary": "held-out loss 3 → 2", "gate": GATE, "run": "again-1"}
-            outcome.keep(Storage(store), "again", run, self.state, "model 2 of again", **more)
+            came_to = Retraining(
+                self.state,
+                "model 2 of again",
+                now(),
+                run="again-1",
+                summary="held-out loss 3 → 2",
+                gate=GATE,
+                **known,
+            )
+            outcome.keep(Storage(store), "again", run, came_to)
         return None
 
 

@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.sweeps import Score, Stopped
 from baton.components.shared.runs.run import Run
@@ -73,10 +75,10 @@ def _loaded(path: Path) -> Recipe:
 class Watched(LocalSweep):
     """A sweep that notes what its stages tell, and stops short of handing out the winner."""
 
-    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None):
-        self.events: list[dict[str, Any]] = []
+    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None] = lambda event: None):
+        self.events: list[Event] = []
 
-        def heard(event: dict[str, Any]) -> None:
+        def heard(event: Event) -> None:
             self.events.append(event)
             on_event(event)
 
@@ -85,9 +87,13 @@ class Watched(LocalSweep):
     def _hand_out(self, run: Run) -> None:
         pass
 
+    def started(self) -> list[str]:
+        """Returns the stages, in their order."""
+        return [event.stage for event in self.events if isinstance(event, events.Stage) and event.state == "started"]
+
     def trained(self) -> list[tuple[str, int]]:
         """Returns trial and chunk of each score, in their order."""
-        return [(event["trial"], event["chunk"]) for event in self.events if event["event"] == "scored"]
+        return [(event.trial, event.chunk) for event in self.events if isinstance(event, events.Scored)]
 
 
 def _digest(run: Run, step: int) -> str:
@@ -131,7 +137,7 @@ def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watc
 
 def test_data_is_split_and_tokenized_once_for_all(swept: tuple[Recipe, Watched, Run]) -> None:
     _, watched, winner = swept
-    stages = [event["stage"] for event in watched.events if event["event"] == "stage" and event["state"] == "started"]
+    stages = watched.started()
     assert stages.count("data split") == 1
     assert stages.count("tokenize") == 1
     written = winner.storage.find("data")
@@ -156,11 +162,11 @@ def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, R
     _, _, winner = swept
     score = winner.require(Score.file_name(4))
     winner.storage.remove(winner.path(Score.file_name(4)))
-    heard: list[dict[str, Any]] = []
+    heard: list[Event] = []
     processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
     measured = winner.require(Score.file_name(4))["value"]
     assert measured == pytest.approx(score["value"], rel=1e-5)  # of a model that was loaded from files
-    assert not [event for event in heard if event["event"] in ("step", "checkpoint")]
+    assert not [event for event in heard if isinstance(event, events.Step | events.Checkpoint)]
     assert winner.attempts(4)[-1].outcome == "already_done"
 
 
@@ -202,19 +208,19 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
     sweep = Sweep(Storage(recipe.store.uri), "w")
 
-    def ask(event: dict[str, Any]) -> None:
-        if event["event"] == "scored" and (event["trial"], event["chunk"]) == ("t001", 2):
+    def ask(event: Event) -> None:
+        if isinstance(event, events.Scored) and (event.trial, event.chunk) == ("t001", 2):
             sweep.ask("t001", "stop", "seen enough")
 
     watched = Watched(recipe, "w", ask)
     assert watched.run().name == "w-t000"
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t001", 2), ("t000", 3), ("t000", 4)]
     assert watched.sweep.rungs()[0].stopped == [Stopped(id="t001", why="asked to stop: seen enough")]
-    heard: list[dict[str, Any]] = []
+    heard: list[Event] = []
     stopped = sweep.run(sweep.trial("t001"))
     processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, warm.launcher())  # as a pod would
     assert CheckpointStore(stopped).steps()[-1] == 6
-    assert [event["event"] for event in heard if event["event"] in ("stopped", "step")] == ["stopped"]
+    assert [event.kind for event in heard if isinstance(event, events.Stopped | events.Step)] == ["stopped"]
     processes.run(processes.CHECKPOINT, [stopped.uri, "3"], heard.append, warm.launcher())
 
 
@@ -224,8 +230,8 @@ def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_pat
     sweep = Sweep(Storage(recipe.store.uri), "b")
     standing_by: list[bool] = []
 
-    def ask(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] == 6:  # of the first to train its second chunk
+    def ask(event: Event) -> None:
+        if isinstance(event, events.Step) and event.step == 6:  # of the first to train its second chunk
             standing_by.append(watched._standby is not None)
             sweep.ask("t001", "stop", "seen enough")
 
@@ -291,7 +297,7 @@ def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
     _, _, winner = swept
     recipe = _loaded(_write_recipe(tmp_path))
     arguments = {"sweep_name": "c"}
-    heard: list[dict[str, Any]] = []
+    heard: list[Event] = []
     engine.run_recipe(
         recipe, "c", pipeline=Pipeline.sweep, arguments=arguments, on_event=heard.append, containers=False
     )
@@ -335,7 +341,7 @@ def test_brackets_follow_each_other_and_optuna_draws_the_second_by_the_first(tmp
     assert [(trial.id, trial.bracket) for trial in trials] == [
         ("t000", 1), ("t001", 1), ("t002", 2), ("t003", 2),
     ]  # fmt: skip
-    stages = [event["stage"] for event in watched.events if event["event"] == "stage" and event["state"] == "started"]
+    stages = watched.started()
     lengths = {trial.values["data.max_length"] for trial in trials}
     assert stages.count("tokenize") == len(lengths)  # once for each different data, over both brackets
     final = {rung.kept[0]: rung.scores[rung.kept[0]].value for rung in watched.sweep.rungs() if rung.chunk == 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -164,32 +165,38 @@ def _lost(api: JobApi) -> None:
     api.pod(1, "Unknown", reason="NodeLost", message="Node machine-1 is not responding")
 
 
+def _error(message: str, exit_code: int) -> str:
+    fields = {"event": "error", "stage": "train chunk 1", "message": message, "exit_code": exit_code}
+    return f"::baton {json.dumps(fields)}"
+
+
 def _told(api: JobApi) -> None:
     api.pod(0, "Failed", containerStatuses=ended(2))
-    api.logs["job-node-0-0-abcde"] = [
-        '::baton {"event": "error", "stage": "train chunk 1", "message": "no such bucket.", "exit_code": 2}'
-    ]
+    api.logs["job-node-0-0-abcde"] = [_error("no such bucket.", 2)]
 
 
 def _other_told(api: JobApi) -> None:
     """The first node ends for want of the second, a moment later."""
     api.pod(0, "Failed", containerStatuses=ended(1, at="2026-01-01T00:01:05Z"))
     api.pod(1, "Failed", containerStatuses=ended(1, at="2026-01-01T00:01:00Z"))
-    api.logs["job-node-0-0-abcde"] = ['::baton {"event": "error", "message": "connection closed by peer"}']
-    api.logs["job-node-0-1-abcde"] = ["…", '::baton {"event": "error", "message": "its disk is full.", "exit_code": 1}']
+    api.logs["job-node-0-0-abcde"] = [_error("connection closed by peer", 1)]
+    api.logs["job-node-0-1-abcde"] = [
+        "…",
+        _error("its disk is full.", 1),
+    ]
 
 
 def _gone(api: JobApi) -> None:
     """The first node is ended, and waited for too long, as the job has failed already."""
     api.pod(0, "Failed", containerStatuses=ended(137, at="2026-01-01T00:03:00Z"))
     api.pod(1, "Failed", containerStatuses=ended(1, at="2026-01-01T00:01:00Z"))
-    api.logs["job-node-0-1-abcde"] = ['::baton {"event": "error", "message": "its disk is full.", "exit_code": 1}']
+    api.logs["job-node-0-1-abcde"] = [_error("its disk is full.", 1)]
 
 
 def _shot(api: JobApi) -> None:
     api.pod(0, "Failed", containerStatuses=ended(1, at="2026-01-01T00:01:05Z"))
     api.pod(1, "Failed", containerStatuses=ended(137, at="2026-01-01T00:01:00Z"))
-    api.logs["job-node-0-0-abcde"] = ['::baton {"event": "error", "message": "connection closed by peer"}']
+    api.logs["job-node-0-0-abcde"] = [_error("connection closed by peer", 1)]
 
 
 def _silent(api: JobApi) -> None:

@@ -12,9 +12,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from baton.components.shared.core.errors import BatonError, MarkedError
+from baton.components.shared.core.events.event import KINDS, Unknown
+from baton.components.shared.core.events.event import Event as Event
+from baton.components.shared.core.events.stages import *  # noqa: F403
+from baton.components.shared.core.events.stages import Error, Stage
+from baton.components.shared.core.events.training import *  # noqa: F403
 
 MARK = "::baton "
 """Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
@@ -29,28 +33,35 @@ def mute() -> None:
     _muted.set()
 
 
-def emit(kind: str, **fields: Any) -> None:
+def emit(event: Event) -> None:
     """Writes an event: a JSON line with its time for the local engine, a readable one for a pod's log."""
     if _muted.is_set():
         return
     if os.environ.get("BATON_EVENTS") == "stdout":
         with _one_at_a_time:
-            sys.stdout.write(MARK + json.dumps({"event": kind, "at": time.time(), **fields}) + "\n")
+            sys.stdout.write(MARK + json.dumps({"event": event.kind, "at": time.time(), **event.fields()}) + "\n")
             sys.stdout.flush()
     else:
-        logger.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in fields.items()))
+        logger.info("%s %s", event.kind, " ".join(f"{name}={value}" for name, value in event.fields().items()))
 
 
-def parse(line: str) -> dict[str, Any] | None:
-    """Returns the event in a line of output, or None where the line is ordinary output."""
+def parse(line: str) -> Event | None:
+    """Returns the event in a line of output, or None where the line is ordinary output.
+
+    What another Baton wrote, which may be newer or older, is `Unknown` where it cannot be read as one of ours.
+    """
     line = line.strip()  # the local engine indents what a stage prints
     if not line.startswith(MARK):
         return None
     try:
-        event: dict[str, Any] = json.loads(line[len(MARK) :])
+        fields = json.loads(line[len(MARK) :])
     except json.JSONDecodeError:  # a process that was killed as it wrote
         return None
-    return event
+    kind = fields.pop("event")
+    try:
+        return KINDS[kind].read(fields)
+    except (KeyError, TypeError):
+        return Unknown(kind, {name: value for name, value in fields.items() if name != "at"})
 
 
 def setup_logging() -> None:
@@ -71,13 +82,13 @@ def stage(name: str) -> Iterator[None]:
     """Runs a stage so that a known error ends the process with one message and no traceback."""
     setup_logging()
     os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
-    emit("stage", stage=name, state="started")
+    emit(Stage(name, "started"))
     try:
         yield
         gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
     except BatonError as error:
         marked = isinstance(error, MarkedError)
-        emit("error", stage=name, message=str(error), exit_code=error.exit_code, marked=marked)
+        emit(Error(name, str(error), error.exit_code, marked))
         logger.error("%s", error)
         raise SystemExit(error.exit_code) from None
-    emit("stage", stage=name, state="done")
+    emit(Stage(name, "done"))

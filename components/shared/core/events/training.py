@@ -1,0 +1,154 @@
+"""What a train chunk tells."""
+
+from __future__ import annotations
+
+from baton.components.shared.core.events.event import Event
+
+
+class Phase(Event, kind="phase"):
+    """A phase begins, one of `core.state.Phase`; of a checkpoint, with its step."""
+
+    phase: str
+    step: int | None = None
+    chunk: int | None = None
+    target: int | None = None
+    processes: int | None = None
+    rows: int | None = None
+
+
+class Slice(Event, kind="slice"):
+    """The files of training rows that a chunk needs are there."""
+
+    files: int
+    of: int
+    bytes: int
+
+
+class MicroBatch(Event, kind="micro_batch"):
+    """The rows per forward pass that `auto` has come to, and the passes per step."""
+
+    size: int
+    accumulation: int
+    found_by: str
+
+
+class Step(Event, kind="step"):
+    """A step, of so many, and its loss."""
+
+    step: int
+    of: int
+    loss: float
+
+
+class Straggler(Event, kind="straggler"):
+    """A rank takes far longer for its own work than the others."""
+
+    rank: int
+    step: int
+    seconds: float
+    median: float
+
+
+class Staging(Event, kind="staging"):
+    """Checkpoints are staged elsewhere than before."""
+
+    place: str
+    reason: str
+
+
+class Superseded(Event, kind="superseded"):
+    """A checkpoint made way for a newer one."""
+
+    step: int
+
+
+class StoreUnavailable(Event, kind="store_unavailable"):
+    """A checkpoint cannot be saved for now; nothing has been for so many seconds."""
+
+    step: int
+    unsaved: float
+    reason: str
+
+
+class Checkpoint(Event, kind="checkpoint"):
+    """A checkpoint is committed; how many seconds its upload and its commit took."""
+
+    step: int
+    uri: str
+    digest: str
+    bytes: int
+    seconds: dict[str, float]
+
+
+class Skipped(Event, kind="skipped"):
+    """A checkpoint is damaged and not used."""
+
+    step: int
+    reason: str
+
+
+class Consistent(Event, kind="consistent"):
+    """This machine differs from the checkpoint's, so bits may differ."""
+
+    changed: list[str]
+
+
+class Restored(Event, kind="restored"):
+    """The state in memory was compared with the checkpoint's: the parts that differ."""
+
+    step: int
+    wrong: list[str]
+
+
+class Forked(Event, kind="forked"):
+    """A fork takes over the state with these settings changed."""
+
+    step: int
+    changed: list[str]
+
+
+class Scored(Event, kind="scored"):
+    """A trial's score; None for one that is not finite."""
+
+    trial: str
+    chunk: int
+    step: int
+    value: float | None
+
+
+class TrainJob(Event, kind="train_job"):
+    """The job of a chunk's nodes was created, or found."""
+
+    name: str
+    state: str
+    nodes: int
+
+
+class AlreadyDone(Event, kind="already_done"):
+    """A chunk's target is committed: there is nothing to train."""
+
+    chunk: int
+    step: int
+
+
+class Partial(Event, kind="partial"):
+    """A chunk leaves before its target."""
+
+    chunk: int
+    step: int
+    of: int
+    notice: str
+
+
+class Finished(Event, kind="finished"):
+    """Evaluation has stopped improving: the run ends here."""
+
+    chunk: int
+    step: int
+
+
+class Stopped(Event, kind="stopped"):
+    """A chunk of a trial that was stopped trains nothing."""
+
+    chunk: int
+    step: int

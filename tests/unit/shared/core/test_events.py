@@ -1,0 +1,168 @@
+"""Events: the line of each is what it has always been, and what another Baton writes stops no reader."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from baton.components.shared.core import events
+from baton.components.shared.core.events.event import KINDS, Unknown
+from baton.components.shared.core.state import Phase
+
+GATE: events.GateLine = {"words": "loss 2 is <= production = 2.1", "held": True}
+TOKENS: dict[str, Any] = {"tokens": 900, "truncated": 1, "dropped": 0, "train": 30, "eval": 3, "test": 0, "bytes": 7200}
+LENGTHS: dict[str, Any] = {"lengths": {"over": 1, "rows": 33}, "order": "uniform"}
+RUN = {"run": "r", "run_uri": "s/r", "report_uri": "s/r/report.html", "summary": "loss 3 → 2"}
+WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
+    (events.Stage("tokenize", "started"), {"stage": "tokenize", "state": "started"}),
+    (
+        events.Error("export", "no room.", 2, marked=False),
+        {"stage": "export", "message": "no room.", "exit_code": 2, "marked": False},
+    ),
+    (
+        events.Error("train chunk", "no room.", exit_code=1),
+        {"stage": "train chunk", "message": "no room.", "exit_code": 1},
+    ),
+    (events.Phase(Phase.IMPORT), {"phase": "import"}),
+    (events.Phase(Phase.UPLOAD, step=4), {"phase": "upload", "step": 4}),
+    (events.Phase(Phase.RESTORE, step=0), {"phase": "restore", "step": 0}),
+    (events.Phase(Phase.FETCH, chunk=1, target=8), {"phase": "fetch", "chunk": 1, "target": 8}),
+    (events.Phase(Phase.LAUNCH, processes=2), {"phase": "launch", "processes": 2}),
+    (events.Phase(Phase.TRAIN, rows=30), {"phase": "train", "rows": 30}),
+    (
+        events.Source("a.csv", "text", {"text": ["a", "b"]}),
+        {"uri": "a.csv", "format": "text", "columns": {"text": ["a", "b"]}},
+    ),
+    (events.Rejected(1, 9, "é", "s/r"), {"count": 1, "of": 9, "first": "é", "uri": "s/r"}),
+    (events.Quality("ok", "All is well.", "s/p"), {"state": "ok", "sentence": "All is well.", "page": "s/p"}),
+    (
+        events.Split("text", 9, 6, 2, 0, 1),
+        {"format": "text", "rows": 9, "train": 6, "eval": 2, "test": 0, "rejected": 1},
+    ),
+    (events.Resumed(1, 3), {"parts": 1, "of": 3}),
+    (events.Tokenized("train-0", 2, 3), {"part": "train-0", "done": 2, "of": 3}),
+    (
+        events.Truncation("1 of 9 rows", 1, 9, 80, fixed=False),
+        {"text": "1 of 9 rows", "over": 1, "rows": 9, "longest": 80, "fixed": False},
+    ),
+    (
+        events.Tokens(False, 8, [4, 8], **TOKENS, **LENGTHS),
+        {"reused": False, "steps": 8, "targets": [4, 8], **TOKENS, **LENGTHS},
+    ),
+    (events.LrFound(1e-5), {"learning_rate": 1e-05}),
+    (events.Verified(4, 100, "ab"), {"step": 4, "bytes": 100, "digest": "ab"}),
+    (events.Evaluating("after", "writing", 2, 8), {"when": "after", "doing": "writing", "done": 2, "of": 8}),
+    (events.Evaluated("after", {"loss": 2.0, "mine": 1.0}), {"when": "after", "loss": 2.0, "mine": 1.0}),
+    (events.Judged(False, ["loss"]), {"passed": False, "failed": ["loss"]}),
+    (events.SkippedExport("s/m", "model is gone"), {"uri": "s/m", "reason": "model is gone"}),
+    (events.HandedOut("gguf", 100, "same"), {"format": "gguf", "bytes": 100, "checked": "same"}),
+    (events.Exported("s/m", 100), {"uri": "s/m", "bytes": 100}),
+    (events.Report("s/report.html"), {"uri": "s/report.html"}),
+    (events.Looked("busy", "another one", run=""), {"decision": "busy", "words": "another one", "run": ""}),
+    (events.Queued("other", "2026-01-01"), {"behind": "other", "since": "2026-01-01"}),
+    (
+        events.Retraining("busy", "another one", "2026-01-01"),
+        {"state": "busy", "words": "another one", "at": "2026-01-01"},
+    ),
+    (
+        events.Retraining("promoted", "model 2", "2026-01-01", **RUN, gate=[GATE], model_uri="s/m"),
+        {"state": "promoted", "words": "model 2", "at": "2026-01-01", **RUN, "gate": [GATE], "model_uri": "s/m"},
+    ),
+    (events.Swept(1, 4, 2), {"bracket": 1, "trials": 4, "data": 2}),
+    (events.Prepares([{"run": "p"}]), {"preparations": [{"run": "p"}]}),
+    (events.Entered(["s/t000"]), {"runs": ["s/t000"]}),
+    (events.Rung(1, 3, 2, ["t000"], 3), {"rung": 1, "of": 3, "chunk": 2, "kept": ["t000"], "stopped": 3}),
+    (events.Verdict(["s/t000"], "s/t000"), {"kept": ["s/t000"], "winner": "s/t000"}),
+    (events.Slice(1, 4, 100), {"files": 1, "of": 4, "bytes": 100}),
+    (events.MicroBatch(2, 4, "trial"), {"size": 2, "accumulation": 4, "found_by": "trial"}),
+    (events.Step(3, 8, 1.5), {"step": 3, "of": 8, "loss": 1.5}),
+    (events.Straggler(1, 3, 2.0, 0.5), {"rank": 1, "step": 3, "seconds": 2.0, "median": 0.5}),
+    (events.Staging("/tmp", "no room"), {"place": "/tmp", "reason": "no room"}),
+    (events.Superseded(4), {"step": 4}),
+    (events.StoreUnavailable(4, 2.5, "no route"), {"step": 4, "unsaved": 2.5, "reason": "no route"}),
+    (
+        events.Checkpoint(4, "s/c", "ab", 100, {"upload": 0.1, "commit": 0.2}),
+        {"step": 4, "uri": "s/c", "digest": "ab", "bytes": 100, "seconds": {"upload": 0.1, "commit": 0.2}},
+    ),
+    (events.Skipped(4, "damaged"), {"step": 4, "reason": "damaged"}),
+    (events.Consistent(["torch 2 → 3"]), {"changed": ["torch 2 → 3"]}),
+    (events.Restored(4, []), {"step": 4, "wrong": []}),
+    (events.Forked(4, ["data"]), {"step": 4, "changed": ["data"]}),
+    (events.Scored("t000", 1, 4, None), {"trial": "t000", "chunk": 1, "step": 4, "value": None}),
+    (events.TrainJob("job", "created", 2), {"name": "job", "state": "created", "nodes": 2}),
+    (events.AlreadyDone(1, 4), {"chunk": 1, "step": 4}),
+    (events.Partial(1, 3, 4, "SIGTERM"), {"chunk": 1, "step": 3, "of": 4, "notice": "SIGTERM"}),
+    (events.Finished(1, 4), {"chunk": 1, "step": 4}),
+    (events.Stopped(1, 4), {"chunk": 1, "step": 4}),
+]
+"""Event → its fields on the wire, in their order."""
+
+
+def _named(value: object) -> str | None:
+    return value.kind if isinstance(value, events.Event) else ""
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Returns what an event is written as."""
+    monkeypatch.setenv("BATON_EVENTS", "stdout")
+    monkeypatch.setattr(events.time, "time", lambda: 7.5)
+
+    def write(event: events.Event) -> str:
+        events.emit(event)
+        return capsys.readouterr().out
+
+    return write
+
+
+@pytest.mark.parametrize(("event", "fields"), WRITTEN, ids=_named)
+def test_an_event_is_written_with_its_fields_and_read_again(
+    event: events.Event, fields: dict[str, Any], line: Any
+) -> None:
+    written = line(event)
+    assert written == "::baton " + json.dumps({"event": event.kind, "at": 7.5, **fields}) + "\n"
+    assert events.parse(f"  {written}") == event
+
+
+@pytest.mark.parametrize(("event", "fields"), WRITTEN, ids=_named)
+def test_a_pods_log_has_words(
+    event: events.Event, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("BATON_EVENTS", raising=False)
+    with caplog.at_level(logging.INFO, "baton"):
+        events.emit(event)
+    assert caplog.messages == [f"{event.kind} " + " ".join(f"{name}={value}" for name, value in fields.items())]
+
+
+def test_every_event_is_in_the_table() -> None:
+    ours = {kind for kind, event in KINDS.items() if event.__module__.startswith("baton.")}
+    assert ours == {event.kind for event, _ in WRITTEN}
+
+
+def test_the_lines_themselves(line: Any) -> None:
+    assert line(events.Step(3, 8, 1.5)) == '::baton {"event": "step", "at": 7.5, "step": 3, "of": 8, "loss": 1.5}\n'
+    came_to = '{"event": "retraining", "at": "noon", "state": "failed", "words": "é"}'.replace("é", "\\u00e9")
+    assert line(events.Retraining("failed", "é", "noon")) == f"::baton {came_to}\n"
+
+
+@pytest.mark.parametrize("text", ["step 3", "", '::baton {"event": "step", "at": 7.5, "st', "::bat"])
+def test_other_output_is_no_event(text: str) -> None:
+    assert events.parse(text) is None
+
+
+def test_another_batons_events_stop_no_reader(line: Any) -> None:
+    newer = '::baton {"event": "step", "at": 1.0, "step": 3, "of": 8, "loss": 1.5, "throughput": 9}'
+    assert events.parse(newer) == events.Step(3, 8, 1.5)
+    older = events.parse('::baton {"event": "step", "at": 1.0, "step": 3}')
+    assert older == Unknown("step", {"step": 3})
+    foreign = events.parse('::baton {"event": "defrosted", "at": 1.0, "degrees": 3}')
+    assert foreign == Unknown("defrosted", {"degrees": 3})
+    assert line(foreign) == '::baton {"event": "defrosted", "at": 7.5, "degrees": 3}\n'  # handed on as it came
+
+
+def test_an_event_stays_what_it_was_told_as() -> None:
+    with pytest.raises(AttributeError):
+        events.Step(3, 8, 1.5).step = 4  # type: ignore[misc]
