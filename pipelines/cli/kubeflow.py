@@ -64,6 +64,8 @@ class Failed(TypedDict):
 
     stage: str
     message: str | None
+    exit_code: int | None
+    """What the stage ended with; None where its pod was lost."""
 
 
 class Shown(TypedDict, total=False):
@@ -280,7 +282,9 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
     _advise(follow.view, run_id)
     shown: Shown = {"state": run_view.outcome(state, follow.view.stages)}
     if failed:
-        shown["failed"] = [{"stage": stage.name, "message": stage.message} for stage in failed]
+        shown["failed"] = [
+            {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
+        ]
     return shown
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, Workflow
 from baton.pipelines.kubeflow.endpoint import Client, one_line
@@ -85,6 +86,8 @@ class Stage:
     ended: datetime.datetime | None = None
     message: str | None = None
     """What Kubernetes or the stage itself says."""
+    exit_code: int | None = None
+    """What Baton's stage itself has ended with, where it says so."""
     pod: str | None = None
     hint: str | None = None
 
@@ -196,15 +199,16 @@ def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, no
     state = "PENDING" if node.get("phase") == "Pending" else stage.state
     pod = _pod_name(workflow, node)
     message = _words(node)
-    hint = next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
-    if state in BROKEN and hint is None and re.search(r"\(exit code \d+\)$", message):
+    message, code = termination.read(message)
+    hint = None if code else next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
+    if state in BROKEN and hint is code is None:
         message = _said(client, run_id, pod) or message
-    return replace(stage, state=state, message=message, pod=pod, hint=hint)
+    return replace(stage, state=state, message=message, exit_code=code, pod=pod, hint=hint)
 
 
 def _words(node: Node) -> str:
     """Returns what a node says: the stage's own words where it left some at its end, else Kubernetes'."""
-    return one_line(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost"))
+    return " ".join(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost").split())
 
 
 def _said(client: Client, run_id: str, pod: str) -> str | None:

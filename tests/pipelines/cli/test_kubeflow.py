@@ -137,9 +137,20 @@ def test_submit_says_which_stage_failed_and_why(kfp_api: Any, baton: Baton) -> N
     done = baton(*SUBMIT)
     said = "store 's3://baton': access denied. Check the policy of the key."
     assert done.returncode == 1
-    assert json.loads(done.stdout)["failed"] == [{"stage": "train chunk 2", "message": said}]
+    assert json.loads(done.stdout)["failed"] == [{"stage": "train chunk 2", "message": said, "exit_code": None}]
     assert f"✗ train chunk 2 (42 s): {said}" in done.stderr
     assert "kubectl logs w-abc-retry-system-container-impl-" in done.stderr
+
+
+def test_submit_says_what_a_stage_has_left_for_kubernetes(kfp_api: Any, baton: Baton) -> None:
+    """The logs of a single-user Kubeflow cannot be had; the launcher exits with 1 whatever the stage exits with."""
+    kfp_api.final_state, kfp_api.stops_at = "FAILED", "data-split"
+    said = "data.source 'rows/*.jsonl' matches no file. Give a file, a folder or a glob that does."
+    kfp_api.messages = {"data-split": f"main: Error (exit code 1): {said} (baton exit code 2)"}
+    done = baton(*SUBMIT)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["failed"] == [{"stage": "data split", "message": said, "exit_code": 2}]
+    assert f"✗ data split (42 s): {said}\n" in done.stderr
 
 
 def test_submit_without_cache_with_an_account_and_a_page(
