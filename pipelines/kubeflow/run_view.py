@@ -201,7 +201,7 @@ def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, no
     message = _words(node)
     message, code = termination.read(message)
     hint = None if code else next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
-    if state in BROKEN and hint is code is None:
+    if state in BROKEN and hint is None and code is None:
         message = _said(client, run_id, pod) or message
     return replace(stage, state=state, message=message, exit_code=code, pod=pod, hint=hint)
 

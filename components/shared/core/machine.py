@@ -51,7 +51,7 @@ def available_memory(cgroup: Path = CGROUP) -> int:
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:
         return free
-    return min(free, max(limit - used + _cached(cgroup / "memory.stat"), 0))
+    return min(free, max(limit - used + _field(cgroup / "memory.stat", "inactive_file"), 0))
 
 
 def _number(path: Path) -> int | None:
@@ -62,9 +62,15 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _cached(path: Path) -> int:
+def oom_kills(cgroup: Path = CGROUP) -> int:
+    """Returns how many processes of this container the kernel has killed for want of memory."""
+    return _field(cgroup / "memory.events", "oom_kill") or _field(cgroup / "memory" / "memory.oom_control", "oom_kill")
+
+
+def _field(path: Path, name: str) -> int:
+    """Returns a figure of a file with a name and a number a line; 0 where there is none."""
     try:
         lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-        return next((int(line[1]) for line in lines if line[0] == "inactive_file"), 0)
+        return next((int(line[1]) for line in lines if line[0] == name), 0)
     except (OSError, ValueError, IndexError):
         return 0
