@@ -15,6 +15,7 @@ from typing import Any
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UnavailableError, UserError
+from baton.components.shared.core.machine import PROMISED_GPUS
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.registry import ENVIRONMENT
@@ -147,6 +148,12 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     Trainer.training_step = training_step
     machine.gpu = lambda: machine.GPU("a small one", 2**30)
     run_chunk(run_uri, index)
+
+
+def promised_a_gpu(function: Callable[..., None], *arguments: Any) -> None:
+    """Runs a leg as in a pod that has asked for a GPU."""
+    os.environ[PROMISED_GPUS] = "1"
+    function(*arguments)
 
 
 def find_lr(run_uri: str) -> None:

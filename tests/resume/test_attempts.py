@@ -86,3 +86,19 @@ def test_an_error_crosses_to_the_stage_as_it_was() -> None:
     error = Failure.of(DamagedError("a file is short.", remedy="Run again.")).error()
     assert type(error) is DamagedError
     assert (error.message, error.remedy) == ("a file is short.", "Run again.")
+
+
+def test_a_pod_without_its_gpu_ends_before_it_fetches_anything(recipes: dict[str, Recipe], legs: Any) -> None:
+    """The scheduler gave it one, and torch sees none: an image with a CPU build, or a broken driver."""
+    run: Run = legs.prepare(legs.changed(recipes["lora"], chunks__count=2, resources__gpus=1), "promised")
+    code, printed = legs.leg(legs.promised_a_gpu, legs.chunk, run.uri, 1)
+    assert code == 1, printed
+    assert "this pod was promised 1 GPU and sees 0: driver" in printed
+    assert f"image {run.recipe().resources.image}." in printed
+    assert "slice" not in printed
+    assert "phase=import" not in printed
+    assert "restarted" not in printed
+    code, printed = legs.leg(legs.promised_a_gpu, legs.evaluate, run.uri)
+    assert (code, "this pod was promised 1 GPU" in printed) == (1, True)
+    code, printed = legs.leg(legs.chunk, run.uri, 1)
+    assert code == 0, "resources are the cluster's alone"

@@ -50,3 +50,7 @@ class ExactnessError(BatonError):
 
 class LostError(BatonError):
     """A process that was ended by what a fresh one may be spared: a signal, a device or a link that broke."""
+
+
+class NodeError(BatonError):
+    """The machine is not what was asked for; another one may be."""
