@@ -58,8 +58,8 @@ def require_gpus(image: str) -> None:
     runtimes = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
     build = next((f"{name} {version}" for name, version in runtimes.items() if version), None)
     raise NodeError(
-        f"this pod was promised {promised} GPU{'s'[: promised - 1]} and sees {seen}: driver {_driver()}, torch {torch.__version__} built "
-        f"for {build or 'CPUs alone'}, image {image}.",
+        f"this pod was promised {promised} GPU{'s'[: promised - 1]} and sees {seen}: driver {_driver()}, "
+        f"torch {torch.__version__} built for {build or 'CPUs alone'}, image {image}.",
         remedy="Look at the node's driver and device plugin; another node may do better."
         if build
         else "Set resources.image to an image whose torch is built for the GPU; images/Dockerfile makes one.",
