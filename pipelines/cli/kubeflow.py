@@ -289,9 +289,9 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
 
 
 def _advise(view: View, run_id: str) -> None:
-    """Says what the engine says of the run, and of each stage that failed or cannot start what helps."""
+    """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
     if view.message:
-        console.print(f"Argo says: {view.message}", soft_wrap=True, markup=False)
+        console.print(view.message, soft_wrap=True, markup=False)
     for stage in view.stages:
         if stage.hint:
             console.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)

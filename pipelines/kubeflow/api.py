@@ -94,6 +94,7 @@ class Run(Protocol):
     run_id: str
     display_name: str
     state: str | None
+    service_account: str | None
     created_at: datetime.datetime
     pipeline_spec: PostedSpec | None
     pipeline_version_reference: VersionReference | None
@@ -141,10 +142,25 @@ class Metadata(TypedDict, total=False):
     annotations: dict[str, str]
 
 
+class RetryStrategy(TypedDict, total=False):
+    """When Argo starts a node again."""
+
+    limit: str
+    retryPolicy: str
+    expression: str
+
+
+class TemplateDefaults(TypedDict, total=False):
+    """What an installation merges into every template."""
+
+    retryStrategy: RetryStrategy
+
+
 class WorkflowSpec(TypedDict, total=False):
     """Specification of a workflow."""
 
     activeDeadlineSeconds: int
+    templateDefaults: TemplateDefaults
 
 
 class WorkflowStatus(TypedDict, total=False):

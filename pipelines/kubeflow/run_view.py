@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError
+from baton.pipelines.kubeflow import losses
 from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, Workflow
-from baton.pipelines.kubeflow.endpoint import Client, one_line
+from baton.pipelines.kubeflow.endpoint import Client
 from baton.pipelines.kubeflow.nodes import Tasks
+from baton.pipelines.kubeflow.transport import one_line
 
 BROKEN = frozenset({"FAILED", "CANCELED"})
 ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
@@ -31,6 +33,7 @@ OMITTED = "RUNTIME_STATE_UNSPECIFIED"
 STARTED_UNSET = 1971
 """Years before it stand for no time at all: the backend writes the beginning of 1970."""
 
+LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
 HINTS = (
     (
         r"OOMKilled",
@@ -57,7 +60,7 @@ HINTS = (
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
     (
         r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code (137|143)",
-        "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself.",
+        LOST,
     ),
 )
 """What a pod's message matches → what to do."""
@@ -113,7 +116,7 @@ class View:
 
     stages: list[Stage]
     message: str | None = None
-    """What the engine says of the run as a whole."""
+    """What there is to say of the run as a whole."""
     is_frozen: bool = False
     """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
 
@@ -162,7 +165,7 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> View:
         workflow = {}
     status = workflow.get("status", {})
     is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
-    message = one_line(status["message"]) if status.get("message") and not is_cancelled else None
+    message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
     if is_frozen(run, workflow, stages):
         known = [stage if stage.state in ENDED else replace(stage, state=UNKNOWN) for stage in stages]
         return View(known, message, is_frozen=True)
@@ -172,6 +175,8 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> View:
     nodes = status.get("nodes", {}).values()
     pods = [tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
     told = [_explained(client, run.run_id, workflow, *both) for both in zip(stages, pods, strict=True)]
+    if any(stage.state == "FAILED" and stage.hint == LOST for stage in told) and (loss := losses.ends_run(workflow)):
+        message = f"{loss}. {losses.APPLY}"
     return View(told, message)
 
 

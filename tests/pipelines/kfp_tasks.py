@@ -141,7 +141,9 @@ def _detail(run_id: str, node: Node) -> dict[str, Any]:
     }
 
 
-def workflow(states: dict[Path, str], messages: dict[str, str], *, cancelled: bool) -> str:
+def workflow(
+    states: dict[Path, str], messages: dict[str, str], *, cancelled: bool, retry_strategy: dict[str, str] | None
+) -> str:
     """Return the Argo workflow as the backend stores it: names, phases and messages of nodes."""
     nodes = {}
     for node in _nodes(states):
@@ -156,7 +158,8 @@ def workflow(states: dict[Path, str], messages: dict[str, str], *, cancelled: bo
             "startedAt": STARTED,
             **({"message": messages[node.key]} if is_told else {}),
         }
-    spec = {"activeDeadlineSeconds": 0} if cancelled else {}
+    spec: dict[str, Any] = {"activeDeadlineSeconds": 0} if cancelled else {}
+    spec["templateDefaults"] = {"retryStrategy": retry_strategy} if retry_strategy else {}
     return json.dumps({"metadata": {"name": WORKFLOW}, "spec": spec, "status": {"nodes": nodes}})
 
 

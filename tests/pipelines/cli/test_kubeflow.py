@@ -356,3 +356,44 @@ def _read(terminal: int) -> Iterator[bytes]:
     with contextlib.suppress(OSError):  # what Linux says when the other side is closed
         while chunk := os.read(terminal, 65536):
             yield chunk
+
+
+# doctor
+
+
+def checks(done: Done) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "state", "found"),
+    [
+        (
+            {"limit": "2", "retryPolicy": "OnError"},
+            "note",
+            "a pod that was killed, evicted or whose node was shut down",
+        ),
+        ({"limit": "2", "retryPolicy": "OnFailure"}, "note", "a pod that was deleted ends the run there"),
+        ({"retryPolicy": "Always", "expression": "asInt(lastRetry.exitCode) in [137, 143]"}, "ok", "start again"),
+        (None, "ok", "start again"),
+    ],
+    ids=["stock", "on failure", "retry-lost-pods", "none"],
+)
+def test_doctor_says_which_losses_end_a_run(
+    strategy: dict[str, str] | None, state: str, found: str, kfp_api: Any, started: Any, baton: Baton, tmp_path: Path
+) -> None:
+    started("SUCCEEDED")
+    kfp_api.retry_strategy = strategy
+    seen = checks(baton("doctor", "--store", str(tmp_path), "--endpoint", kfp_api.url, "--output", "json"))
+    assert seen["lost pods"]["state"] == state
+    assert seen["lost pods"]["found"].startswith(found)
+    assert ("retry-lost-pods" in seen["lost pods"]["remedy"]) == (state == "note")
+    assert seen["kubeflow"]["state"] == "ok"
+    assert seen["pipelines"]["found"] == "0 registered"
+
+
+def test_doctor_of_an_installation_that_does_not_answer(baton: Baton, tmp_path: Path) -> None:
+    done = baton("doctor", "--store", str(tmp_path), "--endpoint", "http://127.0.0.1:9", "--output", "json")
+    assert done.returncode == 1
+    assert checks(done)["kubeflow"]["state"] == "problem"
+    assert "takes no connection" in checks(done)["kubeflow"]["found"]

@@ -78,7 +78,7 @@ TABLE = {
         {"succeeded": 4, "failed": 1, "waiting": 8},
         {"train chunk 2": "failed"},
         {"train chunk 2": "main: Error (exit code 137)"},
-        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-"),
+        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a pod that was killed, evicted or whose node"),
     ),
     "toy-exits-not-retried": Expected(
         "failed",
