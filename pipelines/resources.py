@@ -62,6 +62,8 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
         return
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
+    for name, value in resources.promised_env.items():
+        task.set_env_variable(name, value)
     with_memory(task, resources)
     if resources.capacity:
         kubernetes.add_pod_label(task, "baton/capacity", resources.capacity)

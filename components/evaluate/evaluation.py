@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from baton.components.evaluate import figures, measures, production
 from baton.components.evaluate.evaluation_set import EvaluationSet, Findings
 from baton.components.evaluate.production import Production
-from baton.components.shared.core import events
+from baton.components.shared.core import events, machine
 from baton.components.shared.models import loading, trained
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import Evaluation
@@ -46,6 +46,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.resolved_recipe()
+    machine.require_gpus(recipe.resources.image)
     trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
     with tempfile.TemporaryDirectory(prefix="baton-evaluate-") as scratch:
         evaluation_set = EvaluationSet(run, recipe, scratch)

@@ -20,10 +20,9 @@ def train_chunk(run_uri: str, index: int, previous: str, cache_key: str, metrics
     from baton.components.shared.core import events
 
     with events.stage(f"train chunk {index}"):
-        from baton.components.train_chunk.stage import run_chunk
+        from baton.components.train_chunk import attempts
 
-        outcome = run_chunk(run_uri, index)
-        assert outcome, "this process is a rank that another one launched"
+        outcome = attempts.run(run_uri, index)
         metrics.log_metric("step", outcome.step)
         metrics.log_metric("digest", outcome.digest[:12])
     return outcome.uri

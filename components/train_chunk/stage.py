@@ -6,6 +6,7 @@ job of several machines; or this process.
 
 from __future__ import annotations
 
+from baton.components.shared.core import machine
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Preemption
 from baton.components.train_chunk import inputs, trainjob
@@ -52,6 +53,7 @@ def run_chunk(
         return outcome
     if trainjob.is_wanted(recipe):
         return trainjob.run(context, scoring)
+    machine.require_gpus(recipe.resources.image)
     if recipe.world_size > 1 and not ranks.launched:
         context.clock.enter(Phase.LAUNCH, processes=recipe.processes)
         arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"

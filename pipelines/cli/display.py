@@ -128,6 +128,10 @@ def _warning(event: Event) -> str:
     match event:
         case events.Skipped():
             return f"The checkpoint of step {event.step} is not used: {event.reason}"
+        case events.Restarted():
+            return (
+                f"{event.reason} Chunk {event.chunk} resumes in a fresh process, {event.attempt} of {event.of} times."
+            )
         case events.SkippedExport():
             return f"{event.uri} is not used and made anew: {event.reason}"
         case MadeAnew():

@@ -14,7 +14,8 @@ from baton.pipelines.cli.display import console
 from baton.pipelines.kubeflow import run_view
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.run_view import Stage
+from baton.pipelines.kubeflow.run_view import Stage, View
+from baton.pipelines.kubeflow.submit import FINAL_STATES
 
 EXPLAIN_EVERY_S = 30.0
 """Seconds between two looks at the pods of a run that still runs."""
@@ -39,10 +40,10 @@ class Follow:
             transient=True,
         )
         self._line = self._progress.add_task("waiting for the first stage", total=None)
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[tuple[str, ...], str]] = set()
         self._explained_at = -EXPLAIN_EVERY_S
-        self.stages: list[Stage] = []
-        """As last seen."""
+        self.view = View([])
+        """The run as last explained."""
 
     def __enter__(self) -> Follow:
         self._progress.start()
@@ -53,25 +54,29 @@ class Follow:
 
     def seen(self, client: Client, run: Run) -> None:
         """Shows what has changed since the run was last looked at."""
-        stages = run_view.stages(run)
+        stages = run_view.stages(client, run)
         now = time.monotonic()
-        if now - self._explained_at >= EXPLAIN_EVERY_S or any(self._is_new(stage, run_view.BROKEN) for stage in stages):
+        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES or self.view.is_frozen
+        if is_due or any(self._is_new(stage, run_view.BROKEN) for stage in stages):
             self._explained_at = now
-            stages = run_view.explained(client, run, stages)
+            was_frozen = self.view.is_frozen
+            self.view = run_view.explained(client, run, stages)
+            stages = self.view.stages
+            if self.view.is_frozen and not was_frozen:
+                console.print(f"[yellow]{run_view.FROZEN}[/]", soft_wrap=True)
         for stage in stages:
             if self._is_new(stage, MARKS):
-                self._told.add((stage.key, stage.state))
+                self._told.add((stage.path, stage.state))
                 console.print(line(stage), soft_wrap=True)
-            elif stage.state in GOING_ON and stage.hint and (stage.key, stage.hint) not in self._told:
-                self._told.add((stage.key, stage.hint))
+            elif stage.state in GOING_ON and stage.hint and (stage.path, stage.hint) not in self._told:
+                self._told.add((stage.path, stage.hint))
                 console.print(f"[yellow]{escape(f'{stage.name}: {stage.message}. {stage.hint}')}[/]", soft_wrap=True)
-        self.stages = stages
         running = ", ".join(stage.name for stage in stages if stage.state in GOING_ON)
         ended = sum(stage.state in MARKS for stage in stages)
         self._progress.update(self._line, description=running or "waiting", completed=ended, total=len(stages) or None)
 
     def _is_new(self, stage: Stage, states: Container[str]) -> bool:
-        return stage.state in states and (stage.key, stage.state) not in self._told
+        return stage.state in states and (stage.path, stage.state) not in self._told
 
 
 def line(stage: Stage) -> str:

@@ -22,7 +22,7 @@ from baton.pipelines.kubeflow import capacity
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
     from baton.pipelines.kubeflow.endpoint import Client
-    from baton.pipelines.kubeflow.run_view import Stage
+    from baton.pipelines.kubeflow.run_view import View
 
 GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
 NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
@@ -45,6 +45,8 @@ class Failed(TypedDict):
 
     stage: str
     message: str | None
+    exit_code: int | None
+    """What the stage ended with; None where its pod was lost."""
 
 
 class Shown(TypedDict, total=False):
@@ -134,15 +136,17 @@ def status(
             shown = _shown(endpoint, remote, remote.state or "pending")
             _end(shown | _followed(endpoint, remote.run_id, run, namespace, timeout), output)
             return
-        stages = run_view.explained(client, remote, run_view.stages(remote))
-        shown = _shown(endpoint, remote, run_view.outcome(remote.state, stages))
+        view = run_view.explained(client, remote, run_view.stages(client, remote))
+        shown = _shown(endpoint, remote, run_view.outcome(remote.state, view.stages))
         if output is Output.text:
             console.print(f"[bold]{remote.display_name}[/]: {shown['state']}")
-            console.print(follow.table(stages, is_over=remote.state in FINAL_STATES))
+            console.print(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
         shown["stages"] = [
-            {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in stages
+            {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages
         ]
-        _advise(stages, remote.run_id)
+        if view.is_frozen:
+            console.print(run_view.FROZEN, soft_wrap=True)
+        _advise(view, remote.run_id)
         _end(shown, output)
 
 
@@ -257,17 +261,21 @@ def _followed(endpoint: str, run_id: str, name: str, namespace: str | None, hour
     except KeyboardInterrupt:
         typer.secho(f"baton: the run continues; `baton status {name} --wait` follows it again", err=True)
         raise typer.Exit(130) from None
-    failed = [stage for stage in follow.stages if stage.state == "FAILED"]
-    _advise(follow.stages, run_id)
-    shown: Shown = {"state": run_view.outcome(state, follow.stages)}
+    failed = [stage for stage in follow.view.stages if stage.state == "FAILED"]
+    _advise(follow.view, run_id)
+    shown: Shown = {"state": run_view.outcome(state, follow.view.stages)}
     if failed:
-        shown["failed"] = [{"stage": stage.name, "message": stage.message} for stage in failed]
+        shown["failed"] = [
+            {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
+        ]
     return shown
 
 
-def _advise(stages: list[Stage], run_id: str) -> None:
-    """Says of each stage that failed, or cannot start, what helps and where its log is."""
-    for stage in stages:
+def _advise(view: View, run_id: str) -> None:
+    """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
+    if view.message:
+        console.print(view.message, soft_wrap=True, markup=False)
+    for stage in view.stages:
         if stage.hint:
             console.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
         if stage.state == "FAILED":

@@ -50,17 +50,27 @@ def doctor(
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Look at this Kubeflow Pipelines, too, e.g. http://localhost:8888.", show_default=False),
+    ] = None,
+    namespace: options.Namespace = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Looks for what would be in a run's way: on this machine, in the store, and in what the recipe names.
+    """Looks for what would be in a run's way: on this machine, in the store, on Kubeflow, and in what the recipe names.
 
     What it writes it removes. The exit code is 1 where there is a problem.
     """
     with reported(output):
         from baton.pipelines.local import doctor as examining
 
-        examined = examining.examine(recipe, overrides or (), store=store)
-        print_json(examined) if output is Output.json else examining.print_table(examined)
+        checks = examining.examine(recipe, overrides or (), store=store)
+        if endpoint:
+            from baton.pipelines.kubeflow import doctor as remote
+
+            checks += remote.examine(endpoint, namespace)
+        examined = examining.examined(checks)
+        print_json(examined) if output is Output.json else examining.print_table(checks)
         if not examined["ok"]:
             raise typer.Exit(1)
 

@@ -13,10 +13,17 @@ class Status(Protocol):
     message: str | None
 
 
+class ChildTask(Protocol):
+    """Node after another one: the API calls its id the name of a pod."""
+
+    pod_name: str | None
+
+
 class TaskDetail(Protocol):
     """State of a node of the workflow, as the API names it."""
 
-    display_name: str
+    display_name: str | None
+    child_tasks: Sequence[ChildTask] | None
     state: str | None
     start_time: datetime.datetime | None
     end_time: datetime.datetime | None
@@ -74,14 +81,23 @@ class PostedSpec(PipelineSpec, total=False):
     pipeline_spec: PipelineSpec
 
 
+class VersionReference(Protocol):
+    """Version of an uploaded pipeline."""
+
+    pipeline_id: str
+    pipeline_version_id: str
+
+
 class Run(Protocol):
     """A run, as `kfp.Client.get_run` returns it."""
 
     run_id: str
     display_name: str
     state: str | None
+    service_account: str | None
     created_at: datetime.datetime
     pipeline_spec: PostedSpec | None
+    pipeline_version_reference: VersionReference | None
     run_details: RunDetails | None
 
 
@@ -111,6 +127,7 @@ class Node(TypedDict, total=False):
 
     id: str
     name: str
+    displayName: str
     type: str
     phase: str
     message: str
@@ -125,16 +142,33 @@ class Metadata(TypedDict, total=False):
     annotations: dict[str, str]
 
 
+class RetryStrategy(TypedDict, total=False):
+    """When Argo starts a node again."""
+
+    limit: str
+    retryPolicy: str
+    expression: str
+
+
+class TemplateDefaults(TypedDict, total=False):
+    """What an installation merges into every template."""
+
+    retryStrategy: RetryStrategy
+
+
 class WorkflowSpec(TypedDict, total=False):
     """Specification of a workflow."""
 
     activeDeadlineSeconds: int
+    templateDefaults: TemplateDefaults
 
 
 class WorkflowStatus(TypedDict, total=False):
     """Progress of a workflow."""
 
+    message: str
     nodes: dict[str, Node]
+    compressedNodes: str
 
 
 class Workflow(TypedDict, total=False):

@@ -10,22 +10,33 @@ from __future__ import annotations
 import datetime
 import graphlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError
-from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, TaskDetail, Workflow
-from baton.pipelines.kubeflow.endpoint import Client, one_line
+from baton.pipelines.kubeflow import losses
+from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, Workflow
+from baton.pipelines.kubeflow.endpoint import Client
+from baton.pipelines.kubeflow.nodes import Tasks
+from baton.pipelines.kubeflow.transport import one_line
 
 BROKEN = frozenset({"FAILED", "CANCELED"})
+ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
+WAITING, UNKNOWN = "WAITING", "UNKNOWN"
+FROZEN = (
+    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
+    "unknown here. Kubeflow's own page still tells."
+)
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"
 """What the backend makes of Argo's phase for a node that will not run."""
 STARTED_UNSET = 1971
 """Years before it stand for no time at all: the backend writes the beginning of 1970."""
 
+LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
 HINTS = (
     (
-        r"OOMKilled|exit code 137",
+        r"OOMKilled",
         "The pod ran out of memory: raise resources.memory, or lower training.micro_batch_size.",
     ),
     (
@@ -48,8 +59,8 @@ HINTS = (
     (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
     (
-        r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code 143",
-        "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself.",
+        r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code (137|143)",
+        LOST,
     ),
 )
 """What a pod's message matches → what to do."""
@@ -58,7 +69,7 @@ SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", r
 """A stage's one message in its log, as kfp's executor writes it or as Baton does."""
 
 
-Placed = tuple[str, Task, tuple[str, ...]]
+Place = tuple[str, Task, tuple[str, ...]]
 """Key of a task, the task, and the keys of the graphs around it."""
 
 
@@ -71,13 +82,22 @@ class Stage:
     name: str
     """Name as the page shows it."""
     state: str
-    """State of the API, `WAITING` where there is none yet."""
+    """State of the API; `WAITING` where there is none yet, `UNKNOWN` where the record has stopped."""
+    parents: tuple[str, ...] = ()
+    """Keys of the graphs around it, outermost first."""
     started: datetime.datetime | None = None
     ended: datetime.datetime | None = None
     message: str | None = None
     """What Kubernetes or the stage itself says."""
+    exit_code: int | None = None
+    """What Baton's stage itself has ended with, where it says so."""
     pod: str | None = None
     hint: str | None = None
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """What tells it from every other stage: the keys of the graphs around it, and its own."""
+        return (*self.parents, self.key)
 
     @property
     def component_name(self) -> str:
@@ -90,18 +110,32 @@ class Stage:
         return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
 
-def stages(run: Run) -> list[Stage]:
+@dataclass(frozen=True)
+class View:
+    """What is known of a run on Kubeflow."""
+
+    stages: list[Stage]
+    message: str | None = None
+    """What there is to say of the run as a whole."""
+    is_frozen: bool = False
+    """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
+
+
+def stages(client: Client, run: Run) -> list[Stage]:
     """Returns the stages of a run, in the order in which they depend on each other.
 
     Args:
+        client: What `endpoint.connect` returned.
         run: The run as kfp's client returns it.
     """
-    details = {detail.display_name: detail for detail in (run.run_details and run.run_details.task_details) or []}
-    posted = run.pipeline_spec or {}  # nothing where the run refers to a pipeline that was uploaded
+    details = (run.run_details and run.run_details.task_details) or []
+    names = {detail.display_name for detail in details}
+    posted = client.specification(run)
     tasks = list(_tasks(posted.get("pipeline_spec", posted))) or [
-        (key, {}, ()) for key in details if key != "root" and f"{key}-driver" in details
+        (key, {}, ()) for key in sorted(filter(None, names), key=_natural) if key != "root" and f"{key}-driver" in names
     ]
-    return [_stage(key, task, parents, details) for key, task, parents in tasks]
+    known = Tasks([(key, parents) for key, _, parents in tasks], details)
+    return [_stage(known, key, task, parents) for key, task, parents in tasks]
 
 
 def outcome(state: str | None, stages: list[Stage]) -> str:
@@ -117,7 +151,7 @@ def outcome(state: str | None, stages: list[Stage]) -> str:
     return (state or "pending").lower()
 
 
-def explained(client: Client, run: Run, stages: list[Stage]) -> list[Stage]:
+def explained(client: Client, run: Run, stages: list[Stage]) -> View:
     """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
 
     Args:
@@ -125,33 +159,61 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> list[Stage]:
         run: The run as kfp's client returns it.
         stages: Its stages.
     """
-    if not any(stage.state in BROKEN | {"RUNNING", "PENDING"} for stage in stages):
-        return stages
     try:
         workflow = client.workflow(run.run_id)
     except (BatonError, ValueError):
-        return stages
-    if workflow.get("spec", {}).get("activeDeadlineSeconds") == 0:  # how the backend ends a run that is cancelled
-        return [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
-    return [_explained(client, run.run_id, workflow, stage) for stage in stages]
+        workflow = {}
+    status = workflow.get("status", {})
+    is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
+    message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
+    if is_frozen(run, workflow, stages):
+        known = [stage if stage.state in ENDED else replace(stage, state=UNKNOWN) for stage in stages]
+        return View(known, message, is_frozen=True)
+    if is_cancelled:
+        stages = [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
+    tasks = Tasks([(stage.key, stage.parents) for stage in stages], ())
+    nodes = status.get("nodes", {}).values()
+    pods = [tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
+    told = [_explained(client, run.run_id, workflow, *both) for both in zip(stages, pods, strict=True)]
+    if any(stage.state == "FAILED" and stage.hint == LOST for stage in told) and (loss := losses.ends_run(workflow)):
+        message = f"{loss}. {losses.APPLY}"
+    return View(told, message)
 
 
-def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage) -> Stage:
-    wanted = {stage.key, f"{stage.key}-driver"}
-    own = [
-        node
-        for node in workflow.get("status", {}).get("nodes", {}).values()
-        if node.get("type") == "Pod" and node.get("phase") != "Succeeded" and wanted & set(node["name"].split("."))
-    ]
-    node = max(own, key=lambda node: node.get("startedAt") or "", default=None)
-    if node is None or not node.get("message"):
+def is_frozen(run: Run, workflow: Workflow, stages: list[Stage]) -> bool:
+    """Returns whether Kubeflow's record of a run has stopped: its stages stand in it as they were at some moment.
+
+    Argo compresses the nodes of a workflow of more than 1 MiB, and Kubeflow's API server does not read them then.
+    """
+    if workflow.get("status", {}).get("compressedNodes"):
+        return True
+    return run.state in ("SUCCEEDED", "FAILED", "CANCELED") and any(s.state in ("RUNNING", "PENDING") for s in stages)
+
+
+def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, nodes: list[Node]) -> Stage:
+    if not nodes or stage.state == "CANCELED":
         return stage
+    lost = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+    if stage.state == "SUCCEEDED":
+        if nodes[-1].get("type") == "Skipped":
+            return replace(stage, message="taken from Kubeflow's cache")
+        return replace(stage, message=f"attempt {len(lost) + 1}; before: {_words(lost[-1])}") if lost else stage
+    node = nodes[-1]
+    if not node.get("message"):
+        return stage
+    state = "PENDING" if node.get("phase") == "Pending" else stage.state
     pod = _pod_name(workflow, node)
-    message = one_line(node["message"])
-    hint = next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
-    if stage.state in BROKEN and hint is None:
+    message = _words(node)
+    message, code = termination.read(message)
+    hint = None if code else next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
+    if state in BROKEN and hint is None and code is None:
         message = _said(client, run_id, pod) or message
-    return replace(stage, message=message, pod=pod, hint=hint)
+    return replace(stage, state=state, message=message, exit_code=code, pod=pod, hint=hint)
+
+
+def _words(node: Node) -> str:
+    """Returns what a node says: the stage's own words where it left some at its end, else Kubernetes'."""
+    return " ".join(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost").split())
 
 
 def _said(client: Client, run_id: str, pod: str) -> str | None:
@@ -171,27 +233,28 @@ def _pod_name(workflow: Workflow, node: Node) -> str:
     return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
-def _stage(key: str, task: Task, parents: tuple[str, ...], details: Mapping[str, TaskDetail]) -> Stage:
-    detail, driver = details.get(key), details.get(f"{key}-driver")
-    if detail is None and driver is not None and driver.state == "FAILED":
+def _stage(tasks: Tasks, key: str, task: Task, parents: tuple[str, ...]) -> Stage:
+    detail, driver = tasks.detail(key, parents), tasks.detail(f"{key}-driver", parents)
+    if (detail is None or detail.state in (None, OMITTED)) and driver is not None and driver.state == "FAILED":
         detail = driver
     name = task.get("taskInfo", {}).get("name", key)
     if detail is None or detail.state in (None, OMITTED):
-        passed_by = any(parent in details and details[parent].state == "SKIPPED" for parent in parents)
-        return Stage(key, name, "SKIPPED" if passed_by else "WAITING")
+        around = (tasks.detail(parent, parents[:depth]) for depth, parent in enumerate(parents))
+        passed_by = any(graph is not None and graph.state == "SKIPPED" for graph in around)
+        return Stage(key, name, "SKIPPED" if passed_by else WAITING, parents)
     error = detail.error.message if detail.error else None
-    return Stage(key, name, detail.state, _time(detail.start_time), _time(detail.end_time), error)
+    return Stage(key, name, detail.state, parents, _time(detail.start_time), _time(detail.end_time), error)
 
 
 def _time(value: datetime.datetime | None) -> datetime.datetime | None:
     return value if value and value.year >= STARTED_UNSET else None
 
 
-def _tasks(spec: PipelineSpec) -> Iterator[Placed]:
+def _tasks(spec: PipelineSpec) -> Iterator[Place]:
     """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these."""
     components = spec.get("components", {})
 
-    def inside(dag: Dag, parents: tuple[str, ...]) -> Iterator[Placed]:
+    def inside(dag: Dag, parents: tuple[str, ...]) -> Iterator[Place]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()

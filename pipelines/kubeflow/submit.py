@@ -21,15 +21,8 @@ from google.protobuf import json_format
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.patience import attempts, insist
 from baton.pipelines.kubeflow.api import Run
-from baton.pipelines.kubeflow.endpoint import (
-    ENDPOINT_REMEDY,
-    Client,
-    NameClashError,
-    TransientError,
-    connect,
-    one_line,
-    quiet,
-)
+from baton.pipelines.kubeflow.endpoint import Client, connect, quiet
+from baton.pipelines.kubeflow.transport import ENDPOINT_REMEDY, NameClashError, TransientError, one_line
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 MAX_TRANSIENT_FAILURES = 5

@@ -26,8 +26,8 @@ from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.store.cache import NodeCache
 from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.checks import Check
 from baton.pipelines.local import doctor_store
-from baton.pipelines.local.doctor_store import Check
 
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 MEMORY = "/dev/shm"
@@ -42,7 +42,7 @@ class Examined(TypedDict):
     checks: list[dict[str, str]]
 
 
-def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> Examined:
+def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> list[Check]:
     """Looks at this machine, and at what a recipe or store names.
 
     Args:
@@ -51,7 +51,7 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
         store: URI instead of the recipe's.
 
     Returns:
-        `ok`, and `checks` as plain values.
+        What was looked at.
 
     Raises:
         UserError: the recipe is none, or there are changes to none.
@@ -68,20 +68,25 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     checks += doctor_store.examine(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
     checks += [seen for look in (_cache, _mlflow) if recipe and (seen := look(recipe))]
     checks += [seen for origin in (pinned.origins(recipe).values() if recipe else ()) if (seen := _hub(origin))]
+    return checks
+
+
+def examined(checks: Sequence[Check]) -> Examined:
+    """Returns the checks as plain values, and whether none of them is a problem."""
     return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
 
 
-def print_table(examined: Examined) -> None:
-    """Prints what `examine` returned."""
+def print_table(checks: Sequence[Check]) -> None:
+    """Prints checks for people."""
     console = Console(highlight=False)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("check", "", "found"):
         table.add_column(name, overflow="fold", no_wrap=name != "found")
-    for check in examined["checks"]:
-        text = Text(check["found"])
-        if check["remedy"]:
-            text.append(f"\n{check['remedy']}", style="dim")
-        table.add_row(check["name"], Text(check["state"], style=COLORS[check["state"]]), text)
+    for check in checks:
+        text = Text(check.found)
+        if check.remedy:
+            text.append(f"\n{check.remedy}", style="dim")
+        table.add_row(check.name, Text(check.state, style=COLORS[check.state]), text)
     console.print(table)
 
 

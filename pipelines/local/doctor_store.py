@@ -8,37 +8,19 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Literal
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.store.object_store import OWN
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.compiling.checks import Check
 
 LARGE = 64 * 10**6
 SLOW = 10e6
 """Bytes per second below which saving a checkpoint holds up small models already."""
 NOTICEABLE, REFUSED = 30.0, 15 * 60.0
 """Seconds between two clocks: worth a line, and what a cloud takes for a forged request."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: What.
-        state: `problem` stops a run or loses data; `note` costs speed or comfort.
-        found: What was found.
-        remedy: What to do about it; empty where nothing need be done.
-    """
-
-    name: str
-    state: Literal["ok", "note", "problem"]
-    found: str
-    remedy: str = ""
 
 
 def examine(uri: str) -> list[Check]:

@@ -56,6 +56,7 @@ class KfpApi:
         messages: What Kubernetes says of the pods of a task.
         logs: What a task has printed.
         serves_first_version: Whether the first version of the API is there too.
+        retry_strategy: What the installation merges into every template; stock 2.17's.
         multi_user: Whether lists need a namespace.
         refers_to_upload: Whether runs are shown with a reference to a pipeline instead of with the pipeline.
         retry_fails: Whether the backend cannot retry a run any more.
@@ -76,6 +77,7 @@ class KfpApi:
         self.logs: dict[str, str] = {}
         self.serves_first_version = True
         self.multi_user = False
+        self.retry_strategy: dict[str, str] | None = {"limit": "2", "retryPolicy": "OnError"}
         self.refers_to_upload = False
         self.retry_fails = False
         self.taken_names: set[str] = set()
@@ -146,13 +148,20 @@ class KfpApi:
     ) -> dict[str, Any] | str:
         if older := re.fullmatch(r"/apis/v1(?:alpha1|beta1)/runs/([^/]+)(?:/nodes/([^/]+)/log)?", path):
             return self._first_version(*older.groups())
-        pattern = r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload)(?:/([^/:]+)(?::(terminate|retry))?)?"
+        pattern = (
+            r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload|pipelines)(?:/([^/:]+)(?::(terminate|retry))?)?"
+        )
         match = re.fullmatch(pattern, path)
         if match is None:
             raise ApiError(404, f"Not Found: {path}")
         resource, identifier, verb = match.groups()
         if resource == "healthz":
             return {"multi_user": False, "pipeline_store": "database"}
+        if resource == "pipelines":
+            return {
+                "pipelines": [_shown(found) for found in self.pipelines.values()],
+                "total_size": len(self.pipelines),
+            }
         if resource == "pipelines/upload":
             return self._upload(query, headers, body)
         stored = self.experiments if resource == "experiments" else self.runs
@@ -223,7 +232,7 @@ class KfpApi:
             run["state"] = run["_states"].pop(0)
         return shown
 
-    def task_states(self, run_id: str) -> dict[str, str]:
+    def task_states(self, run_id: str) -> dict[tuple[str, ...], str]:
         """Return the state of each task of a run as it is now."""
         run = self.runs[run_id]
         spec = run["pipeline_spec"].get("pipeline_spec", run["pipeline_spec"])
@@ -239,7 +248,7 @@ class KfpApi:
                     return text
             raise ApiError(500, f"Failed to read logs from pod {pod}")
         cancelled = bool(self.runs[run_id].get("_cancelled"))
-        manifest = kfp_tasks.workflow(states, self.messages, cancelled=cancelled)
+        manifest = kfp_tasks.workflow(states, self.messages, cancelled=cancelled, retry_strategy=self.retry_strategy)
         return {"run": {"id": run_id}, "pipeline_runtime": {"workflow_manifest": manifest}}
 
     def _terminate(self, run: dict[str, Any]) -> dict[str, Any]:

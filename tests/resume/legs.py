@@ -14,6 +14,8 @@ from typing import Any
 
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
+from baton.components.shared.core.errors import UnavailableError, UserError
+from baton.components.shared.core.machine import PROMISED_GPUS
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.registry import ENVIRONMENT
@@ -87,6 +89,47 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
     run_chunk(run_uri, index, leave_out)
 
 
+def chunk_in_a_pod(run_uri: str, index: int, step: int, ends: str, times: int, folder: str) -> None:
+    """Runs a chunk as its component does, whose processes end at a step so many times.
+
+    Args:
+        run_uri: Address of the run.
+        index: Number of the chunk.
+        step: After which step they end.
+        ends: How: see `ENDS`.
+        times: How many of them; the next one does not.
+        folder: Where they leave a file each.
+    """
+    from baton.components.train_chunk import attempts
+
+    told = events.emit
+
+    def emit(event: events.Event) -> None:
+        told(event)
+        if isinstance(event, events.Step) and event.step == step and len(os.listdir(folder)) < times:
+            Path(folder, str(os.getpid())).touch()
+            ENDS[ends]()
+
+    events.emit = emit
+    attempts.PAUSES_S = (0.0,)
+    attempts.run(run_uri, index)
+
+
+def _fail_with(error: Exception) -> None:
+    raise error
+
+
+ENDS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "device": lambda: _fail_with(RuntimeError("CUDA error: an illegal memory access was encountered")),
+    "store": lambda: _fail_with(UnavailableError("store 's3://baton' does not answer.")),
+    "user": lambda: _fail_with(UserError("hooks.loss returns text; expected a tensor.")),
+    "fault": lambda: _fail_with(KeyError("labels")),
+    "memory": lambda: _fail_with(RuntimeError("CUDA error: out of memory")),
+}
+
+
 def trying_chunk(run_uri: str, index: int, most: int) -> None:
     """Runs a chunk on what passes for a GPU, whose memory takes so many rows."""
     import torch
@@ -105,6 +148,12 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     Trainer.training_step = training_step
     machine.gpu = lambda: machine.GPU("a small one", 2**30)
     run_chunk(run_uri, index)
+
+
+def promised_a_gpu(function: Callable[..., None], *arguments: Any) -> None:
+    """Runs a leg as in a pod that has asked for a GPU."""
+    os.environ[PROMISED_GPUS] = "1"
+    function(*arguments)
 
 
 def find_lr(run_uri: str) -> None:

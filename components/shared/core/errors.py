@@ -46,3 +46,11 @@ class MarkedError(DamagedError):
 
 class ExactnessError(BatonError):
     """State in memory after a restore differs from what was saved."""
+
+
+class LostError(BatonError):
+    """A process that was ended by what a fresh one may be spared: a signal, a device or a link that broke."""
+
+
+class NodeError(BatonError):
+    """The machine is not what was asked for; another one may be."""

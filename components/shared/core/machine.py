@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from baton.components.shared.core.errors import NodeError
+
+PROMISED_GPUS = "BATON_PROMISED_GPUS"
+"""Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -33,6 +38,43 @@ def gpu() -> GPU | None:
     return GPU(properties.name, properties.total_memory)
 
 
+def require_gpus(image: str) -> None:
+    """Checks that a pod sees the GPUs that it was promised; without this it would train on CPUs, at a GPU's price.
+
+    Args:
+        image: The pod's, for the message.
+
+    Raises:
+        NodeError: it sees fewer.
+    """
+    promised = int(os.environ.get(PROMISED_GPUS) or 0)
+    if not promised:
+        return
+    import torch
+
+    seen = torch.cuda.device_count()
+    if seen >= promised:
+        return
+    runtimes = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    build = next((f"{name} {version}" for name, version in runtimes.items() if version), None)
+    raise NodeError(
+        f"this pod was promised {promised} GPU{'s'[: promised - 1]} and sees {seen}: driver {_driver()}, "
+        f"torch {torch.__version__} built for {build or 'CPUs alone'}, image {image}.",
+        remedy="Look at the node's driver and device plugin; another node may do better."
+        if build
+        else "Set resources.image to an image whose torch is built for the GPU; images/Dockerfile makes one.",
+    )
+
+
+def _driver() -> str:
+    """Returns the version of the NVIDIA driver as its kernel module tells it."""
+    try:
+        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return "none"
+    return next((word for word in line.split() if word[0].isdigit()), line)
+
+
 def has_mps() -> bool:
     """Tells whether torch can use Apple's GPU."""
     import torch
@@ -51,7 +93,7 @@ def available_memory(cgroup: Path = CGROUP) -> int:
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:
         return free
-    return min(free, max(limit - used + _cached(cgroup / "memory.stat"), 0))
+    return min(free, max(limit - used + _field(cgroup / "memory.stat", "inactive_file"), 0))
 
 
 def _number(path: Path) -> int | None:
@@ -62,9 +104,15 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _cached(path: Path) -> int:
+def oom_kills(cgroup: Path = CGROUP) -> int:
+    """Returns how many processes of this container the kernel has killed for want of memory."""
+    return _field(cgroup / "memory.events", "oom_kill") or _field(cgroup / "memory" / "memory.oom_control", "oom_kill")
+
+
+def _field(path: Path, name: str) -> int:
+    """Returns a figure of a file with a name and a number a line; 0 where there is none."""
     try:
         lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-        return next((int(line[1]) for line in lines if line[0] == "inactive_file"), 0)
+        return next((int(line[1]) for line in lines if line[0] == name), 0)
     except (OSError, ValueError, IndexError):
         return 0

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from baton.components.shared.core.machine import PROMISED_GPUS
 from baton.components.shared.recipe.base import Quantity, Section, duration
 
 MAX_NODES = 512
@@ -104,6 +105,12 @@ class Resources(Section):
     def plain_env(self) -> dict[str, str]:
         """Environment of every pod that is no secret."""
         return {"PYTHONUNBUFFERED": "1", **self.env}
+
+    @property
+    def promised_env(self) -> dict[str, str]:
+        """Environment of the pods that run the model: the GPUs that torch is to see there through CUDA or ROCm."""
+        is_known = self.accelerator.startswith(("nvidia.com/", "amd.com/"))
+        return {PROMISED_GPUS: str(self.gpus)} if self.gpus and is_known else {}
 
     @property
     def secrets(self) -> list[tuple[str, dict[str, str]]]:

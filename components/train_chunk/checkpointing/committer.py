@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.state import Phase
 from baton.components.shared.store.bundles import BundleWriter
@@ -173,7 +173,7 @@ class Committer:
         snapshot.check()
         unsaved = time.monotonic() - self._saved_at
         events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
-        return StoreError(
+        return UnavailableError(
             f"{error.message} No checkpoint could be saved for {unsaved:.0f} s, chunks.max_unsaved is "
             f"{self._max_unsaved:.0f} s; the chunk stops.",
             remedy="Mend the store and run again: training resumes from the newest checkpoint.",

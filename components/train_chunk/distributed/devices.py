@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the devices that CUDA enumerates, all of them where it is unset."""
+BROKEN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|device-side assert")
+"""What torch says where a device or the link to another one is broken, which its process cannot mend."""
+
+
+def is_broken(message: str) -> bool:
+    """Returns whether an error is a device's, which a fresh process may find in order.
+
+    Memory that is too small stays too small, and is a CUDA error, too.
+    """
+    return bool(BROKEN.search(message)) and "out of memory" not in message
 
 
 def pin(recipe: Recipe, ranks: Ranks) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import psutil
 
 from baton.components.shared.core import errors, events
-from baton.components.shared.core.errors import BatonError
-from baton.components.train_chunk.distributed import rendezvous
+from baton.components.shared.core.errors import BatonError, LostError
+from baton.components.train_chunk.distributed import devices, rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -172,13 +172,14 @@ def _explained(failed: ChildFailedError) -> BatonError:
             return KINDS[kind](text)
     first = next((failure for failure in failures if failure.exitcode < 0), failures[0])
     if first.exitcode < 0:
-        return BatonError(
+        return LostError(
             f"rank {first.local_rank} was ended by {first.signal_name()}.",
             remedy="Run again: training resumes from the newest checkpoint.",
         )
     message, stack = _noted(first)
     logger.error("rank %d: %s", first.local_rank, stack)
-    return BatonError(f"rank {first.local_rank} failed: {message or f'exit code {first.exitcode}'}.")
+    error = LostError if devices.is_broken(message) else BatonError
+    return error(f"rank {first.local_rank} failed: {message or f'exit code {first.exitcode}'}.")
 
 
 def _noted(failure: ProcessFailure) -> tuple[str, str]:

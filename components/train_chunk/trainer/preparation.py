@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from baton.components.shared.core import machine
 from baton.components.shared.models import pinned
 from baton.components.shared.runs import code
 from baton.components.shared.store.cache import NodeCache
@@ -60,6 +61,7 @@ def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: O
         changed: Arguments of the method's configuration in place of the run's.
     """
     recipe = context.recipe
+    machine.require_gpus(recipe.resources.image)
     devices.pin(recipe, context.ranks)
     arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
     tokens = Tokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))

@@ -122,7 +122,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
 
 def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     """Returns the environment of a node; where it meets the others, Trainer adds."""
-    plain = {**recipe.resources.plain_env, "BATON_EVENTS": "stdout"}
+    plain = {**recipe.resources.plain_env, **recipe.resources.promised_env, "BATON_EVENTS": "stdout"}
     environment: list[EnvironmentVariable] = [{"name": name, "value": value} for name, value in plain.items()]
     for secret, variables in recipe.resources.secrets:
         for key, variable in variables.items():

@@ -137,9 +137,20 @@ def test_submit_says_which_stage_failed_and_why(kfp_api: Any, baton: Baton) -> N
     done = baton(*SUBMIT)
     said = "store 's3://baton': access denied. Check the policy of the key."
     assert done.returncode == 1
-    assert json.loads(done.stdout)["failed"] == [{"stage": "train chunk 2", "message": said}]
+    assert json.loads(done.stdout)["failed"] == [{"stage": "train chunk 2", "message": said, "exit_code": None}]
     assert f"✗ train chunk 2 (42 s): {said}" in done.stderr
     assert "kubectl logs w-abc-retry-system-container-impl-" in done.stderr
+
+
+def test_submit_says_what_a_stage_has_left_for_kubernetes(kfp_api: Any, baton: Baton) -> None:
+    """The logs of a single-user Kubeflow cannot be had; the launcher exits with 1 whatever the stage exits with."""
+    kfp_api.final_state, kfp_api.stops_at = "FAILED", "data-split"
+    said = "data.source 'rows/*.jsonl' matches no file. Give a file, a folder or a glob that does."
+    kfp_api.messages = {"data-split": f"main: Error (exit code 1): {said} (baton exit code 2)"}
+    done = baton(*SUBMIT)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["failed"] == [{"stage": "data split", "message": said, "exit_code": 2}]
+    assert f"✗ data split (42 s): {said}\n" in done.stderr
 
 
 def test_submit_without_cache_with_an_account_and_a_page(
@@ -345,3 +356,44 @@ def _read(terminal: int) -> Iterator[bytes]:
     with contextlib.suppress(OSError):  # what Linux says when the other side is closed
         while chunk := os.read(terminal, 65536):
             yield chunk
+
+
+# doctor
+
+
+def checks(done: Done) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "state", "found"),
+    [
+        (
+            {"limit": "2", "retryPolicy": "OnError"},
+            "note",
+            "a pod that was killed, evicted or whose node was shut down",
+        ),
+        ({"limit": "2", "retryPolicy": "OnFailure"}, "note", "a pod that was deleted ends the run there"),
+        ({"retryPolicy": "Always", "expression": "asInt(lastRetry.exitCode) in [137, 143]"}, "ok", "start again"),
+        (None, "ok", "start again"),
+    ],
+    ids=["stock", "on failure", "retry-lost-pods", "none"],
+)
+def test_doctor_says_which_losses_end_a_run(
+    strategy: dict[str, str] | None, state: str, found: str, kfp_api: Any, started: Any, baton: Baton, tmp_path: Path
+) -> None:
+    started("SUCCEEDED")
+    kfp_api.retry_strategy = strategy
+    seen = checks(baton("doctor", "--store", str(tmp_path), "--endpoint", kfp_api.url, "--output", "json"))
+    assert seen["lost pods"]["state"] == state
+    assert seen["lost pods"]["found"].startswith(found)
+    assert ("retry-lost-pods" in seen["lost pods"]["remedy"]) == (state == "note")
+    assert seen["kubeflow"]["state"] == "ok"
+    assert seen["pipelines"]["found"] == "0 registered"
+
+
+def test_doctor_of_an_installation_that_does_not_answer(baton: Baton, tmp_path: Path) -> None:
+    done = baton("doctor", "--store", str(tmp_path), "--endpoint", "http://127.0.0.1:9", "--output", "json")
+    assert done.returncode == 1
+    assert checks(done)["kubeflow"]["state"] == "problem"
+    assert "takes no connection" in checks(done)["kubeflow"]["found"]

@@ -79,7 +79,7 @@ def test_a_port_that_does_not_speak_http(silent_url: str, two_step_package: Path
 
 
 def test_a_port_that_never_answers(two_step_package: Path, monkeypatch: pytest.MonkeyPatch, refused: Any):
-    monkeypatch.setattr("baton.pipelines.kubeflow.endpoint._HEALTHZ_TIMEOUTS_S", (0.2, 0.2))
+    monkeypatch.setattr("baton.pipelines.kubeflow.transport._HEALTHZ_TIMEOUTS_S", (0.2, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as server:
         error = refused(f"http://127.0.0.1:{server.getsockname()[1]}", two_step_package)
 

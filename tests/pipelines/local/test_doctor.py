@@ -31,6 +31,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_store, "SLOW", 0.0)
 
 
+def examine(*arguments: Any, **options: Any) -> doctor.Examined:
+    return doctor.examined(doctor.examine(*arguments, **options))
+
+
 def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     checks = {check["name"]: check for check in found["checks"]}
     assert len(checks) == len(found["checks"])
@@ -43,7 +47,7 @@ def of_store(uri: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_store_that_does(store: str) -> None:
-    found = doctor.examine(store=store)
+    found = examine(store=store)
     checks = by_name(found)
 
     assert found["ok"]
@@ -73,7 +77,7 @@ def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(lease, "SETTLE", 0.1)
     faulty_s3.proxy.drop_header("If-None-Match")
 
-    found = doctor.examine(store=faulty_s3.store)
+    found = examine(store=faulty_s3.store)
     commit = by_name(found)["store: commit"]
 
     assert found["ok"]
@@ -98,7 +102,7 @@ def test_a_wrong_port(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"http://127.0.0.1:{_closed_port()}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
 
-    found = doctor.examine(store=s3_store)
+    found = examine(store=s3_store)
     checks = by_name(found)
 
     assert not found["ok"]
@@ -203,7 +207,7 @@ def recipe(tmp_path: Path, scratch_recipe: dict[str, Any]) -> Callable[..., str]
 
 def test_without_a_recipe_only_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    checks = by_name(doctor.examine())
+    checks = by_name(examine())
 
     assert list(checks) == [*MACHINE, "store"]
     assert checks["store"]["remedy"] == "Add a recipe or --store."
@@ -211,7 +215,7 @@ def test_without_a_recipe_only_the_machine(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_recipe_that_names_nothing_more(recipe: Any) -> None:
-    checks = by_name(doctor.examine(recipe()))
+    checks = by_name(examine(recipe()))
 
     assert list(checks) == ["recipe", *MACHINE, *STORE]
     assert checks["recipe"]["state"] == "ok"
@@ -221,14 +225,14 @@ def test_data_that_is_not_there(recipe: Any, tmp_path: Path) -> None:
     path = recipe()
     (tmp_path / "rows.jsonl").unlink()
 
-    found = doctor.examine(path)
+    found = examine(path)
 
     assert not found["ok"]
     assert "rows.jsonl' matches no file" in by_name(found)["recipe"]["found"]
 
 
 def test_more_threads_and_devices_than_there_are(recipe: Any) -> None:
-    checks = by_name(doctor.examine(recipe(), ["training.threads=4096", "resources.gpus=8"]))
+    checks = by_name(examine(recipe(), ["training.threads=4096", "resources.gpus=8"]))
 
     assert checks["processors"]["state"] == "note"
     if not checks["device"]["found"].startswith("CPU"):
@@ -239,7 +243,7 @@ def test_more_threads_and_devices_than_there_are(recipe: Any) -> None:
 def test_the_node_cache(recipe: Any, tmp_path: Path) -> None:
     def look(folder: Path, size: str = "1Mi") -> dict[str, Any]:
         store = {"uri": str(tmp_path / "store"), "cache_dir": str(folder), "cache_size": size}
-        return by_name(doctor.examine(recipe(store=store)))["node cache"]
+        return by_name(examine(recipe(store=store)))["node cache"]
 
     (tmp_path / "file").touch()
     absent, there, unusable, too_large = (
@@ -279,7 +283,7 @@ def test_the_tracking_server(recipe: Any, tracking_server: str) -> None:
     closed = f"http://user:very-secret@127.0.0.1:{_closed_port()}"
     states = {}
     for uri in (tracking_server, f"{tracking_server}/locked", f"{tracking_server}/broken", closed):
-        found = by_name(doctor.examine(recipe(tracking={"mlflow": uri})))["mlflow"]
+        found = by_name(examine(recipe(tracking={"mlflow": uri})))["mlflow"]
         states[uri] = found["state"]
         assert "very-secret" not in json.dumps(found)
 
@@ -291,10 +295,10 @@ def test_the_hub(recipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     path = recipe(model={"base": "no-such-org/no-such-model"})
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    offline = by_name(doctor.examine(path))["hub"]
+    offline = by_name(examine(path))["hub"]
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
-    online = by_name(doctor.examine(path))["hub"]
+    online = by_name(examine(path))["hub"]
 
     assert (offline["state"], offline["remedy"]) == ("problem", "Unset HF_HUB_OFFLINE once.")
     assert online["found"] == "no-such-org/no-such-model can be fetched; this machine does not have it yet"

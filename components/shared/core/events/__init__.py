@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError, MarkedError
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
@@ -79,7 +80,10 @@ def setup_logging() -> None:
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Runs a stage so that a known error ends the process with one message and no traceback."""
+    """Runs a stage so that a known error ends the process with one message and no traceback.
+
+    Whatever it fails of is left for Kubernetes, see `baton.components.shared.core.termination`.
+    """
     setup_logging()
     os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
     emit(Stage(name, "started"))
@@ -90,5 +94,9 @@ def stage(name: str) -> Iterator[None]:
         marked = isinstance(error, MarkedError)
         emit(Error(name, str(error), error.exit_code, marked))
         logger.error("%s", error)
+        termination.leave(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        termination.leave(f"{type(error).__name__}: {error}", BatonError.exit_code)
+        raise
     emit(Stage(name, "done"))

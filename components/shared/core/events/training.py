@@ -131,6 +131,15 @@ class AlreadyDone(Event, kind="already_done"):
     step: int
 
 
+class Restarted(Event, kind="restarted"):
+    """A chunk's process was lost, and another one resumes from the newest checkpoint."""
+
+    chunk: int
+    attempt: int
+    of: int
+    reason: str
+
+
 class Partial(Event, kind="partial"):
     """A chunk leaves before its target."""
 

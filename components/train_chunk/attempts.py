@@ -1,0 +1,205 @@
+"""A chunk's process, and the next one where it dies of something that a fresh process may be spared.
+
+The stage's own process only watches: whatever ends the one that trains (a signal, a CUDA context that is broken, a
+store that was out of reach), the pod with its GPU stays, and training resumes from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+import psutil
+
+from baton.components.shared.core import errors, events, machine
+from baton.components.shared.core.errors import BatonError, LostError, StoreError, UnavailableError
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.distributed import devices
+from baton.components.train_chunk.outcome import Outcome
+from baton.components.train_chunk.stage import run_chunk
+
+logger = logging.getLogger("baton")
+
+PAUSES_S = (2.0, 15.0)
+"""Seconds before the second process, and before each one after it."""
+Train = Callable[[str, int], Outcome | None]
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+"""Options of Linux' prctl."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process has ended of, as it tells itself."""
+
+    kind: str
+    """Name of one of our own errors."""
+    message: str
+    remedy: str | None
+    is_mendable: bool
+    """Whether a fresh process may do better."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Returns the failure that an error is."""
+        if isinstance(error, BatonError):
+            is_mendable = isinstance(error, (LostError, UnavailableError))
+            return cls(type(error).__name__, error.message, error.remedy, is_mendable)
+        text = f"{type(error).__name__}: {error}"
+        return cls(BatonError.__name__, text, None, devices.is_broken(text))
+
+    def error(self) -> BatonError:
+        """Returns it as the error that ends the stage."""
+        kind: type[BatonError] = getattr(errors, self.kind)
+        return kind(self.message, remedy=self.remedy)
+
+
+def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
+    """Runs a chunk in a process of its own, and in another one where that is lost, `chunks.retries` times at most.
+
+    Args:
+        run_uri: Address of the run.
+        index: Number of the chunk.
+        train: What the process does.
+
+    Returns:
+        What the chunk has come to.
+
+    Raises:
+        BatonError: what a process has ended of that another one would end of, too, or the last one of several.
+    """
+    attempt = 0
+    while True:
+        outcome, failure = _attempt(run_uri, index, train)
+        if failure is None:
+            assert outcome, "the process is no rank that another one launched"
+            return outcome
+        if not failure.is_mendable or attempt >= (retries := _retries(run_uri)):
+            raise failure.error()
+        pause = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+        attempt += 1
+        events.emit(events.Restarted(chunk=index, attempt=attempt, of=retries, reason=failure.message))
+        logger.warning("%s It starts again in this pod, %d of %d times", failure.message, attempt, retries)
+        time.sleep(pause)
+
+
+def _retries(run_uri: str) -> int:
+    with contextlib.suppress(StoreError):
+        return Run.open(run_uri).recipe().chunks.retries
+    return 1  # a store that is out of reach does not tell
+
+
+def _attempt(run_uri: str, index: int, train: Train) -> tuple[Outcome | None, Failure | None]:
+    """Returns what a process has come to, or what it has ended of."""
+    # A fork of this process, which has imported next to nothing and holds no device, is as good as a fresh interpreter.
+    on_linux = sys.platform == "linux"
+    context = multiprocessing.get_context("fork") if on_linux else multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    _adopt_orphans()
+    killed_before, others = machine.oom_kills(), set(psutil.Process().children(recursive=True))
+    sys.stdout.flush()  # a fork would print it a second time
+    process = context.Process(target=_serve, args=(writer, os.getpid(), run_uri, index, train), name="baton-chunk")
+    process.start()
+    writer.close()
+    with _ends_with(process):
+        # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
+        while process.is_alive() and not reader.poll(0.2):
+            pass
+        told = _told(reader)
+        process.join()
+    for orphan in set(psutil.Process().children(recursive=True)) - others:
+        orphan.kill()
+    if told:
+        return told
+    return None, _unsaid(index, process.exitcode or 0, ran_out_of_memory=machine.oom_kills() > killed_before)
+
+
+def _told(reader: Connection) -> tuple[Outcome | None, Failure | None] | None:
+    """Returns what a process has said; None where it has ended without a word."""
+    try:
+        answer: tuple[Outcome | None, Failure | None] | None = reader.recv() if reader.poll() else None
+    except (EOFError, OSError):
+        return None
+    return answer
+
+
+def _unsaid(index: int, code: int, *, ran_out_of_memory: bool) -> Failure:
+    """Returns the failure of a process that has said nothing."""
+    if code == -signal.SIGKILL and ran_out_of_memory:
+        remedy = "Raise resources.memory, or lower training.micro_batch_size."
+        message = f"the process of chunk {index} was killed, as there was no memory left."
+        return Failure("BatonError", message, remedy, is_mendable=False)
+    if code < 0:
+        message = f"the process of chunk {index} was ended by {signal.Signals(-code).name}."
+        return Failure(
+            "LostError", message, "Run again: training resumes from the newest checkpoint.", is_mendable=True
+        )
+    message = f"the process of chunk {index} ended with code {code} and said nothing."
+    return Failure("BatonError", message, "See the log for why.", is_mendable=False)
+
+
+def _serve(writer: Connection, parent: int, run_uri: str, index: int, train: Train) -> None:
+    """Trains, in the process of its own, and tells what came of it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
+    _die_with(parent)
+    try:
+        answer: tuple[Outcome | None, Failure | None] = train(run_uri, index), None
+    except Exception as error:
+        failure = Failure.of(error)
+        if not isinstance(error, BatonError):
+            logger.exception("chunk %d failed", index)
+        answer = None, failure
+    writer.send(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _adopt_orphans() -> None:
+    """Lets the kernel give this process what a killed one leaves: ranks and workers, which would hold its device."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
+
+
+def _die_with(parent: int) -> None:
+    """Lets the kernel kill this process when the stage's own is killed: two would train the same chunk."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before that
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _ends_with(process: BaseProcess) -> Iterator[None]:
+    """Passes SIGTERM on to a process, which then saves; whatever else ends the block ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_preempted = threading.Event()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        is_preempted.set()
+        if process.pid and process.is_alive():
+            os.kill(process.pid, number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if is_preempted.is_set() and process.exitcode == -signal.SIGTERM:  # it came before there was anything to save
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,52 @@
+"""`baton doctor --endpoint`: what of a Kubeflow Pipelines installation would be in a run's way."""
+
+from __future__ import annotations
+
+from baton.components.shared.core.errors import BatonError
+from baton.pipelines.compiling.checks import Check
+from baton.pipelines.kubeflow import losses
+from baton.pipelines.kubeflow.api import Run
+from baton.pipelines.kubeflow.endpoint import Client, connect, token
+from baton.pipelines.kubeflow.submit import FINAL_STATES, run_url
+
+
+def examine(endpoint: str, namespace: str | None) -> list[Check]:
+    """Looks at an installation, and at what its newest run that has ended tells of it.
+
+    Args:
+        endpoint: Address of the Kubeflow Pipelines API.
+        namespace: The user's namespace on a multi-user Kubeflow.
+    """
+    try:
+        client = connect(endpoint, token=token(), namespace=namespace)
+        answers = "multi-user" if client.is_multi_user() else "single-user"
+        checks = [Check("kubeflow", "ok", f"{endpoint} speaks v2beta1, {answers}; pages at {run_url(endpoint, 'ID')}")]
+        return [*checks, _pipelines(client, namespace), *_of_runs(client, namespace)]
+    except BatonError as error:
+        return [Check("kubeflow", "problem", error.message, error.remedy or "")]
+
+
+def _pipelines(client: Client, namespace: str | None) -> Check:
+    try:
+        listed = client.list_pipelines(page_size=1, namespace=namespace)
+    except BatonError as error:
+        return Check(
+            "pipelines", "note", f"cannot be listed: {error.message}", "`baton submit` needs no right to them."
+        )
+    return Check("pipelines", "ok", f"{listed.total_size or 0} registered")
+
+
+def _of_runs(client: Client, namespace: str | None) -> list[Check]:
+    listed = client.list_runs(page_size=20, sort_by="created_at desc", namespace=namespace).runs or []
+    run: Run | None = next((run for run in listed if run.state in FINAL_STATES), None)
+    if run is None:
+        return [Check("lost pods", "note", "no run has ended there yet, which would tell")]
+    checks = [Check("service account", "ok", f"{run.service_account or 'unknown'}, of run {run.display_name}")]
+    if mlflow := client.own_mlflow(run.run_id):
+        checks.append(Check("kubeflow's mlflow", "ok", f"logs every run: {mlflow}"))
+    try:
+        loss = losses.ends_run(client.workflow(run.run_id))
+    except (BatonError, ValueError):
+        return [*checks, Check("lost pods", "note", "the workflow of that run cannot be read, which would tell")]
+    lost = Check("lost pods", "note", loss, f"{losses.APPLY}.") if loss else Check("lost pods", "ok", "start again")
+    return [*checks, lost]

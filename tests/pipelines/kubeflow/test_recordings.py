@@ -1,0 +1,201 @@
+"""What a real Kubeflow Pipelines 2.17 answered about runs, and what `baton status` makes of it."""
+
+import gzip
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.pipelines.cli.app import app
+from baton.pipelines.cli.display import console
+from baton.pipelines.kubeflow import nodes
+
+ASSETS = Path(__file__).parents[2] / "assets" / "kubeflow-2.17"
+Recording = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a person is to read of a run."""
+
+    state: str
+    code: int
+    counts: dict[str, int]
+    """State of a stage → number of stages in it."""
+    stages: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+
+FROZEN = "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB"
+LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint"
+CACHE = "taken from Kubeflow's cache"
+
+TABLE = {
+    "succeeded": Expected("succeeded", 0, {"succeeded": 13}),
+    "succeeded-cached": Expected(
+        "succeeded",
+        0,
+        {"succeeded": 13},
+        messages=dict.fromkeys(("tokenize", "train chunk 1", "train chunk 2", "train chunk 3"), CACHE),
+    ),
+    "by-version": Expected("succeeded", 0, {"succeeded": 13}),
+    "rejected": Expected(
+        "rejected", 3, {"succeeded": 10, "skipped": 1}, {"export": "skipped", "rejected": "succeeded"}
+    ),
+    "retrained": Expected(
+        "succeeded", 0, {"succeeded": 13, "skipped": 1}, {"release": "succeeded", "look": "succeeded"}
+    ),
+    "running": Expected("running", 0, {"succeeded": 4, "running": 1, "waiting": 4}, {"train chunk 2": "running"}),
+    "groups-of-chunks-running": Expected(
+        "running",
+        0,
+        {"succeeded": 15, "waiting": 30},
+        {
+            "train chunk 1": "succeeded",
+            "train chunk 7": "succeeded",
+            "train chunk 9": "waiting",
+            "checkpoint 9": "waiting",
+        },
+        {"checkpoint 2": CACHE},
+    ),
+    "groups-of-chunks-succeeded": Expected("succeeded", 0, {"succeeded": 45}),
+    "pod-deleted-retried": Expected(
+        "succeeded", 0, {"succeeded": 13}, messages={"train chunk 2": "attempt 2; before: pod deleted"}
+    ),
+    "pod-lost-retried": Expected(
+        "succeeded", 0, {"succeeded": 13}, messages={"train chunk 2": "attempt 2; before: main: Error (exit code 143)"}
+    ),
+    "pod-lost-failed": Expected(
+        "failed",
+        1,
+        {"succeeded": 4, "failed": 1, "waiting": 8},
+        {"train chunk 2": "failed"},
+        {"train chunk 2": "main: Error (exit code 137)"},
+        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a pod that was killed, evicted or whose node"),
+    ),
+    "toy-exits-not-retried": Expected(
+        "failed",
+        1,
+        {"failed": 3},
+        messages={"exit": "main: Error (exit code 1)", "sleep": "main: Error (exit code 143)"},
+        said=(f"sleep: {LOST}",),
+    ),
+    "failed-user-error": Expected(
+        "failed",
+        1,
+        {"failed": 1, "waiting": 8},
+        {"data split": "failed"},
+        {"data split": "main: Error (exit code 1)"},
+        ("data split: its log: kubectl logs baddata-gk4rn-",),
+    ),
+    "waits-for-secret": Expected(
+        "running",
+        0,
+        {"pending": 1, "waiting": 8},
+        {"data split": "pending"},
+        {"data split": 'CreateContainerConfigError: secret "nosuch" not found'},
+        ("data split: A Secret is missing in the run's namespace",),
+    ),
+    "waits-for-image": Expected(
+        "running",
+        0,
+        {"pending": 1, "waiting": 8},
+        {"data split": "pending"},
+        {"data split": 'ImagePullBackOff: Back-off pulling image "localhost/nosuch:1"'},
+        ("data split: The image cannot be had",),
+    ),
+    "waits-for-memory": Expected(
+        "running",
+        0,
+        {"succeeded": 2, "pending": 1, "waiting": 6},
+        {"train chunk 1": "pending"},
+        {"train chunk 1": "Unschedulable: 0/1 nodes are available: 1 Insufficient memory."},
+        ("train chunk 1: No node fits",),
+    ),
+    "cancelled-waiting": Expected("canceled", 1, {"canceled": 1, "waiting": 8}, {"data split": "canceled"}),
+    "phases-record-frozen": Expected(
+        "succeeded", 0, {"succeeded": 16, "unknown": 2}, {"second: export": "unknown"}, said=(FROZEN,)
+    ),
+    "sweep-record-frozen": Expected(
+        "succeeded", 0, {"succeeded": 10, "unknown": 3}, {"winner: export": "unknown"}, said=(FROZEN,)
+    ),
+    "running-100-chunks-record-frozen": Expected(
+        "running", 0, {"succeeded": 1, "unknown": 204}, {"train chunk 1": "unknown"}, said=(FROZEN,)
+    ),
+    "failed-workflow-too-large": Expected(
+        "failed",
+        1,
+        {"succeeded": 1, "unknown": 204},
+        said=(FROZEN, "Argo says: Request entity too large: limit is 3145728"),
+    ),
+}
+
+
+def recorded(name: str) -> Recording:
+    with gzip.open(ASSETS / f"{name}.json.gz") as file:
+        recording: Recording = json.load(file)
+        return recording
+
+
+@pytest.fixture
+def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Any, str]]:
+    """Returns how `baton status` ends, and all that it says, where a run is answered as it was recorded."""
+
+    def ask(name: str) -> tuple[Any, str]:
+        recording = recorded(name)
+        spec = recorded("succeeded")["run"]["pipeline_spec"]
+        first = {"pipeline_runtime": {"workflow_manifest": json.dumps(recording["workflow"])}}
+
+        def answer(method: str, path: str) -> Any:
+            version = {"pipeline_version_id": path.rpartition("/")[2], "pipeline_spec": spec}
+            answers = {"/apis/v2beta1/runs/": recording["run"], "/apis/v1beta1/runs/": first}
+            answers["/apis/v2beta1/pipelines/"] = version
+            told = next((told for start, told in answers.items() if path.startswith(start)), None)
+            return kfp_api_module.RawAnswer(200, json.dumps(told).encode()) if told else None
+
+        kfp_api.interfere = answer
+        seen = io.StringIO()
+        monkeypatch.setattr(console, "file", seen)
+        monkeypatch.setattr(console, "width", 200)
+        run_id = recording["run"]["run_id"]
+        done = CliRunner().invoke(app, ["status", run_id, "--endpoint", kfp_api.url, "--output", "json"])
+        return done, seen.getvalue()
+
+    return ask
+
+
+def test_every_recording_is_in_the_table() -> None:
+    assert {path.name.removesuffix(".json.gz") for path in ASSETS.iterdir()} == set(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_recorded_run_is_explained(name: str, status: Callable[[str], tuple[Any, str]]) -> None:
+    expected = TABLE[name]
+    done, said = status(name)
+    shown = json.loads(done.stdout)
+    stages = {stage["name"]: stage for stage in shown["stages"]}
+    assert (shown["state"], done.exit_code) == (expected.state, expected.code)
+    assert Counter(stage["state"] for stage in stages.values()) == expected.counts
+    assert {key: stages[key]["state"] for key in expected.stages} == expected.stages
+    assert {key: stages[key]["message"] for key in expected.messages} == expected.messages
+    for text in expected.said:
+        assert text in said
+    if not expected.said:
+        assert not said
+
+
+def test_ids_of_nodes_are_argos() -> None:
+    for name in ("groups-of-chunks-succeeded", "retrained", "running"):
+        workflow = recorded(name)["workflow"]
+        told = workflow["status"]["nodes"].values()
+        others = [node for node in told if node["name"] != workflow["metadata"]["name"]]
+        assert [nodes.node_id(workflow["metadata"]["name"], node["name"]) for node in others] == [
+            node["id"] for node in others
+        ]

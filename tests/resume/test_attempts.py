@@ -1,0 +1,104 @@
+"""A chunk's process is lost, and its pod starts another one, which ends on the same bits; or none may mend it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk import attempts
+from baton.components.train_chunk.attempts import Failure
+
+
+def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
+    run: Run = legs.prepare(legs.changed(recipes["lora"], chunks__count=3), name)
+    assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ends", "times", "said"),
+    [
+        ("killed", 2, "the process of chunk 2 was ended by SIGKILL."),
+        pytest.param("segfault", 1, "the process of chunk 2 was ended by SIGSEGV.", marks=pytest.mark.slow),
+        ("device", 1, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        pytest.param("store", 1, "store 's3://baton' does not answer.", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lost_process_is_followed_by_a_fresh_one(
+    ends: str, times: int, said: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
+) -> None:
+    run = _halfway(f"lost-{ends}", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 10, ends, times, str(tmp_path))
+    assert code == 0, printed
+    assert printed.count("restarted chunk=2") == times
+    assert said in printed
+    assert printed.count("restored step=8") == times, "each resumes from the newest checkpoint"
+    legs.train(run)
+    assert legs.losses(run) == legs.losses(undisturbed["lora"])
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("user", 2, "hooks.loss returns text; expected a tensor."),
+        ("fault", 1, "KeyError: 'labels'"),
+        pytest.param("memory", 1, "CUDA error: out of memory", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_fresh_process_cannot_mend_does_not_start_twice(
+    ends: str, code: int, said: str, recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    run = _halfway(f"ends-{ends}", recipes, legs)
+    ended, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 10, ends, 9, str(tmp_path))
+    assert ended == code, printed
+    assert said in printed
+    assert "restarted" not in printed
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_pod_are_counted(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
+    run = _halfway("lost-for-good", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 10, "killed", 9, str(tmp_path))
+    assert code == 1, printed
+    assert len(list(tmp_path.iterdir())) == 3, "chunks.retries is 2"
+    assert "the process of chunk 2 was ended by SIGKILL. Run again" in printed
+    assert CheckpointStore(run).steps()[-1] == 8
+
+
+def test_memory_that_ran_out_is_told_from_a_kill() -> None:
+    killed = attempts._unsaid(2, -signal.SIGKILL, ran_out_of_memory=False)
+    out_of_memory = attempts._unsaid(2, -signal.SIGKILL, ran_out_of_memory=True)
+    assert (killed.is_mendable, out_of_memory.is_mendable) == (True, False)
+    assert "raise resources.memory" in str(out_of_memory.error()).lower()
+
+
+def test_an_error_crosses_to_the_stage_as_it_was() -> None:
+    from baton.components.shared.core.errors import DamagedError
+
+    error = Failure.of(DamagedError("a file is short.", remedy="Run again.")).error()
+    assert type(error) is DamagedError
+    assert (error.message, error.remedy) == ("a file is short.", "Run again.")
+
+
+def test_a_pod_without_its_gpu_ends_before_it_fetches_anything(recipes: dict[str, Recipe], legs: Any) -> None:
+    """The scheduler gave it one, and torch sees none: an image with a CPU build, or a broken driver."""
+    run: Run = legs.prepare(legs.changed(recipes["lora"], chunks__count=2, resources__gpus=1), "promised")
+    code, printed = legs.leg(legs.promised_a_gpu, legs.chunk, run.uri, 1)
+    assert code == 1, printed
+    assert "this pod was promised 1 GPU and sees 0: driver" in printed
+    assert f"image {run.recipe().resources.image}." in printed
+    assert "slice" not in printed
+    assert "phase=import" not in printed
+    assert "restarted" not in printed
+    code, printed = legs.leg(legs.promised_a_gpu, legs.evaluate, run.uri)
+    assert (code, "this pod was promised 1 GPU" in printed) == (1, True)
+    code, printed = legs.leg(legs.chunk, run.uri, 1)
+    assert code == 0, "resources are the cluster's alone"
