@@ -94,6 +94,7 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Scored("t000", 1, 4, None), {"trial": "t000", "chunk": 1, "step": 4, "value": None}),
     (events.TrainJob("job", "created", 2), {"name": "job", "state": "created", "nodes": 2}),
     (events.AlreadyDone(1, 4), {"chunk": 1, "step": 4}),
+    (events.Restarted(1, 1, 2, "killed"), {"chunk": 1, "attempt": 1, "of": 2, "reason": "killed"}),
     (events.Partial(1, 3, 4, "SIGTERM"), {"chunk": 1, "step": 3, "of": 4, "notice": "SIGTERM"}),
     (events.Finished(1, 4), {"chunk": 1, "step": 4}),
     (events.Stopped(1, 4), {"chunk": 1, "step": 4}),
