@@ -55,6 +55,9 @@ class SplitCounts(NamedDocument):
     eval: int | None = None
     test: int | None = None
     rejected: int = 0
+    rejected_uri: str | None = None
+    """Address of the rejected rows, None where there are none."""
+    source: str = ""
 
 
 class Tokens(NamedDocument):
