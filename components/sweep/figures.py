@@ -23,7 +23,7 @@ BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
 """Colours by rank, and what they stand for."""
 NAMED = 6
-"""Curves of survivors that have their own line in the legend."""
+"""Curves of survivors that the legend names."""
 
 
 def draw(view: View) -> dict[str, Markup]:
@@ -101,12 +101,14 @@ def _smoothed(xs: np.ndarray, ys: np.ndarray) -> svg.Points:
 
 def _legend(figure: Figure, view: View, canvas: Canvas, scored: int) -> None:
     alive = [trial for trial in view.trials if trial.is_alive and trial.rank]
-    handles: list[Line2D] = []
-    if len(alive) <= NAMED:
-        handles += [Line2D([], [], color=color(trial, scored), lw=2, label=trial.id) for trial in alive]
-    else:
-        used = {color(trial, scored) for trial in alive}
-        handles += [Line2D([], [], color=hue, lw=2, label=words) for hue, words in BANDS if hue in used]
+    named: dict[str, list[str]] = {}
+    for trial in alive:
+        named.setdefault(color(trial, scored), []).append(trial.id)
+    handles = [
+        Line2D([], [], color=hue, lw=2, label=", ".join(named[hue]) if len(alive) <= NAMED else words)
+        for hue, words in BANDS
+        if hue in named
+    ]
     if len(alive) < len(view.trials):
         handles.append(Line2D([], [], color=WORST, lw=0.9, alpha=0.6, label="stopped or failed"))
     figure.legend(handles=handles, loc="outside upper left", ncols=7 if canvas is svg.WIDE else 3)

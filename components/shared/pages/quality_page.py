@@ -90,13 +90,15 @@ def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
     ]
 
 
-def _languages(languages: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """Returns colour, name and share of the most frequent languages, and of the others together."""
+def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
+    """Returns colour, name, no count and share of the most frequent languages, and of the others together."""
     shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
     unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
-    shown = [(color, code, share) for color, (code, share) in zip(HUES, shares, strict=False)]
+    shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
     others = sum(share for _, share in shares[len(HUES) :])
-    return shown + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0]
+    return shown + [
+        ("grey", name, "", share) for name, share in (("others", others), ("not clear", unclear)) if share > 0
+    ]
 
 
 def _length_note(quality: dict[str, Any]) -> str:

@@ -76,6 +76,23 @@ class Tokens(NamedDocument):
     lengths: JsonValue = None
 
 
+class TokensMeta(Document):
+    """What the manifest of tokenized rows says of them."""
+
+    tokens: int
+    """Training tokens."""
+    truncated: int
+    dropped: int
+    train: int
+    eval: int
+    test: int = 0
+    bytes: int
+    """Of the training tokens."""
+    lengths: Json
+    files: dict[str, list[tuple[str, int]]]
+    """Side → its files in order, each with its rows."""
+
+
 class PinnedModels(NamedDocument):
     """The models that training began with: part of what the run's checkpoints know each other by.
 
