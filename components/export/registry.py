@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import Evaluation, Registered
 from baton.components.shared.runs.documents.training import Tracking
 from baton.components.shared.runs.run import Run
@@ -41,9 +42,9 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
     Raises:
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
-    tracking = run.read(Tracking)
-    server = tracking.mlflow if tracking else recipe.tracking.mlflow
-    run_id = tracking.run_id if tracking else None
+    tracked = run.read(Tracking)
+    server = tracked.mlflow if tracked else recipe.tracking.mlflow
+    run_id = tracked.run_id if tracked else None
     if server is None:
         return None
     logged = run.read(Registered)
@@ -51,9 +52,13 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
         logged = Registered(export=manifest.folder, mlflow=server)
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
-        client = _client(server)
+        client = tracking.connect(server, timeout="60", retries="2")  # files of a model take longer than figures
         if (model_id := logged.model_id) is None:
-            experiment = _experiment(client, run, recipe, run_id)
+            if run_id:
+                experiment = str(client.get_run(run_id).info.experiment_id)
+            else:
+                named = recipe.tracking.experiment or recipe.name
+                experiment = tracking.experiment(client, named, run.storage, recipe)
             model_id = _log(client, folder, experiment, run_id, tags)
             logged = logged.model_copy(update={"model_id": model_id})
             run.write(logged)
@@ -116,25 +121,6 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
     return str(made.version)
 
 
-def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> str:
-    if run_id:
-        return str(client.get_run(run_id).info.experiment_id)
-    name = recipe.tracking.experiment or recipe.name
-    existing = client.get_experiment_by_name(name)
-    return str(existing.experiment_id if existing else client.create_experiment(name))
-
-
 def _gate_held(run: Run) -> bool:
     evaluation = run.read(Evaluation)
     return bool(evaluation and evaluation.gate and evaluation.gate.passed)
-
-
-def _client(uri: str) -> Any:
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    import mlflow
-
-    mlflow.set_tracking_uri(uri)
-    return mlflow.MlflowClient(uri)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -38,7 +37,7 @@ MAX_STAGE_ROWS = 24
 
 def draw(report: Report) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
-    plots: dict[str, tuple[str, Callable[[Report, svg.Canvas], Figure | None]]] = {
+    plots = {
         "loss": ("Training and eval loss by step", loss_plot),
         "method": ("What the method logs beside the loss, by step", method_plot),
         "optimization": ("Learning rate and gradient norm by step", optimization_plot),
@@ -46,12 +45,11 @@ def draw(report: Report) -> dict[str, Markup]:
         "attempts": ("Time of each chunk attempt by phase", attempt_plot),
         "stages": ("Time of each pipeline stage", stage_plot),
     }
-    drawn = {name: svg.draw(name, label, partial(plot, report)) for name, (label, plot) in plots.items()}
-    return {name: plot for name, plot in drawn.items() if plot is not None}
+    return svg.draw_all(plots, report)
 
 
 def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    train, evals = svg.series(report.losses, "loss"), svg.series(report.evals, "eval_loss")
+    train, evals = svg.series(report.losses, "loss"), svg.series(report.log, "eval_loss")
     if not len(train[0]) and not len(evals[0]):
         return None
     figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
@@ -167,10 +165,7 @@ def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = T
     """Returns the step axis over the whole plan, with a thin line at each hand-over."""
     ends = report.targets
     last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
-    ax.set_xlim(0, last)
-    ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4, steps=[1, 2, 5, 10], integer=True))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    svg.step_axis(ax, last, canvas)
     line_width = 0.9 if len(ends) <= 30 else 0.4
     room = (canvas.width - 120) / max(len(ends), 1)
     apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))

@@ -90,7 +90,9 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
     if report.state == "failed":
-        reached, planned = progress(report)
+        logged = [int(entry["step"]) for entry in report.losses[-1:]]
+        reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
+        planned = max([*report.targets, report.steps])
         where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
         return "bad", f"The run failed {where}. {told[:1].upper()}{told[1:]}."
@@ -182,11 +184,9 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
         return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
-    crossed = [
-        (start, end)
-        for start, end in pairwise(ends)
-        if end <= rows[-1].part.step and not ran_through(report.attempts, start)
-    ]
+    # An attempt may train on past the end of a chunk before its own that had left it undone.
+    through = {end for end in ends for attempt in report.attempts if attempt.from_step < end < attempt.to_step}
+    crossed = [pair for pair in pairwise(ends) if pair[0] not in through and pair[1] <= rows[-1].part.step]
     points = {row.part.restored_step for row in restored}
     seen = sum(any(start <= point < end for point in points) for start, end in crossed)
     if seen < len(crossed):
@@ -201,17 +201,6 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
         told = f"{which} was bit-exact, with {count(unread, 'chunk end')} not yet read back from the store"
         return "warn", "not read back", told
     return "good", "bit-exact", f"{which} was bit-exact"
-
-
-def ran_through(attempts: Sequence[ChunkRecord], step: int) -> bool:
-    """Tells whether an attempt trained on past the end of a chunk before its own that had left it undone."""
-    return any(attempt.from_step < step < attempt.to_step for attempt in attempts)
-
-
-def progress(report: Report) -> tuple[int, int]:
-    """Returns the last step that was reached and the last that was planned."""
-    reached = [int(entry["step"]) for entry in report.losses[-1:]] + [entry.part.step for entry in report.proof]
-    return max(reached, default=0), max([*report.targets, report.steps])
 
 
 def tiles(report: Report) -> list[tuple[str, str, str]]:

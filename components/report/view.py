@@ -21,7 +21,6 @@ class Chunk:
     """A chunk and the attempts at it; spare ones come after the last of the plan."""
 
     index: int
-    target_step: int
     spare: bool
     attempts: Sequence[ChunkRecord]
 
@@ -113,12 +112,7 @@ class Report:
         planned = range(1, len(self.plan.targets) + 1)
         worked = {attempt.chunk for attempt in self.attempts if attempt.outcome != "already_done"}
         return [
-            Chunk(
-                index,
-                self.plan.target(index),
-                index not in planned,
-                [attempt for attempt in self.attempts if attempt.chunk == index],
-            )
+            Chunk(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
             for index in (*planned, *sorted(chunk for chunk in worked if chunk > len(planned)))
         ]
 
@@ -131,11 +125,6 @@ class Report:
     def losses(self) -> list[LogEntry]:
         """Log entries that have a training loss."""
         return [entry for entry in self.log if "loss" in entry]
-
-    @property
-    def evals(self) -> list[LogEntry]:
-        """Log entries that have an evaluation loss."""
-        return [entry for entry in self.log if "eval_loss" in entry]
 
     def figures(self, when: str) -> Figures:
         """Returns the evaluation's figures of a model; see `Evaluation.figures`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,12 @@ NAMED = 6
 
 def draw(view: View) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
-    plots: dict[str, tuple[str, Callable[[View, Canvas], Figure | None]]] = {
+    plots = {
         "score": (f"{view.metric} of each trial by step", score_plot),
         "loss": ("Training loss of each trial by step", loss_plot),
         "parallel": ("Each trial's values and its score", parallel_plot),
     }
-    drawn = {name: svg.draw(name, label, partial(plot, view)) for name, (label, plot) in plots.items()}
-    return {name: plot for name, plot in drawn.items() if plot is not None}
+    return svg.draw_all(plots, view)
 
 
 def score_plot(view: View, canvas: Canvas) -> Figure | None:
@@ -83,10 +81,7 @@ def _curves(
         )
     _log_if_wide(ax, np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)]))
     ax.set_ylabel(name)
-    ax.set_xlabel("step")
-    ax.set_xlim(left=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9 if canvas is svg.WIDE else 5))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    svg.step_axis(ax, ax.get_xlim()[1], canvas)
     _legend(figure, view, canvas, scored)
     return figure
 

@@ -95,10 +95,8 @@ def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
     shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
     unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
     shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
-    others = sum(share for _, share in shares[len(HUES) :])
-    return shown + [
-        ("grey", name, "", share) for name, share in (("others", others), ("not clear", unclear)) if share > 0
-    ]
+    rest = {"others": sum(share for _, share in shares[len(HUES) :]), "not clear": unclear}
+    return shown + [("grey", name, "", share) for name, share in rest.items() if share > 0]
 
 
 def _length_note(quality: dict[str, Any]) -> str:
