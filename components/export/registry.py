@@ -47,8 +47,9 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
     run_id = tracked.run_id if tracked else None
     if server is None:
         return None
-    logged = run.read(Registered)
-    if logged is None or logged.export != manifest.folder:
+    # Not `run.read`: the document's `version` is the model's, not that of its form.
+    logged = Registered.model_validate(run.get(Registered.NAME) or {})
+    if logged.export != manifest.folder:
         logged = Registered(export=manifest.folder, mlflow=server)
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
