@@ -24,6 +24,7 @@ from typing import Any
 from baton.components.export import answers
 from baton.components.export.answers import Answer, Expected, Questions
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.outcome import Finding, LlamaCpp
 
 TOLERANCE = 1e-3
 """Largest difference between logits of two engines, as a share of the largest logit."""
@@ -97,7 +98,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
             return Reading(answers.load(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> dict[str, object]:
+def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> Finding:
     """Holds what an export said against what it must say.
 
     Args:
@@ -105,10 +106,6 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
         reading: What the export said.
         expected: What it must say.
         share: How far its logits may lie from those, as a share of the largest.
-
-    Returns:
-        The finding: `library`, number of `tokens` compared, `max_abs_difference` of logits, whether they are the same
-        (`bitwise`), and `words`.
 
     Raises:
         BatonError: logits lie further apart, or tokens differ where no two are as good as equal.
@@ -132,13 +129,13 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     words.append(f"logits differ by {furthest:.2g} at most" if furthest else "logits the same bit for bit")
     if "weights" in reading.notes:
         words.insert(0, "weights the same bit for bit")
-    return {
-        "library": reading.notes["library"],
-        "tokens": tokens,
-        "bitwise": furthest == 0,
-        "max_abs_difference": furthest,
-        "words": f"{reading.notes['library']}: {', '.join(words)}",
-    }
+    return Finding(
+        library=reading.notes["library"],
+        tokens=tokens,
+        bitwise=furthest == 0,
+        max_abs_difference=furthest,
+        words=f"{reading.notes['library']}: {', '.join(words)}",
+    )
 
 
 def require_tokens(what: str, tokens: list[int], due: Answer, limit: float) -> int:
@@ -176,7 +173,7 @@ def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) 
 
 def of_llama_cpp(
     name: str, reading: Reading, expected: Expected, texts: list[list[int]], *, exact: bool
-) -> dict[str, object]:
+) -> LlamaCpp | None:
     """Holds what llama.cpp said, where its binding is installed, against what it must say.
 
     It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,
@@ -190,21 +187,21 @@ def of_llama_cpp(
         exact: Whether tokens must be the same.
 
     Returns:
-        `llama_cpp`, with its `version` and the number of `tokens` shared; nothing where it is not installed.
+        Its version and the number of tokens shared; None where it is not installed.
 
     Raises:
         BatonError: it reads the vocabulary in another way, or writes other tokens where it must not.
     """
     answers = reading.notes.get("llama_cpp")
     if answers is None:
-        return {}
+        return None
     if answers["texts"] != texts:
         raise BatonError(f"llama.cpp splits texts into other tokens by {name} than the tokenizer does.")
     shared = agreement(answers["tokens"], [answer.tokens for answer in expected.answers])
     if exact:
         for tokens, due in zip(answers["tokens"], expected.answers, strict=True):
             require_tokens(f"llama.cpp with {name}", tokens, due, TOLERANCE * float(abs(due.logits).max()))
-    return {"llama_cpp": {"version": answers["version"], "tokens": shared}}
+    return LlamaCpp(version=answers["version"], tokens=shared)
 
 
 def distance(one: Answer, other: Answer) -> float:

@@ -20,6 +20,6 @@ def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> s
 
     with events.stage("export"):
         exported = export_run(run_uri)
-        metrics.log_metric("bytes", exported["bytes"])
-        metrics.log_metric("formats", len(exported["exports"]))
-    return exported["model_uri"]
+        metrics.log_metric("bytes", exported.bytes)
+        metrics.log_metric("formats", len(exported.exports))
+    return exported.model_uri

@@ -9,15 +9,15 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any
 
 from baton.components.export import hub, registry
 from baton.components.export.export_source import ExportSource
 from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
 from baton.components.shared.core import events
+from baton.components.shared.core.document import Document
 from baton.components.shared.models import exportable
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.outcome import ExportedModel
+from baton.components.shared.runs.documents.outcome import ExportedModel, ExportEntry, ModelMeta
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
@@ -26,12 +26,11 @@ MAIN = "export"
 """Where the main model lies in a run: the whole model where it is asked for, else the adapter."""
 
 
-def export_run(run_uri: str) -> dict[str, Any]:
+def export_run(run_uri: str) -> ExportedModel:
     """Exports the checkpoint that a run's result is taken from, each format once.
 
     Returns:
-        `model_uri`, `bytes` and number of `files` of the main model; `exports`, with `format`, `uri`, `bytes` and
-        `checked`, how it was loaded back, of every format, the main one first; `registry` and `hub` where it went on.
+        Addresses and sizes of the main model and of every format, the main one first, and where it went on to.
 
     Raises:
         UserError: a format cannot hold the model, or a server refuses it.
@@ -47,14 +46,16 @@ def export_run(run_uri: str) -> dict[str, Any]:
         main = _export(source, main_format, None)
         made = {main_format: main, **{name: _export(source, name, main) for name in others}}
         handed_on = _hand_on(source, recipe, main, made.get("mlflow"))
-    exported = {
-        "model_uri": main.uri,
-        "bytes": main.manifest.bytes,
-        "files": len(main.manifest.files),
-        "exports": [_entry(name, export) for name, export in made.items()],
-        **handed_on,
-    }
-    run.put(ExportedModel.NAME, exported)
+    exported = ExportedModel(
+        model_uri=main.uri,
+        bytes=main.manifest.bytes,
+        files=len(main.manifest.files),
+        exports=[
+            ExportEntry(format=name, uri=export.uri, bytes=export.manifest.bytes, checked=export.meta.checked)
+            for name, export in made.items()
+        ],
+    ).model_copy(update=handed_on)
+    run.write(exported)
     run.record("export", {"seconds": time.time() - started})
     events.emit(events.Exported(uri=main.uri, bytes=main.manifest.bytes))
     return exported
@@ -81,22 +82,23 @@ def _export(source: ExportSource, export_format: str, main: Export | None) -> Ex
         FORMATS[export_format].write(draft)
         finding = FORMATS[export_format].check(draft)
         write_card(draft, export_format, finding)
-        meta = {
-            "run": run.name,
-            "format": export_format,
-            "digest": source.digest,
-            "step": source.checkpoint.step,
-            "settings": settings,
-            "checked": finding,
-        }
+        meta = ModelMeta(
+            run=run.name,
+            format=export_format,
+            digest=source.digest,
+            step=source.checkpoint.step,
+            settings=settings,
+            checked=finding,
+        )
         # After the check: what has a manifest was loaded and compared with the trained model.
-        manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta)
+        manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta.to_json())
         shutil.rmtree(target)
-        events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding["words"]))
+        events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding.words))
     folder = f"{source.scratch}/fetched-{export_format}"
     return Export(
         uri=run.storage.uri(manifest.path(prefix)),
         manifest=manifest,
+        meta=ModelMeta.read(manifest.meta, run.storage.uri(prefix)),
         # Fetched only where another format is made of it, or a server takes it.
         folder=functools.cache(lambda: bundles.fetch(run.storage, prefix, manifest, folder)),
     )
@@ -105,7 +107,7 @@ def _export(source: ExportSource, export_format: str, main: Export | None) -> Ex
 def _prefix(run: Run, name: str, settings: str) -> str:
     """Returns where an export lies: below its settings' digest too, where the name is taken by one with others."""
     committed = bundles.usable_manifest(run.storage, run.path(name))
-    if committed is None or committed.meta.get("settings", settings) == settings:
+    if committed is None or ModelMeta.read(committed.meta, run.uri).settings in (None, settings):
         return run.path(name)
     return run.path(f"{name}-{settings[:8]}")
 
@@ -132,16 +134,11 @@ def _settings(source: ExportSource, export_format: str, main: Export | None) -> 
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, object]:
+def _hand_on(source: ExportSource, recipe: Recipe, main: Export, mlflow: Export | None) -> dict[str, Document]:
     """Sends the model on to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
-    handed_on: dict[str, object] = {}
+    handed_on: dict[str, Document] = {}
     if mlflow and (there := registry.log(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
         handed_on["registry"] = there
     if recipe.export.hub:
         handed_on["hub"] = hub.push(source.run, recipe.export.hub, main.manifest, main.folder())
     return handed_on
-
-
-def _entry(export_format: str, export: Export) -> dict[str, object]:
-    checked = export.manifest.meta.get("checked")
-    return {"format": export_format, "uri": export.uri, "bytes": export.manifest.bytes, "checked": checked}

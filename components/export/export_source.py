@@ -13,6 +13,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.models import loading, trained
 from baton.components.shared.models.prompts import held_out_prompts
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.outcome import Finding, Likeness
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
@@ -138,19 +139,15 @@ class ExportSource:
         copied: PreTrainedModel = copy.deepcopy(self.whole).float()
         return copied
 
-    def beside_trained(self, finding: dict[str, Any], said: Expected) -> dict[str, object]:
-        """Adds to a finding how near the exported model's answers are to those of the model as it was trained.
-
-        Returns:
-            The finding with `from_trained`: the `tokens` shared before the first that differs, and
-            `max_abs_difference` of the logits of the prompts; its `words` say so where something differs.
-        """
+    def beside_trained(self, finding: Finding, said: Expected) -> Finding:
+        """Returns a finding with how near the exported model's answers are to those of the model as it was trained."""
         lengths = [len(prompt) for prompt in self.context.questions.prompts]
         pairs = list(zip(said.answers, self.said_trained.answers, lengths, strict=True))
         apart = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)
         shared = check.agreement([one.tokens for one, _, _ in pairs], [other.tokens for _, other, _ in pairs])
-        words = finding["words"]
+        words = finding.words
         if apart:
-            beside = f"{shared} of {finding['tokens']} tokens and " if finding["tokens"] else ""
+            beside = f"{shared} of {finding.tokens} tokens and " if finding.tokens else ""
             words += f" (as before merging and rounding: {beside}logits within {apart:.2g})"
-        return {**finding, "words": words, "from_trained": {"tokens": shared, "max_abs_difference": apart}}
+        likeness = Likeness(tokens=shared, max_abs_difference=apart)
+        return finding.model_copy(update={"words": words, "from_trained": likeness})

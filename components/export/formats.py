@@ -21,9 +21,8 @@ from baton.components.export import (
 from baton.components.export.answers import Expected
 from baton.components.export.export_source import ExportSource
 from baton.components.shared.models import exportable
+from baton.components.shared.runs.documents.outcome import Finding, ModelMeta
 from baton.components.shared.store.bundles import Manifest
-
-Finding = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,13 @@ class Export:
     Attributes:
         uri: Its address.
         manifest: What is committed there.
+        meta: What it says of the files.
         folder: Brings its files to this machine and returns where they are.
     """
 
     uri: str
     manifest: Manifest
+    meta: ModelMeta
     folder: Callable[[], str]
 
 
@@ -119,9 +120,10 @@ def _check_gguf(draft: Draft) -> Finding:
         finding = check.compare("gguf", reading, expected, expected.rounding)
         expected_texts = [source.tokenizer(text)["input_ids"] for text in source.texts]
         engine = check.of_llama_cpp(name, reading, expected, expected_texts, exact=kind == "f32")
-        files[name] = source.beside_trained({**finding, **engine}, expected)
-    words = "; ".join(f"{name} {finding['words']}" for name, finding in files.items())
-    return {"library": finding["library"], "files": files, "words": words}
+        finding = finding.model_copy(update={"llama_cpp": engine}) if engine else finding
+        files[name] = source.beside_trained(finding, expected)
+    words = "; ".join(f"{name} {finding.words}" for name, finding in files.items())
+    return Finding(library=finding.library, files=files, words=words)
 
 
 def _write_onnx(draft: Draft) -> None:
@@ -205,4 +207,4 @@ def write_card(draft: Draft, export_format: str, finding: Finding) -> None:
     """Puts the model card beside the model, in formats that people look at."""
     if export_format in card.LOADING:
         source = draft.source
-        card.write(source.run, source.recipe, source.facts, export_format, draft.target, finding["words"])
+        card.write(source.run, source.recipe, source.facts, export_format, draft.target, finding.words)

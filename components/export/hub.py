@@ -6,13 +6,12 @@ import os
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe.export import Hub
+from baton.components.shared.runs.documents.outcome import Pushed
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.bundles import Manifest
 
-DOCUMENT = "hub.json"
 
-
-def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, object]:
+def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
     """Pushes the files of an export, once.
 
     Args:
@@ -21,16 +20,12 @@ def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, obje
         manifest: Of the export.
         folder: Its files.
 
-    Returns:
-        What `hub.json` of the run says: `repo`, `revision`, `commit`, and whose files they are.
-
     Raises:
         UserError: there is no token, or the Hub refuses.
         BatonError: the Hub cannot be reached.
     """
-    wanted = {"repo": spec.repo, "revision": spec.revision, "export": manifest.folder}
-    done = run.get(DOCUMENT) or {}
-    if wanted.items() <= done.items():
+    done = run.read(Pushed)
+    if done and (done.repo, done.revision, done.export) == (spec.repo, spec.revision, manifest.folder):
         return done
     token = os.environ.get("HF_TOKEN")
     if not token:
@@ -38,8 +33,9 @@ def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> dict[str, obje
             f"export.hub.repo: nothing can be pushed to {spec.repo} without HF_TOKEN in the environment.",
             remedy="Set it to a token that may write there; in a cluster by resources.secret_env.",
         )
-    pushed: dict[str, object] = {**wanted, "commit": _push(spec, folder, token, run.name)}
-    run.put(DOCUMENT, pushed)
+    commit = _push(spec, folder, token, run.name)
+    pushed = Pushed(repo=spec.repo, revision=spec.revision, export=manifest.folder, commit=commit)
+    run.write(pushed)
     return pushed
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.outcome import Finding
 
 FILE = "inferenceservice.yaml"
 LABEL = 63
@@ -70,8 +71,8 @@ def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str
     }
 
 
-def check(folder: str) -> dict[str, object]:
-    """Reads the manifest back and returns the finding.
+def check(folder: str) -> Finding:
+    """Reads the manifest back.
 
     Raises:
         BatonError: it is not what KServe takes.
@@ -82,4 +83,4 @@ def check(folder: str) -> dict[str, object]:
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABELS.fullmatch(value) for value in values):
         raise BatonError(f"the kserve export is no InferenceService with valid labels: {document['metadata']}.")
-    return {"library": "yaml", "words": f"read back, serves {uri}"}
+    return Finding(library="yaml", words=f"read back, serves {uri}")

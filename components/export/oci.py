@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.outcome import Finding
 from baton.components.shared.store import bundles
 
 MEDIA = "application/vnd.oci.image"
@@ -66,15 +67,12 @@ def write(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None
     _write(f"{target}/oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
 
 
-def check(folder: str, expected: dict[str, str]) -> dict[str, object]:
+def check(folder: str, expected: dict[str, str]) -> Finding:
     """Reads a layout from its index down and compares every file of the model.
 
     Args:
         folder: The layout.
         expected: SHA-256 of each file under /models.
-
-    Returns:
-        The finding, with `words`.
 
     Raises:
         BatonError: a digest or size is not what the layout says, or a file is not the model's.
@@ -95,7 +93,7 @@ def check(folder: str, expected: dict[str, str]) -> dict[str, object]:
     if digests != expected:
         wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
         raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
-    return {"library": "tarfile", "words": f"all digests and sizes, {len(digests)} files as in the model"}
+    return Finding(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
 
 
 def _layer(source: str, names: list[str], blobs: str) -> Descriptor:

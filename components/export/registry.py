@@ -11,14 +11,14 @@ from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.outcome import Evaluation, Registered
 from baton.components.shared.runs.documents.training import Tracking
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.bundles import Manifest
 
 logger = logging.getLogger("baton")
 
-DOCUMENT = "registry.json"
 MARK = "baton.export"
 """Tag of a version: whose files it is. Running the stage again finds it by that."""
 MODEL = "model"
@@ -26,7 +26,7 @@ CREDENTIALS = re.compile(r"//[^/\s@]+@")
 """Name and password in an address."""
 
 
-def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> dict[str, Any]:
+def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> Registered | None:
     """Logs an MLflow model and registers it, each at most once for the same files.
 
     Args:
@@ -37,43 +37,52 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
         digest: State digest of the checkpoint.
 
     Returns:
-        What `registry.json` of the run says: `mlflow`, `model_id`, and `name`, `version` and `alias` where registered.
+        Where it is there; None where there is no server, or it did not take the model and did not have to.
 
     Raises:
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
-    tracking = run.read(Tracking)
-    server = tracking.mlflow if tracking else recipe.tracking.mlflow
-    run_id = tracking.run_id if tracking else None
+    tracked = run.read(Tracking)
+    server = tracked.mlflow if tracked else recipe.tracking.mlflow
+    run_id = tracked.run_id if tracked else None
     if server is None:
-        return {}
-    done = run.get(DOCUMENT) or {}
-    logged = done if done.get("export") == manifest.folder else {"export": manifest.folder, "mlflow": server}
+        return None
+    # Not `run.read`: the document's `version` is the model's, not that of its form.
+    logged = Registered.model_validate(run.get(Registered.NAME) or {})
+    if logged.export != manifest.folder:
+        logged = Registered(export=manifest.folder, mlflow=server)
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
-        client = _client(server)
-        if "model_id" not in logged:
-            experiment = _experiment(client, run, recipe, run_id)
-            logged["model_id"] = _log(client, folder, experiment, run_id, tags)
-            run.put(DOCUMENT, logged)
-        name = recipe.export.registered_model
-        if name:
-            logged |= {"name": name, "version": _register(client, name, logged["model_id"], run_id, tags)}
-            run.put(DOCUMENT, logged)
-        if name and recipe.export.alias and _gate_held(run):
-            client.set_registered_model_alias(name, recipe.export.alias, logged["version"])
-            logged["alias"] = recipe.export.alias
-            run.put(DOCUMENT, logged)
+        client = tracking.connect(server, timeout="60", retries="2")  # files of a model take longer than figures
+        if (model_id := logged.model_id) is None:
+            model_id = _log(client, folder, _experiment(client, run, recipe, run_id), run_id, tags)
+            logged = logged.model_copy(update={"model_id": model_id})
+            run.write(logged)
+        if name := recipe.export.registered_model:
+            version = _register(client, name, model_id, run_id, tags)
+            logged = logged.model_copy(update={"name": name, "version": version})
+            run.write(logged)
+            if recipe.export.alias and _gate_held(run):
+                client.set_registered_model_alias(name, recipe.export.alias, version)
+                logged = logged.model_copy(update={"alias": recipe.export.alias})
+                run.write(logged)
     except Exception as error:
         message = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
         message = CREDENTIALS.sub("//", " ".join(message.split()))[:400]
         if recipe.export.registered_model is None:
             logger.warning("%s", message)
-            return {}
+            return None
         raise BatonError(
             message, remedy="The export itself is committed; run the stage again when the server can be had."
         ) from None
     return logged
+
+
+def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> str:
+    """Returns the experiment of the tracked run, or the recipe's own where nothing was tracked."""
+    if run_id:
+        return str(client.get_run(run_id).info.experiment_id)
+    return tracking.experiment(client, recipe.tracking.experiment or recipe.name, run.storage, recipe)
 
 
 def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: dict[str, str]) -> str:
@@ -115,25 +124,6 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
     return str(made.version)
 
 
-def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> str:
-    if run_id:
-        return str(client.get_run(run_id).info.experiment_id)
-    name = recipe.tracking.experiment or recipe.name
-    existing = client.get_experiment_by_name(name)
-    return str(existing.experiment_id if existing else client.create_experiment(name))
-
-
 def _gate_held(run: Run) -> bool:
     evaluation = run.read(Evaluation)
     return bool(evaluation and evaluation.gate and evaluation.gate.passed)
-
-
-def _client(uri: str) -> Any:
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    import mlflow
-
-    mlflow.set_tracking_uri(uri)
-    return mlflow.MlflowClient(uri)

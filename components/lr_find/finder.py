@@ -169,8 +169,10 @@ def _plot(test: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Figure:
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
     finite = smoothed[np.isfinite(smoothed)]
-    margin = 0.1 * max(float(np.ptp(finite)), 1e-9)
-    ax.set_ylim(float(finite.min()) - margin, min(float(finite.max()), float(finite[0]) * 1.5) + margin)
+    low = float(min(finite.min(), losses[np.isfinite(losses)].min()))
+    high = min(float(finite.max()), float(finite[0]) * 1.5)
+    margin = 0.1 * max(high - low, 1e-9)
+    ax.set_ylim(low - margin, high + margin)
     ax.set_xlabel("learning rate")
     ax.set_ylabel("loss")
     ax.legend(loc="lower left")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -18,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from baton.components.report.view import Chunk, Report
 from baton.components.shared.pages import svg
 from baton.components.shared.pages.rendering import duration
 from baton.components.shared.recipe import SPECS
@@ -34,12 +33,11 @@ PHASES = {
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
-Report = Mapping[str, Any]
 
 
 def draw(report: Report) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
-    plots: dict[str, tuple[str, Callable[[Report, svg.Canvas], Figure | None]]] = {
+    plots = {
         "loss": ("Training and eval loss by step", loss_plot),
         "method": ("What the method logs beside the loss, by step", method_plot),
         "optimization": ("Learning rate and gradient norm by step", optimization_plot),
@@ -47,12 +45,11 @@ def draw(report: Report) -> dict[str, Markup]:
         "attempts": ("Time of each chunk attempt by phase", attempt_plot),
         "stages": ("Time of each pipeline stage", stage_plot),
     }
-    drawn = {name: svg.draw(name, label, partial(plot, report)) for name, (label, plot) in plots.items()}
-    return {name: plot for name, plot in drawn.items() if plot is not None}
+    return svg.draw_all(plots, report)
 
 
 def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    train, evals = svg.series(report["history"], "loss"), svg.series(report["evals"], "eval_loss")
+    train, evals = svg.series(report.losses, "loss"), svg.series(report.log, "eval_loss")
     if not len(train[0]) and not len(evals[0]):
         return None
     figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
@@ -62,7 +59,7 @@ def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
         ax.plot(*svg.thin(evals, canvas.num_points), style, color=svg.ORANGE, lw=1.2, ms=5, label="eval")
     if len(train[1]):
         _log_if_wide(ax, train[1], 200)
-    _mark_levels(ax, report["headline"])
+    _mark_levels(ax, report)
     _step_axis(ax, report, canvas)
     _mark_interruptions(ax, report)
     ax.set_ylabel("loss")
@@ -73,7 +70,7 @@ def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 
 def method_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    return _small_plots(report, canvas, SPECS[report["method"]].logged)
+    return _small_plots(report, canvas, SPECS[report.method].logged)
 
 
 def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
@@ -83,7 +80,7 @@ def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -> Figure | None:
     """Plots of what was logged under these keys, two in a row."""
-    series = {name: svg.series(report["history"], key) for key, name in names.items()}
+    series = {name: svg.series(report.losses, key) for key, name in names.items()}
     curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:
         return None
@@ -104,20 +101,22 @@ def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -
 
 
 def throughput_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    attempts = [attempt for chunk in report["chunks"] for attempt in chunk["attempts"]]
-    unit = "tokens" if any(attempt.get("tokens_per_second") for attempt in attempts) else "steps"
-    bars = [
-        (attempt["from_step"], attempt["to_step"] - attempt["from_step"], attempt[f"{unit}_per_second"])
-        for attempt in attempts
-        if attempt.get(f"{unit}_per_second") and (attempt["to_step"] or 0) > attempt["from_step"]
+    rates = [
+        (attempt, (attempt.to_step - attempt.from_step) / attempt.seconds["train"])
+        for attempt in report.chunk_attempts
+        if attempt.to_step > attempt.from_step and attempt.seconds.get("train", 0.0) > 0
     ]
-    if not bars:
+    unit = "steps"
+    if report.plan and any(attempt.tokens for attempt, _ in rates):
+        unit, per_epoch = "tokens", report.plan.steps_per_epoch
+        rates = [(attempt, rate * attempt.tokens / per_epoch) for attempt, rate in rates if attempt.tokens]
+    if not rates:
         return None
     figure, (ax,) = svg.blank_figure(canvas, 190)
-    starts, widths, rates = zip(*bars, strict=True)
-    ax.bar(starts, rates, widths, align="edge", color=svg.BLUE, alpha=0.3, lw=0)
-    ax.hlines(rates, starts, np.add(starts, widths), color=svg.BLUE, lw=2)
-    ax.set_ylim(0, max(rates) * 1.1)
+    starts, ends, heights = zip(*((attempt.from_step, attempt.to_step, rate) for attempt, rate in rates), strict=True)
+    ax.bar(starts, heights, np.subtract(ends, starts), align="edge", color=svg.BLUE, alpha=0.3, lw=0)
+    ax.hlines(heights, starts, ends, color=svg.BLUE, lw=2)
+    ax.set_ylim(0, max(heights) * 1.1)
     ax.set_ylabel(f"{unit} per second")
     ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
     _step_axis(ax, report, canvas)
@@ -126,7 +125,7 @@ def throughput_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 
 def attempt_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    rows = _attempt_rows(report["chunks"], canvas)
+    rows = _attempt_rows(report.chunks, canvas)
     if not rows:
         return None
     values = {label: np.array([row[phase] for _, row, _ in rows]) for phase, (label, _) in PHASES.items()}
@@ -144,9 +143,9 @@ def attempt_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
 
 def stage_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     stages: dict[str, float] = {}
-    for stage in report["stages"]:
-        name = _label(stage["name"])
-        stages[name] = stages.get(name, 0.0) + (stage["seconds"] or 0.0)
+    for stage, spent in report.stages.items():
+        name = _label(stage)
+        stages[name] = stages.get(name, 0.0) + spent
     if len(stages) > MAX_STAGE_ROWS:
         stages = _merge_numbered(stages)
     if not stages:
@@ -164,13 +163,9 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
 
 def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = True) -> None:
     """Returns the step axis over the whole plan, with a thin line at each hand-over."""
-    planned = [chunk for chunk in report["chunks"] if not chunk["spare"]]
-    ends = [chunk["target_step"] for chunk in planned]
-    last = max([*ends, *(entry["step"] for entry in report["history"][-1:]), ax.get_xlim()[1] if not ends else 1])
-    ax.set_xlim(0, last)
-    ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4, steps=[1, 2, 5, 10], integer=True))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    ends = report.targets
+    last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
+    svg.step_axis(ax, last, canvas)
     line_width = 0.9 if len(ends) <= 30 else 0.4
     room = (canvas.width - 120) / max(len(ends), 1)
     apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))
@@ -178,21 +173,16 @@ def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = T
     ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
     if not labels:
         return
-    for chunk, (start, end) in zip(planned, pairwise([0, *ends]), strict=True):
-        if every == 1 or chunk["index"] % every == 0:
+    for index, (start, end) in enumerate(pairwise([0, *ends]), 1):
+        if every == 1 or index % every == 0:
             ax.annotate(
-                f"chunk {chunk['index']}", ((start + end) / 2, 1), (0, 3), ax.get_xaxis_transform(),
+                f"chunk {index}", ((start + end) / 2, 1), (0, 3), ax.get_xaxis_transform(),
                 "offset points", ha="center", va="bottom", fontsize=10.5, color=svg.MUTED,
             )  # fmt: skip
 
 
 def _mark_interruptions(ax: Axes, report: Report) -> None:
-    steps = [
-        attempt["to_step"]
-        for chunk in report["chunks"]
-        for attempt in chunk["attempts"]
-        if attempt["outcome"] in ("partial", "failed") and attempt["to_step"] is not None
-    ]
+    steps = [attempt.to_step for attempt in report.chunk_attempts if attempt.outcome in ("partial", "failed")]
     if steps:
         ax.plot(
             steps, [0] * len(steps), "X", ms=8, color=svg.PURPLE, mec="none", clip_on=False,
@@ -200,8 +190,8 @@ def _mark_interruptions(ax: Axes, report: Report) -> None:
         )  # fmt: skip
 
 
-def _mark_levels(ax: Axes, headline: Mapping[str, Any]) -> None:
-    measured = {name: headline.get(f"eval_loss_{name}") for name in ("before", "after")}
+def _mark_levels(ax: Axes, report: Report) -> None:
+    measured = {name: report.figures(name).get("loss") for name in ("before", "after")}
     levels = {name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)}
     for value in levels.values():
         ax.axhline(value, color=svg.GREEN, lw=1.1, ls=(0, (5, 4)))
@@ -216,24 +206,21 @@ def _mark_levels(ax: Axes, headline: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _attempt_rows(chunks: Sequence[Mapping[str, Any]], canvas: svg.Canvas) -> list[tuple[str, dict[str, float], str]]:
+def _attempt_rows(chunks: Sequence[Chunk], canvas: svg.Canvas) -> list[tuple[str, dict[str, float], str]]:
     """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
-    by_chunk = sum(len(chunk["attempts"]) for chunk in chunks) > MAX_ATTEMPT_ROWS
+    by_chunk = sum(len(chunk.attempts) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
     for chunk in chunks:
-        name = f"{'spare' if chunk['spare'] else 'chunk'} {chunk['index']}"
-        seconds = [
-            {phase: (attempt.get("seconds") or {}).get(phase) or 0.0 for phase in PHASES}
-            for attempt in chunk["attempts"]
-        ]
+        name = f"{'spare' if chunk.spare else 'chunk'} {chunk.index}"
+        seconds = [{phase: attempt.seconds.get(phase) or 0.0 for phase in PHASES} for attempt in chunk.attempts]
         count = len(seconds)
         if by_chunk and count:
             total = {phase: sum(part[phase] for part in seconds) for phase in PHASES}
             rows.append((name, total, f"{count} attempts" if count > 1 else ""))
             continue
-        for number, (attempt, part) in enumerate(zip(chunk["attempts"], seconds, strict=True), 1):
+        for number, (attempt, part) in enumerate(zip(chunk.attempts, seconds, strict=True), 1):
             suffix = f", attempt {number}" if canvas is svg.WIDE else f" ({number})"
-            note = "" if attempt["outcome"] == "done" else attempt["outcome"].replace("_", " ")
+            note = "" if attempt.outcome == "done" else attempt.outcome.replace("_", " ")
             rows.append((f"{name}{suffix if count > 1 else ''}", part, note))
     return rows
 

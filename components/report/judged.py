@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from baton.components.report.view import Examples
+from baton.components.shared.core.document import Json
 from baton.components.shared.pages.rendering import number
-from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.documents.outcome import Evaluation, GateLine
 from baton.components.shared.runs.run import Run
 
 MAX_EXAMPLES = 400
@@ -50,51 +51,45 @@ class Figure:
     held: bool
 
 
-def collected(run: Run, evaluation: Evaluation | None) -> dict[str, object] | None:
-    """Returns the evaluation as the page shows it, with its examples; None for a run that was not evaluated."""
-    if evaluation is None:
-        return None
-    named = evaluation.examples
-    lines = run.storage.read(run.path(named.path)).splitlines() if named and named.count else []
-    shown = evaluation.model_dump(mode="json")
-    return {
-        **{name: shown[name] for name in ("before", "after", "production", "intervals", "gate")},
-        **{name: shown[name] for name in ("production_model", "side")},
-        "num_examples": len(lines),
-        "examples": [json.loads(line) for line in lines[:MAX_EXAMPLES]],
-        "examples_uri": run.storage.uri(run.path(named.path)) if named and lines else None,
-    }
+def examples(run: Run, evaluation: Evaluation | None) -> Examples:
+    """Returns the evaluation's examples, as many as the page shows."""
+    named = evaluation.examples if evaluation else None
+    if not named or not named.count:
+        return Examples()
+    lines = run.storage.read(run.path(named.path)).splitlines()
+    uri = run.storage.uri(run.path(named.path)) if lines else None
+    return Examples(len(lines), uri, [json.loads(line) for line in lines[:MAX_EXAMPLES]])
 
 
-def figures(evaluation: Mapping[str, Any]) -> list[Figure]:
+def figures(evaluation: Evaluation) -> list[Figure]:
     """Returns a row for each figure, those of the gate first."""
-    lines = {line["figure"]: line for line in (evaluation["gate"] or {}).get("lines", ())}
-    names = [name for name in evaluation["after"] if name not in NOT_COMPARED]
+    lines = {line.figure: line for line in (evaluation.gate.lines if evaluation.gate else ())}
+    names = [name for name in evaluation.after if name not in NOT_COMPARED]
     names.sort(key=lambda name: name not in lines)  # stable: the evaluation's order otherwise
     return [_figure(name, evaluation, lines.get(name)) for name in names]
 
 
-def _figure(name: str, evaluation: Mapping[str, Any], line: Mapping[str, Any] | None) -> Figure:
-    intervals = evaluation["intervals"] or {}
+def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
+    intervals = evaluation.intervals or {}
     low, high = intervals.get("after", {}).get(name, (None, None))
-    before, after = evaluation["before"].get(name), evaluation["after"][name]
-    change = intervals.get("gain", {}).get(name)
+    before, after = evaluation.before.get(name), evaluation.after[name]
+    change = [value for value in intervals.get("gain", {}).get(name, ()) if value is not None]
     gain, tone = "", ""
-    if change and before is not None:
+    if len(change) == 2 and before is not None and after is not None:
         gain = f"{_signed(after - before)} ({_signed(change[0])} to {_signed(change[1])})"
         better = [-value if name in LOWER_IS_BETTER else value for value in change]
         tone = "good" if min(better) > 0 else "bad" if max(better) < 0 else ""
     return Figure(
         name=name,
         before=before,
-        production=(evaluation["production"] or {}).get(name),
+        production=(evaluation.production or {}).get(name),
         after=after,
         low=low,
         high=high,
         gain=gain,
         tone=tone,
-        gate=line["words"] if line else "",
-        held=line is None or line["held"],
+        gate=line.words if line else "",
+        held=line is None or line.held,
     )
 
 
@@ -102,7 +97,7 @@ def _signed(value: float) -> str:
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
 
 
-def example_pages(examples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
     """Returns the examples in pages, each with its title."""
-    starts = range(0, len(examples), PAGE)
-    return [(f"{start + 1}–{min(start + PAGE, len(examples))}", examples[start : start + PAGE]) for start in starts]
+    starts = range(0, len(shown), PAGE)
+    return [(f"{start + 1}–{min(start + PAGE, len(shown))}", shown[start : start + PAGE]) for start in starts]

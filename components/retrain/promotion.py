@@ -13,6 +13,7 @@ from baton.components.shared.runs.documents.outcome import (
     AcceptedModel,
     Evaluation,
     ExportedModel,
+    ModelMeta,
     RetrainNote,
     Verdict,
 )
@@ -82,7 +83,7 @@ def _accepted(run: Run, about: RetrainNote, summary: str) -> AcceptedModel:
         run_uri=run.uri,
         summary=summary,
         model_uri=exported.model_uri,
-        digest=manifest.meta["digest"],
+        digest=ModelMeta.read(manifest.meta, run.storage.uri(prefix)).digest,
         data=about.data,
         recipe=about.recipe,
         learnt=[*about.learnt, run.need(SplitData).digest],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,17 @@ BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
 """Colours by rank, and what they stand for."""
 NAMED = 6
-"""Curves of survivors that have their own line in the legend."""
+"""Curves of survivors that the legend names."""
 
 
 def draw(view: View) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
-    plots: dict[str, tuple[str, Callable[[View, Canvas], Figure | None]]] = {
+    plots = {
         "score": (f"{view.metric} of each trial by step", score_plot),
         "loss": ("Training loss of each trial by step", loss_plot),
         "parallel": ("Each trial's values and its score", parallel_plot),
     }
-    drawn = {name: svg.draw(name, label, partial(plot, view)) for name, (label, plot) in plots.items()}
-    return {name: plot for name, plot in drawn.items() if plot is not None}
+    return svg.draw_all(plots, view)
 
 
 def score_plot(view: View, canvas: Canvas) -> Figure | None:
@@ -86,10 +84,7 @@ def _curves(
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
     ax.set_ylabel(name)
-    ax.set_xlabel("step")
-    ax.set_xlim(left=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9 if canvas is svg.WIDE else 5))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    svg.step_axis(ax, ax.get_xlim()[1], canvas)
     _legend(figure, view, canvas, scored)
     return figure
 
@@ -104,12 +99,14 @@ def _smoothed(xs: np.ndarray, ys: np.ndarray) -> svg.Points:
 
 def _legend(figure: Figure, view: View, canvas: Canvas, scored: int) -> None:
     alive = [trial for trial in view.trials if trial.is_alive and trial.rank]
-    handles: list[Line2D] = []
-    if len(alive) <= NAMED:
-        handles += [Line2D([], [], color=color(trial, scored), lw=2, label=trial.id) for trial in alive]
-    else:
-        used = {color(trial, scored) for trial in alive}
-        handles += [Line2D([], [], color=hue, lw=2, label=words) for hue, words in BANDS if hue in used]
+    named: dict[str, list[str]] = {}
+    for trial in alive:
+        named.setdefault(color(trial, scored), []).append(trial.id)
+    handles = [
+        Line2D([], [], color=hue, lw=2, label=", ".join(named[hue]) if len(alive) <= NAMED else words)
+        for hue, words in BANDS
+        if hue in named
+    ]
     if len(alive) < len(view.trials):
         handles.append(Line2D([], [], color=WORST, lw=0.9, alpha=0.6, label="stopped or failed"))
     figure.legend(handles=handles, loc="outside upper left", ncols=7 if canvas is svg.WIDE else 3)

@@ -10,7 +10,7 @@ from baton.components.shared.pages import rendering, tree_figure
 from baton.components.shared.pages.rendering import count, duration, number
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.shared.sweeps.view import STATES, Trial, View
+from baton.components.shared.sweeps.view import STATES, Cost, Trial, View
 from baton.components.sweep import figures
 
 NAME = "page.html"
@@ -49,11 +49,9 @@ def render(view: View) -> str:
         tiles=tiles(view),
         plots=figures.draw(view),
         names=figures.short_names(view),
-        states=STATES,
         tones=TONES,
         where=where,
         family=tree_figure.draw(view.families),
-        num_scored=sum(trial.rank is not None for trial in view.trials),
     )
 
 
@@ -86,34 +84,26 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
     alive = sum(trial.is_alive for trial in view.trials)
     failed = f", {states.count('failed')} failed" if "failed" in states else ""
     shown.append(("Configurations", f"{len(states)}", f"{alive} not stopped{failed}"))
-    if spent["steps"]:
-        shown.append(("Steps trained", number(spent["steps"]), _of(spent["steps"], spent["steps_all"], number)))
-    if spent["seconds"]:
-        shown.append(("Time of all chunks", duration(spent["seconds"]), _of(*_pair(spent, "seconds"), duration)))
-    if spent["gpu_hours"]:
-        shown.append(("GPU-hours", number(spent["gpu_hours"]), _of(*_pair(spent, "gpu_hours"), number)))
-    if spent["seconds"] and spent["seconds_all"] and view.rungs:
-        saved = max(spent["seconds_all"] - spent["seconds"] - _to_come(view, spent), 0.0)
-        words = "by stopping early, against training all to the end"
-        shown.append(("Saved", f"{saved / spent['seconds_all']:.0%}", f"{duration(saved)} {words}"))
+    for label, words, value, total in (
+        ("Steps trained", number, spent.steps, spent.steps_all),
+        ("Time of all chunks", duration, spent.seconds, spent.seconds_all),
+        ("GPU-hours", number, spent.gpu_hours, spent.gpu_hours_all),
+    ):
+        if value:
+            told = f"{value / total:.0%} of {words(total)}, all to the end" if total else "so far"
+            shown.append((label, words(value), told))
+    if spent.seconds and spent.seconds_all and view.rungs:
+        saved = max(spent.seconds_all - spent.seconds - _to_come(view, spent), 0.0)
+        remark = f"{duration(saved)} by stopping early, against training all to the end"
+        shown.append(("Saved", f"{saved / spent.seconds_all:.0%}", remark))
     return shown
 
 
-def _pair(spent: dict[str, float | None], name: str) -> tuple[float | None, float | None]:
-    return spent[name], spent[f"{name}_all"]
-
-
-def _of(value: float | None, everything: float | None, words: Any) -> str:
-    if not value or not everything:
-        return "so far"
-    return f"{value / everything:.0%} of {words(everything)}, all to the end"
-
-
-def _to_come(view: View, spent: dict[str, float | None]) -> float:
+def _to_come(view: View, spent: Cost) -> float:
     """Returns the seconds that the trials which were not stopped still have before them."""
-    if view.is_over or not spent["steps"] or not spent["seconds"]:
+    if view.is_over or not spent.steps:
         return 0.0
-    pace = spent["seconds"] / spent["steps"]
+    pace = spent.seconds / spent.steps
     length = max((trial.num_steps or 0 for trial in view.trials), default=0)
     return sum(((trial.num_steps or length) - trial.step) * pace for trial in view.trials if trial.is_alive)
 

@@ -17,6 +17,7 @@ import os
 import uuid
 from typing import Any
 
+from baton.components.shared.core.document import Json
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import BundleWriter, Manifest
@@ -96,7 +97,7 @@ class Parts:
                 self._give_up(name)
         return folder
 
-    def commit(self, files: dict[str, bundles.FileEntry], meta: dict[str, Any]) -> Manifest:
+    def commit(self, files: dict[str, bundles.FileEntry], meta: Json) -> Manifest:
         """Makes the parts a bundle and returns what is committed.
 
         Raises:

@@ -15,7 +15,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, loading, pinned
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import SplitData, Tokens
+from baton.components.shared.runs.documents.data import SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -61,13 +61,14 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     reused = manifest is not None
     if manifest is None:
         manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
-    facts = {name: value for name, value in manifest.meta.items() if name != "files"}
-    facts["order"] = order(recipe, facts["bytes"])
-    if facts["dropped"]:
+    meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
+    facts = meta.model_dump(mode="json", exclude={"files"}, exclude_unset=True)
+    facts["order"] = order(recipe, meta.bytes)
+    if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
-    lengths.judge(recipe, facts["lengths"])
-    plan = make_plan(recipe, facts["train"])
+    lengths.judge(recipe, meta.lengths)
+    plan = make_plan(recipe, meta.train)
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
     told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
@@ -146,7 +147,7 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
 def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scratch: str) -> bundles.Manifest:
     files: dict[str, bundles.FileEntry] = {}
     rows: dict[str, list[tuple[str, int]]] = {side: [] for side in SIDES}
-    meta: dict[str, Any] = dict.fromkeys(COUNTED, 0)
+    counts = dict.fromkeys(COUNTED, 0)
     longest = lengths.Lengths(recipe.data.max_length)
     for name, part in done.items():
         files |= part["files"]
@@ -154,13 +155,13 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
             continue
         side = name.rpartition("-")[0]
         rows[side] += [(file, part["rows"]) for file in part["files"] if file.endswith(".arrow")]
-        meta["tokens"] += part["tokens"] if side == "train" else 0
-        meta["truncated"] += part["truncated"]
-        meta["dropped"] += part["dropped"]
+        counts["tokens"] += part["tokens"] if side == "train" else 0
+        counts["truncated"] += part["truncated"]
+        counts["dropped"] += part["dropped"]
         longest.merge(part["lengths"])
-    meta |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
+    counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
     for side in REQUIRED:
-        if meta[side] == 0:
+        if counts[side] == 0:
             raise UserError(
                 f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
                 remedy="Raise max_length so that completions are reached, or give more text.",
@@ -168,8 +169,8 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
     for side, parts_of_side in rows.items():
         if parts_of_side:
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
-    meta["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
-    return parts.commit(files, {**meta, "lengths": longest.to_json(), "files": rows})
+    counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
+    return parts.commit(files, TokensMeta(**counts, lengths=longest.to_json(), files=rows).to_json())
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:

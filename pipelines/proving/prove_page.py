@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, TypedDict
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import rendering, svg
@@ -55,8 +53,8 @@ def render(proof: Proof) -> str:
     environment.filters |= {"last_loss": last_loss}
     first = proof["variants"][0]
     plots = {
-        "loss": svg.draw("loss", "Loss of every run by step", partial(loss_plot, proof)),
-        "drift": svg.draw("drift", "Difference of every run's loss from the first", partial(drift_plot, proof)),
+        "loss": ("Loss of every run by step", loss_plot),
+        "drift": ("Difference of every run's loss from the first", drift_plot),
     }
     return environment.get_template("prove.html.j2").render(
         proof=proof,
@@ -70,7 +68,7 @@ def render(proof: Proof) -> str:
         chunk_counts=listed([f"{variant['chunks']:,}" for variant in proof["variants"]]),
         num_losses=count(len(first["losses"]), "logged loss", "logged losses"),
         num_hidden=sum(not math.isfinite(loss) for variant in proof["variants"] for loss in variant["losses"]),
-        plots=plots,
+        plots=svg.draw_all(plots, proof),
     )
 
 
@@ -179,7 +177,7 @@ def loss_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
     _mark_difference(ax, proof)
     _chunk_ends(ends, variants, lines)
     for axes in (ax, ends):
-        _step_axis(axes, variants, canvas)
+        svg.step_axis(axes, _last_step(variants), canvas)
     ax.set_xlabel("")
     ax.tick_params(labelbottom=False)
     legend = figure.legend(loc="outside upper left", ncols=6 if canvas is svg.WIDE else 3, handlelength=2.6)
@@ -201,7 +199,7 @@ def drift_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
         ax.plot(*svg.thin(points, canvas.num_points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
     ax.set_ylabel("difference")
     _mark_difference(ax, proof, relative=True)
-    _step_axis(ax, variants, canvas)
+    svg.step_axis(ax, _last_step(variants), canvas)
     return figure
 
 
@@ -230,11 +228,8 @@ def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Style]) -
     ax.spines["left"].set_visible(False)
 
 
-def _step_axis(ax: Axes, variants: Sequence[Variant], canvas: svg.Canvas) -> None:
-    ax.set_xlim(0, max(variant["targets"][-1] for variant in variants))
-    ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4, steps=[1, 2, 5, 10], integer=True))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+def _last_step(variants: Sequence[Variant]) -> int:
+    return max(variant["targets"][-1] for variant in variants)
 
 
 def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
@@ -247,7 +242,7 @@ def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
     ax.axvline(step, color=svg.INK, lw=0.8)
     if math.isfinite(value):
         ax.plot([step], [value], "o", ms=9, mfc="none", mec=svg.INK, mew=1.5, zorder=6, gid="difference")
-    right = step > 0.6 * max(variant["targets"][-1] for variant in proof["variants"])
+    right = step > 0.6 * _last_step(proof["variants"])
     ax.annotate(
         f"first difference, value {difference['logged_value']:,}", (step, 1), (5 if right else -5, 3),
         ax.get_xaxis_transform(), "offset points", ha="right" if right else "left", va="bottom", fontsize=10.5,

@@ -42,37 +42,25 @@ def write(run: Run) -> str:
     return html
 
 
-def render(quality: dict[str, Any]) -> str:
+def render(found: dict[str, Any]) -> str:
     """Returns the page as one HTML document, which loads nothing.
 
     Args:
-        quality: What `quality_checks.collect` returned.
+        found: What `quality_checks.collect` returned.
     """
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
-    tone, word = STATES[quality["state"]]
-    rows = quality["rows"]
-    total = sum(rows.get(side, 0) for side in SIDES)
-    languages = quality["languages"]
-    shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
-    unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
-    shown = [(color, code, share) for color, (code, share) in zip(HUES, shares, strict=False)]
-    others = sum(share for _, share in shares[len(HUES) :])
+    tone, word = STATES[found["state"]]
     return environment.get_template("quality.html.j2").render(
-        found=quality,
+        found=found,
         tone=tone,
         word=word,
         marks=MARKS,
-        tiles=_tiles(quality),
-        sides=[
-            (color, name, f"{rows[side]:,}", rows[side] / total)
-            for side, (color, name) in SIDES.items()
-            if rows.get(side, 0)
-        ],
-        languages=shown
-        + [("grey", name, share) for name, share in (("others", others), ("not clear", unclear)) if share > 0],
-        histogram=_histogram(quality),
-        length_note=_length_note(quality),
+        tiles=_tiles(found),
+        sides=_sides(found["rows"]),
+        languages=_languages(found["languages"]),
+        histogram=_histogram(found),
+        length_note=_length_note(found),
     )
 
 
@@ -90,6 +78,25 @@ def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
     if lengths:
         tiles.append(("Longest row", f"{lengths['longest']:,}", f"tokens; {lengths['mean']:,.0f} on average"))
     return tiles
+
+
+def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
+    """Returns colour, name, count and share of each side that has rows."""
+    total = sum(rows.get(side, 0) for side in SIDES)
+    return [
+        (color, name, f"{rows[side]:,}", rows[side] / total)
+        for side, (color, name) in SIDES.items()
+        if rows.get(side, 0)
+    ]
+
+
+def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
+    """Returns colour, name, no count and share of the most frequent languages, and of the others together."""
+    shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
+    unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
+    shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
+    rest = {"others": sum(share for _, share in shares[len(HUES) :]), "not clear": unclear}
+    return shown + [("grey", name, "", share) for name, share in rest.items() if share > 0]
 
 
 def _length_note(quality: dict[str, Any]) -> str:

@@ -11,14 +11,16 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, RULE = "#1f2a37", "#5b6675", "#d5dae1"
 BLUE, ORANGE, GREEN, PURPLE = "#0b68b1", "#c2500a", "#0a7d5f", "#a0468a"
@@ -54,6 +56,7 @@ class Canvas:
 WIDE = Canvas("wide", 1032, 2000)
 NARROW = Canvas("narrow", 400, 800)
 Points = tuple[np.ndarray, np.ndarray]
+T = TypeVar("T")
 
 
 def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Markup | None:
@@ -75,6 +78,20 @@ def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Mark
             if figure is not None:
                 parts.append(inline_svg(figure, name, label, canvas))
     return Markup("".join(parts)) if parts else None
+
+
+def draw_all(plots: Mapping[str, tuple[str, Callable[[T, Canvas], Figure | None]]], subject: T) -> dict[str, Markup]:
+    """Draws plots of one subject, each given by its label and function; one that has nothing to show is missing."""
+    drawn = {name: draw(name, label, partial(plot, subject)) for name, (label, plot) in plots.items()}
+    return {name: plot for name, plot in drawn.items() if plot is not None}
+
+
+def step_axis(ax: Axes, last: float, canvas: Canvas) -> None:
+    """Makes the horizontal axis one of steps, from 0."""
+    ax.set_xlim(0, last)
+    ax.set_xlabel("step")
+    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is WIDE else 4, steps=[1, 2, 5, 10], integer=True))
+    ax.xaxis.set_major_formatter(FuncFormatter(compact))
 
 
 def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:

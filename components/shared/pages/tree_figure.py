@@ -44,7 +44,7 @@ def _plot(rows: list[tuple[int, Member, bool]], total: int, chosen: str | None, 
     last_at: dict[int, float] = {}
     indent = 28 if wide else 18
     for number, (depth, member, _) in enumerate(rows):
-        x, y = 10 + indent * depth, number * height + 0.5
+        x, y = 10.0 + indent * depth, number * height + 0.5
         if depth:
             left = x - indent
             ax.plot([left, left, x], [last_at[depth - 1], y, y], color=svg.RULE, lw=1.3, zorder=1)
@@ -53,18 +53,12 @@ def _plot(rows: list[tuple[int, Member, bool]], total: int, chosen: str | None, 
         ax.plot([x], [y], "o", ms=8, color=hue, zorder=3, clip_on=False)
         weight = "bold" if member.name == chosen else "normal"
         caption = " · ".join(part for part in (_steps(member), member.words) if part)
+        left, top, room = x + 12, y + 0.75, 60 - 3 * depth
         if wide:
-            ax.text(x + 12, y, member.name, va="center", color=svg.INK, fontweight=weight)
-            ax.text(
-                x + 26 + 7.2 * len(member.name),
-                y,
-                _cut(caption, 130 - 4 * depth - len(member.name)),
-                va="center",
-                color=svg.MUTED,
-            )
-        else:
-            ax.text(x + 12, y, _cut(member.name, 44), va="center", color=svg.INK, fontweight=weight)
-            ax.text(x + 12, y + 0.75, _cut(caption, 52), va="center", color=svg.MUTED, fontsize=10.5)
+            left, top, room = x + 26 + 7.2 * len(member.name), y, 130 - 4 * depth - len(member.name)
+        name = member.name if wide else _cut(member.name, 44)
+        ax.text(x + 12, y, name, va="center", color=svg.INK, fontweight=weight)
+        ax.text(left, top, _cut(caption, room), va="center", color=svg.MUTED, fontsize=11.5 if wide else 10.5)
     if more:
         ax.text(10, (count - 0.5) * height, f"and {more} more", va="center", color=svg.MUTED)
     return figure

@@ -77,7 +77,8 @@ class Member:
             "retrained": "took its place",
         }.get(self.kind, "")
         trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
-        own = ", ".join(f"{path.rpartition('.')[2]} {after}" for path, (_, after) in self.changed.items())
+        changed = ((path.rpartition(".")[2], after) for path, (_, after) in self.changed.items())
+        own = ", ".join(f"{name} {'none' if after is None else after}" for name, after in changed)
         return "; ".join(part for part in (origin, own, trial) if part)
 
 

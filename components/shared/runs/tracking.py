@@ -196,10 +196,10 @@ def _entities(metrics: dict[str, float], step: int, milliseconds: int) -> list[A
     return [Metric(name, float(value), milliseconds, step) for name, value in metrics.items()]
 
 
-def connect(uri: str) -> Any:
+def connect(uri: str, timeout: str = TIMEOUT, retries: str = "1") -> Any:
     """Returns a client of a tracking server or database that gives up soon."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", TIMEOUT)
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", timeout)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", retries)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     import mlflow

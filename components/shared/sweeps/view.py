@@ -124,6 +124,18 @@ class View:
         return self.trials[0] if self.trials and self.trials[0].rank else None
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a sweep has trained, and (`_all`) all its trials to their ends; None where nothing is known."""
+
+    steps: int
+    steps_all: int | None
+    seconds: float
+    seconds_all: float | None
+    gpu_hours: float
+    gpu_hours_all: float | None
+
+
 def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
     """Reads a sweep, its rungs, and what is known of each of its runs.
 
@@ -160,17 +172,11 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
     )
 
 
-def cost(view: View) -> dict[str, float | None]:
-    """Returns what was trained, and what all trials would have taken to their ends.
-
-    Returns:
-        `steps` and `seconds` so far; `steps_all` and `seconds_all` of training all to the end, each trial at its own
-        pace; `gpu_hours` and `gpu_hours_all`, None without accelerators. None where nothing is known.
-    """
+def cost(view: View) -> Cost:
+    """Returns what was trained, and what all trials would have taken to their ends, each at its own pace."""
     steps = sum(trial.step for trial in view.trials)
     seconds = sum(trial.seconds for trial in view.trials)
-    plans = [trial.num_steps for trial in view.trials if trial.num_steps]
-    length = max(plans, default=None)
+    length = max((trial.num_steps for trial in view.trials if trial.num_steps), default=None)
     pace = seconds / steps if steps else None
     steps_all = sum(trial.num_steps or length or 0 for trial in view.trials) if length else None
     seconds_all = None
@@ -180,14 +186,7 @@ def cost(view: View) -> dict[str, float | None]:
             for trial in view.trials
         )
     hours = view.gpus / 3600
-    return {
-        "steps": steps,
-        "seconds": seconds,
-        "steps_all": steps_all,
-        "seconds_all": seconds_all,
-        "gpu_hours": seconds * hours if view.gpus else None,
-        "gpu_hours_all": seconds_all * hours if view.gpus and seconds_all else None,
-    }
+    return Cost(steps, steps_all, seconds, seconds_all, seconds * hours, seconds_all * hours if seconds_all else None)
 
 
 def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from baton.components.shared.core import events
 from baton.components.shared.models import trained
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import TokensMeta
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -92,7 +93,7 @@ class Tokens:
         others = [name for name in manifest.files if name.partition("/")[0] in FOLDERS]
         if self._run.require("tokens.json").get("order") != "blocks":
             return [] if self._folder else others
-        files = manifest.meta["files"]["train"]
+        files = TokensMeta.read(manifest.meta, self._run.uri).files["train"]
         self._files = [name for name, _ in files]
         self._blocks = Blocks([rows for _, rows in files], self._recipe.seed)
         wanted = needed(self._blocks, self._recipe, self._plan.steps_per_epoch, start, target) - self._present

@@ -14,6 +14,7 @@ from baton.components.export import answers, check
 from baton.components.export.answers import Answer, Expected, Questions
 from baton.components.export.check import Reading
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents.outcome import LlamaCpp
 
 DUE = Expected([Answer([1, 0], np.array([[0.0, 10.0], [2.0, -1.0]], dtype=np.float32))], {}, 1e-3)
 
@@ -26,7 +27,7 @@ def _said(tokens: list[int], change: float = 0.0, rounds: int = 1) -> Reading:
 
 def test_the_same_bits() -> None:
     found = check.compare("safetensors", _said([1, 0]), DUE, DUE.rounding)
-    assert found == {
+    assert found.to_json() == {
         "library": "some 1.0",
         "tokens": 2,
         "bitwise": True,
@@ -37,7 +38,7 @@ def test_the_same_bits() -> None:
 
 def test_logits_may_differ_by_a_share_of_the_largest() -> None:
     found = check.compare("onnx", _said([1, 0], 0.0078125, rounds=2), DUE, 1e-3)
-    assert (found["bitwise"], found["max_abs_difference"], found["tokens"]) == (False, 0.0078125, 2)
+    assert (found.bitwise, found.max_abs_difference, found.tokens) == (False, 0.0078125, 2)
     with pytest.raises(BatonError, match=r"differ from the trained model's by 0\.0156; at most 0\.01 was expected"):
         check.compare("onnx", _said([1, 0], 0.015625), DUE, 1e-3)
 
@@ -58,7 +59,7 @@ def test_of_two_tokens_as_good_as_equal_either_may_be_written(written: list[int]
     logits = np.array([[10.0 - 0.01953125, 10.0], [10.0, 10.0 - 0.01953125]], dtype=np.float32)
     due = Expected([Answer([1, 0], logits)], {}, 1e-3)
     reading = Reading([Answer(written, logits)], {"library": "some 1.0"})
-    words = check.compare("onnx", reading, due, 1e-3)["words"]
+    words = check.compare("onnx", reading, due, 1e-3).words
     assert f"{same} of 2 tokens the same" in words
     assert ("the next one a tie" in words) == (same < 2)
     if same < 2:
@@ -86,7 +87,7 @@ def test_llama_cpp_must_write_the_same_in_full_precision_only() -> None:
     said = {"version": "1", "texts": [[7]], "tokens": [[1, 1]]}
     reading = Reading([], {"llama_cpp": said})
     found = check.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=False)
-    assert found == {"llama_cpp": {"version": "1", "tokens": 1}}
+    assert found == LlamaCpp(version="1", tokens=1)
     with pytest.raises(BatonError, match=r"llama.cpp with m.gguf writes \[1, 1\] instead of \[1, 0\]"):
         check.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=True)
     with pytest.raises(BatonError, match="splits texts into other tokens"):

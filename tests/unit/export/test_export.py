@@ -56,7 +56,7 @@ def _tamper(path: Path) -> None:
 
 def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Path) -> None:
     run = _asking(ended(tmp_path, tiny_base))
-    found = export.export_run(run.uri)
+    found = export.export_run(run.uri).to_json()
     folder = Path(found["model_uri"])
     checkpoint = tmp_path / "local-r/checkpoint"
     assert (folder / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
@@ -69,10 +69,10 @@ def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Pa
     assert manifest
     assert (manifest.meta["digest"], manifest.meta["step"]) == (DIGEST, 3)
     assert run.require("export.json") == found
-    assert export.export_run(run.uri) == found  # there already
+    assert export.export_run(run.uri).to_json() == found  # there already
 
     (folder / "config.json").write_bytes(b"damaged")
-    again = export.export_run(run.uri)
+    again = export.export_run(run.uri).to_json()
     assert again["model_uri"] != found["model_uri"]
     assert json.loads((Path(again["model_uri"]) / "config.json").read_text())["model_type"] == "llama"
 
@@ -185,7 +185,7 @@ LOADERS = {
 def test_every_format_counts_and_loads_elsewhere(tiny_base: str, tmp_path: Path) -> None:
     run = ended(tmp_path, tiny_base, **LORA)
     spec = {"formats": ALL, "gguf": {"types": ["f32", "q4_0"]}, "kserve": {"model_uri": "oci://registry/m:1"}}
-    found = export.export_run(_asking(run, **spec).uri)
+    found: Any = export.export_run(_asking(run, **spec).uri).to_json()
     by_format = {entry["format"]: entry for entry in found["exports"]}
     assert list(by_format) == ALL
     assert found["model_uri"] == by_format["safetensors"]["uri"]
@@ -203,7 +203,7 @@ def test_every_format_counts_and_loads_elsewhere(tiny_base: str, tmp_path: Path)
             command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
-    assert export.export_run(run.uri) == found
+    assert export.export_run(run.uri).to_json() == found
 
 
 WEIGHTS = (".gguf", ".onnx.data", "model.safetensors")
@@ -231,7 +231,7 @@ def test_a_wrong_weight_is_noticed_in_every_format(export_format: str, adapted: 
 @pytest.mark.slow
 def test_a_reward_model_gives_the_same_scores(tiny_base: str, tmp_path: Path) -> None:
     run = ended(tmp_path, tiny_base, training={"method": "reward"})
-    found = export.export_run(_asking(run, formats=["safetensors", "onnx", "mlflow"]).uri)
+    found: Any = export.export_run(_asking(run, formats=["safetensors", "onnx", "mlflow"]).uri).to_json()
     checked = [entry["checked"] for entry in found["exports"]]
     assert ["weights the same bit for bit" in entry["words"] for entry in checked] == [True, False, True]
     assert "scores compared" in checked[0]["words"]

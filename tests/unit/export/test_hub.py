@@ -29,7 +29,7 @@ run = Run(Storage(sys.argv[1]), "r")
 manifest = bundles.read_manifest(run.storage, run.path("export"))
 folder = bundles.fetch(run.storage, run.path("export"), manifest, "unused")
 try:
-    print(hub.push(run, Hub(repo="me/m", revision=sys.argv[2]), manifest, folder)["commit"])
+    print(hub.push(run, Hub(repo="me/m", revision=sys.argv[2]), manifest, folder).commit)
 except BatonError as error:
     sys.exit(f"{error.exit_code} {error}")
 """

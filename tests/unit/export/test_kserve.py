@@ -52,7 +52,7 @@ def test_every_setting_is_there(scratch_recipe: dict[str, Any], tmp_path: Path) 
             }
         },
     }
-    assert kserve.check(str(tmp_path))["words"] == "read back, serves s3://b/m"
+    assert kserve.check(str(tmp_path)).words == "read back, serves s3://b/m"
 
 
 def test_what_is_left_out_comes_from_the_recipe(scratch_recipe: dict[str, Any]) -> None:

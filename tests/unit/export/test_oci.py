@@ -74,7 +74,7 @@ def test_the_same_files_give_the_same_bytes(layout: Path, tmp_path: Path) -> Non
 
 
 def test_the_check_reads_what_was_written(layout: Path) -> None:
-    assert oci.check(str(layout), HASHES)["words"] == "all digests and sizes, 3 files as in the model"
+    assert oci.check(str(layout), HASHES).words == "all digests and sizes, 3 files as in the model"
 
 
 def test_other_files_than_the_models_do_not_count(layout: Path) -> None:

@@ -13,6 +13,7 @@ from baton.components.export import registry
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.outcome import Registered
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
@@ -52,19 +53,21 @@ class Exported:
         folder.mkdir()
         return folder
 
-    def log(self, attempt: str = "one") -> dict[str, Any]:
+    def log(self, attempt: str = "one") -> Registered:
         manifest = Manifest(kind="model", folder=attempt, files={})
-        return registry.log(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
+        logged = registry.log(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
+        assert logged is not None
+        return logged
 
 
 def test_a_version_is_made_once(database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
     exported = Exported(database, tmp_path, scratch_recipe)
     first = exported.log()
-    assert (first["name"], first["version"]) == ("docs", "1")
+    assert (first.name, first.version) == ("docs", "1")
     assert exported.log() == first
     exported.run.storage.write(exported.run.path("registry.json"), b'{"export": "elsewhere"}')  # what was lost
-    assert exported.log()["version"] == "1"
-    assert exported.log("two")["version"] == "2"
+    assert exported.log().version == "1"
+    assert exported.log("two").version == "2"
     assert len(exported.client.search_model_versions("name='docs'")) == 2
     version = exported.client.get_model_version("docs", "1")
     tracked = exported.run.require("tracking.json")["run_id"]
@@ -80,7 +83,7 @@ def test_the_files_are_those_that_were_checked(database: Path, tmp_path: Path, s
     local = Path(mlflow.artifacts.download_artifacts("models:/docs/1", dst_path=str(tmp_path / "down")))
     assert (local / "weights").read_bytes() == b"weights"
     about = mlflow.models.Model.load(str(local / "MLmodel"))
-    assert about.model_id == found["model_id"]
+    assert about.model_id == found.model_id
     assert about.run_id == exported.run.require("tracking.json")["run_id"]
     assert mlflow.models.Model.load(str(exported.folder / "MLmodel")).model_id is None
 
@@ -98,7 +101,7 @@ def test_the_alias_moves_when_the_gate_held(
     found = exported.log()
     aliases = exported.client.get_registered_model("docs").aliases
     assert {name: str(version) for name, version in aliases.items()} == ({"production": "1"} if moved else {})
-    assert found.get("alias") == ("production" if moved else None)
+    assert found.alias == ("production" if moved else None)
 
 
 def test_a_server_that_is_away_is_said_without_its_password(

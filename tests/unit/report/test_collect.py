@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.components.report.collect import collect
-from baton.components.report.page import render
+from baton.components.report.page import cost_note, render, tiles
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.fingerprint import LIBRARIES
@@ -100,17 +100,17 @@ def history(tmp_path: Path, scratch_recipe: dict[str, Any]) -> History:
 
 
 def test_the_chain_goes_on_over_checkpoints_that_are_gone(history: History) -> None:
-    rows = collect(history.run)["proof"]
+    entries = collect(history.run).proof
 
-    assert [(row["step"], row["gone"], row["verified"]) for row in rows] == [
+    assert [(entry.part.step, entry.gone, entry.part.verified) for entry in entries] == [
         (10, "removed", True),
         (15, "removed", True),
         (22, "removed", True),
         (28, None, False),
         (30, None, True),
     ]
-    assert [row["parent_step"] for row in rows] == [None, 10, 15, 22, 28]
-    assert [row["parent_digest"] for row in rows][1:] == [row["digest"] for row in rows][:-1]
+    assert [entry.part.parent_step for entry in entries] == [None, 10, 15, 22, 28]
+    assert [entry.part.parent_digest for entry in entries][1:] == [entry.part.digest for entry in entries][:-1]
 
 
 def test_the_page_claims_what_was_read_back_before_it_went(history: History) -> None:
@@ -125,58 +125,54 @@ def test_a_checkpoint_that_was_committed_again_is_not_the_one_read_back(history:
     part = history.run.require("proof/chunk-004.json")
     history.run.put("proof/chunk-004.json", {**part, "digest": "f" * 64})
 
-    row = collect(history.run)["proof"][-1]
+    entry = collect(history.run).proof[-1]
 
-    assert (row["digest"], row["gone"], row["verified"]) == (f"{30:064d}", None, False)
+    assert (entry.part.digest, entry.gone, entry.part.verified) == (f"{30:064d}", None, False)
 
 
 def test_one_found_damaged_is_not_said_to_be_removed(history: History) -> None:
     history.run.storage.write(f"{history.store.prefix(22)}/manifest.json", b"{")
 
-    rows = {row["step"]: row["gone"] for row in collect(history.run)["proof"]}
+    rows = {entry.part.step: entry.gone for entry in collect(history.run).proof}
 
     assert rows == {10: "removed", 15: "removed", 22: "damaged", 28: None, 30: None}
 
 
 def test_spare_chunks_are_listed_where_they_did_something(history: History) -> None:
-    chunks = collect(history.run)["chunks"]
+    chunks = collect(history.run).chunks
 
-    assert [(chunk["index"], chunk["target_step"], chunk["spare"]) for chunk in chunks] == [
-        (1, 10, False),
-        (2, 20, False),
-        (3, 30, False),
-        (4, 30, True),
+    assert [(chunk.index, chunk.spare) for chunk in chunks] == [
+        (1, False),
+        (2, False),
+        (3, False),
+        (4, True),
     ]
-    assert [attempt["outcome"] for chunk in chunks for attempt in chunk["attempts"]] == [
+    assert [attempt.outcome for chunk in chunks for attempt in chunk.attempts] == [
         "done",
         "partial",
         "partial",
         "done",
     ]
-    assert chunks[0]["attempts"][0]["seconds"]["import"] == 2.0
-    assert chunks[0]["attempts"][0]["tokens_per_second"] == 10.0
+    assert chunks[0].attempts[0].seconds["import"] == 2.0
 
 
 def test_what_it_cost(history: History) -> None:
-    assert collect(history.run)["cost"] == {
-        "goodput": 0.3,
-        "lost_steps": 4,
-        "bytes_sent": 5000,
-        "bytes_received": 50,
-        "save_stall": 0.2,
-    }
+    assert cost_note(collect(history.run)) == (
+        "Goodput 30% since the run began, 4 steps lost to interruptions, 5.0 kB sent and 50 B fetched, "
+        "a save holds training up for 0.2 s (median)."
+    )
 
 
 def test_a_run_that_has_trained_nothing(tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
     found = collect(History(tmp_path, scratch_recipe).run)
 
-    assert found["proof"] == []
-    assert found["cost"]["goodput"] is None
-    assert found["state"] == "failed"
+    assert found.proof == []
+    assert cost_note(found) == ""
+    assert found.state == "failed"
     assert "The run failed" in render(found)
 
 
-def test_what_the_evaluation_found_is_in_the_headline(history: History) -> None:
+def test_what_the_evaluation_found_has_tiles(history: History) -> None:
     history.run.put(
         "evaluation.json",
         {
@@ -186,9 +182,8 @@ def test_what_the_evaluation_found_is_in_the_headline(history: History) -> None:
             "parameters": 7,
         },
     )
-    found = collect(history.run)["headline"]
-
-    assert (found["eval_loss_before"], found["eval_loss_after"]) == (2.0, 1.0)
-    assert (found["perplexity_before"], found["perplexity_after"]) == (7.4, None)
-    assert (found["reward_accuracy"], found["reward_margin"]) == (0.75, 2.5)
-    assert (found["reward_before"], found["accuracy_after"]) == (None, None)
+    assert tiles(collect(history.run))[:3] == [
+        ("Eval loss", "1", "before: 2"),
+        ("Perplexity", "7.40", "before training"),
+        ("Preference accuracy", "75%", "margin 2.50 nats"),
+    ]

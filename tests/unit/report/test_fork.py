@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from baton.components.report.page import read_proof, render
+from baton.components.report.view import ProofEntry, Report
+from baton.components.shared.runs.documents.training import ForkNote
 from baton.components.shared.runs.lineage import Member
 
 
 @pytest.fixture
-def forked(full_report: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+def forked(full_report: Callable[..., Report], proof_entry: Callable[..., ProofEntry]) -> Report:
     """The report of four chunks of 60 steps, of which a fork at step 120 has trained the last two."""
+    fork = ForkNote(parent="s3://store/runs/first", step=120, digest="0123456789abcdef", warm=True)
+    first = proof_entry(120, None, forked_from={"run_uri": fork.parent, "step": 120, "digest": fork.digest})
     report = full_report()
-    fork = {"parent": "s3://store/runs/first", "step": 120, "digest": "0123456789abcdef", "warm": True, "changed": {}}
-    kept = [row for row in report["proof"] if row["step"] >= 120]
-    kept[0] |= {"parent_step": None, "parent_digest": None, "checked": None, "forked_from": {"run_uri": fork["parent"]}}
-    return {**report, "fork": fork, "proof": kept, "family": {}}
+    return replace(report, fork=fork, proof=[first, *report.proof[2:]])
 
 
-def test_hand_overs_before_the_fork_are_its_parents(forked: dict[str, Any]) -> None:
+def test_hand_overs_before_the_fork_are_its_parents(forked: Report) -> None:
     assert read_proof(forked).word == "bit-exact"
-    as_if_from_scratch = {**forked, "fork": None}
+    as_if_from_scratch = replace(forked, fork=None)
     assert read_proof(as_if_from_scratch).word == "partly checked", "without the fork two hand-overs would be missing"
 
 
-def test_the_page_says_where_the_run_began(forked: dict[str, Any]) -> None:
+def test_the_page_says_where_the_run_began(forked: Report) -> None:
     html = render(forked)
     assert "it began at step 120 with the state 0123456789 of s3://store/runs/first" in html
     assert '<td class="number">fork</td>' in html
     assert "<h2>Family</h2>" not in html
 
 
-def test_relatives_are_drawn(forked: dict[str, Any]) -> None:
-    first = Member("first", created="2026-11-20", state="done", children=[forked["run"], "other"])
-    own = Member(forked["run"], created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
+def test_relatives_are_drawn(forked: Report) -> None:
+    first = Member("first", created="2026-11-20", state="done", children=[forked.run, "other"])
+    own = Member(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
     other = Member("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
-    html = render({**forked, "family": {member.name: member for member in (first, own, other)}})
+    html = render(replace(forked, family={member.name: member for member in (first, own, other)}))
     assert "<h2>Family</h2>" in html
     assert ">cold fork" not in html
     assert "cold fork of step 60" in html

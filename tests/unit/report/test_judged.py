@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 
 from baton.components.report import judged
 from baton.components.report.page import render
+from baton.components.report.view import Report
 from baton.components.shared.runs.documents.outcome import Evaluation
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
 NUM_EXAMPLES = 45
 REJECTED = "perplexity 24.5 is not <= baseline * 0.005 = 20.3"
-EVALUATION: dict[str, Any] = {
+DOCUMENT: dict[str, Any] = {
     "before": {"loss": 8.31, "perplexity": 4064.3, "tokens": 9000, "numeric_match": 0.02, "rougeL": 0.3},
     "after": {"loss": 3.2, "perplexity": 24.5, "tokens": 9000, "numeric_match": 0.31, "rougeL": 0.25},
     "production": {"loss": 3.3, "perplexity": 27.1, "tokens": 9000, "numeric_match": 0.3, "rougeL": 0.3},
@@ -37,6 +39,7 @@ EVALUATION: dict[str, Any] = {
     "samples": [],
     "examples": {"count": NUM_EXAMPLES, "path": "examples.jsonl"},
 }
+EVALUATION = Evaluation.model_validate(DOCUMENT)
 
 
 def _examples() -> list[dict[str, Any]]:
@@ -55,19 +58,15 @@ def _examples() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def collected(tmp_path: Path) -> dict[str, Any]:
-    run = Run(Storage(str(tmp_path)), "judged")
+def run(tmp_path: Path) -> Run:
+    made = Run(Storage(str(tmp_path)), "judged")
     text = "".join(json.dumps(example) + "\n" for example in _examples())
-    run.storage.write(run.path("examples.jsonl"), text.encode())
-    found = judged.collected(run, Evaluation.model_validate(EVALUATION))
-    assert found is not None
-    return found
+    made.storage.write(made.path("examples.jsonl"), text.encode())
+    return made
 
 
-def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_doubt(
-    collected: dict[str, Any],
-) -> None:
-    rows = judged.figures(collected)
+def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_doubt() -> None:
+    rows = judged.figures(EVALUATION)
     assert [row.name for row in rows] == ["perplexity", "numeric_match", "loss", "rougeL"]
     assert [row.tone for row in rows] == ["good", "", "", "bad"]
     assert [row.held for row in rows] == [False, True, True, True]
@@ -76,22 +75,21 @@ def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_
     assert (rows[2].gain, rows[2].low) == ("", None)
 
 
-def test_examples_come_in_pages(collected: dict[str, Any]) -> None:
-    pages = judged.example_pages(collected["examples"])
+def test_examples_come_in_pages(run: Run) -> None:
+    examples = judged.examples(run, EVALUATION)
+    pages = judged.example_pages(examples.shown)
     assert [(title, len(examples)) for title, examples in pages] == [("1–20", 20), ("21–40", 20), ("41–45", 5)]
-    assert collected["examples_uri"].endswith("/runs/judged/examples.jsonl")
+    assert str(examples.uri).endswith("/runs/judged/examples.jsonl")
 
 
-def test_the_page_of_a_rejected_run_says_so_first(
-    collected: dict[str, Any], full_report: Callable[..., dict[str, Any]]
-) -> None:
-    report = {**full_report(), "state": "rejected", "model_uri": None, "evaluation": collected}
-    page = render(report)
+def test_the_page_of_a_rejected_run_says_so_first(run: Run, full_report: Callable[..., Report]) -> None:
+    examples = judged.examples(run, EVALUATION)
+    page = render(replace(full_report(), export=None, evaluation=EVALUATION, examples=examples))
     assert f"The gate rejects the model, and nothing was exported: {REJECTED.replace('<', '&lt;')}. Eval loss" in page
     assert page.count("<tr>") > NUM_EXAMPLES
     assert "What is 44 + 1? &lt;b&gt;" in page
     assert "models:/tutor@production, version 3" in page
 
 
-def test_a_run_that_was_not_evaluated_has_no_such_part(full_report: Callable[..., dict[str, Any]]) -> None:
-    assert "<h2>Evaluation</h2>" not in render(full_report())
+def test_a_run_that_was_not_evaluated_has_no_such_part(full_report: Callable[..., Report]) -> None:
+    assert "<h2>Evaluation</h2>" not in render(replace(full_report(), evaluation=None))

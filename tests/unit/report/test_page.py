@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 from baton.components.report.page import render
+from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.pages.svg import series, thin
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel
+from baton.components.shared.runs.documents.training import Tracking
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -81,21 +85,22 @@ def test_full_run(full_report: Any) -> None:
     )
     for phase in ("start-up", "import", "fetch", "build", "restore", "train", "save", "upload"):
         assert f">{phase}</text>" in html
-    assert report["proof"][1]["digest"] in html
+    assert report.proof[1].part.digest in html
     assert "\n  a gull forgets" in html
     assert "No samples" not in text
 
 
 def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
-    report = full_report()
-    report["cost"] = {**dict.fromkeys(report["cost"]), "bytes_sent": 1000, "bytes_received": 0}
+    full = full_report()
+    quiet = {"bytes_sent": 200, "bytes_received": 0, "save_stalls": []}
+    attempts = [attempt.model_copy(update=quiet) for attempt in full.attempts]
+    report = replace(full, attempts=attempts, newest=None)
     assert "% training. 1 attempt ended early. 1.0 kB sent." in check(render(report)).text
 
 
 def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any, attempt: Any) -> None:
     report = full_report()
-    report["chunks"][3]["attempts"] = [attempt(180, 200, "partial")]
-    report["chunks"].append({"index": 5, "target_step": 240, "spare": True, "attempts": [attempt(200, 240)]})
+    report.attempts[-1:] = [attempt(4, 180, 200, "partial"), attempt(5, 200, 240)]
     html = render(report)
     assert "in 240 steps over 4 chunks; every hand-over was bit-exact." in check(html).text
     assert ">spare 5</text>" in html
@@ -104,8 +109,8 @@ def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any
 
 def test_checkpoints_that_are_gone_still_stand_in_the_chain(full_report: Any) -> None:
     report = full_report()
-    for row, gone in zip(report["proof"], ("removed", "damaged"), strict=False):
-        row["gone"] = gone
+    for index, gone in enumerate(("removed", "damaged")):
+        report.proof[index] = replace(report.proof[index], gone=gone)
     text = check(render(report)).text
     assert text.count("bitwise read back, since removed by retention") == 1
     assert text.count("bitwise read back, since found damaged") == 1
@@ -121,9 +126,14 @@ def test_run_that_failed_before_it_began(empty_report: Any) -> None:
 
 
 def test_run_that_failed_midway(full_report: Any) -> None:
-    report = full_report() | {"state": "failed", "history": full_report()["history"][:100]}
-    report["proof"] = report["proof"][:1]
-    report["headline"] |= {"eval_loss_after": None, "perplexity_after": None}
+    full = full_report()
+    report = replace(
+        full,
+        newest=full.newest.model_copy(update={"step": 60}),
+        log=full.log[:100],
+        proof=full.proof[:1],
+        evaluation=full.evaluation.model_copy(update={"after": {}}),
+    )
     text = check(render(report)).text
     assert "The run failed at step 100 of 240." in text
     assert "Eval loss was 8.31 before training; no checkpoint follows a hand-over." in text
@@ -131,7 +141,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
 
 def test_hundred_chunks_stay_small_and_quick(full_report: Any) -> None:
     report = full_report(num_chunks=100, num_steps=100_000)
-    report["samples"] = [dict.fromkeys(report["samples"][0], "word " * 40_000)] * 60
+    report.evaluation.samples[:] = [dict.fromkeys(report.evaluation.samples[0], "word " * 40_000)] * 60
     started = time.perf_counter()
     html = render(report)
     assert time.perf_counter() - started < 30
@@ -141,16 +151,20 @@ def test_hundred_chunks_stay_small_and_quick(full_report: Any) -> None:
     assert "train chunk × 100" in page.text
 
 
-def test_hostile_text_stays_text(full_report: Any, proof_row: Any) -> None:
+def test_hostile_text_stays_text(full_report: Any, proof_entry: Any) -> None:
     hostile = '</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>" $\\frac{ {{ 7*7 }} \x00'
-    report = full_report()
-    report |= dict.fromkeys(("run", "recipe_name", "recipe_yaml", "run_uri", "model_uri", "created"), hostile)
-    report["samples"] = [dict.fromkeys(report["samples"][0], hostile)]
-    report["stages"][0]["name"] = hostile
-    report["proof"][1] = proof_row(120, 60, digest=hostile, uri=hostile, checked={hostile: hostile})
-    report["proof"][2]["fingerprint"] = {hostile: hostile}
-    report["versions"] = {hostile: hostile}
-    report["tracking"] = {"mlflow": "javascript:alert(1)", "run_id": hostile}
+    full = full_report()
+    report = replace(
+        full,
+        **dict.fromkeys(("run", "recipe_name", "recipe_yaml", "uri", "created"), hostile),
+        export=ExportedModel(model_uri=hostile),
+        evaluation=Evaluation(samples=[dict.fromkeys(full.evaluation.samples[0], hostile)]),
+        stages={hostile: 2.1, **full.stages},
+        tracking=Tracking(mlflow="javascript:alert(1)", run_id=hostile),
+        newest=full.newest.model_copy(update={"fingerprint": Fingerprint(python=hostile)}),
+    )
+    report.proof[1] = proof_entry(120, 60, digest=hostile, uri=hostile, checked={hostile: hostile})
+    report.proof[2] = proof_entry(180, 120, fingerprint={hostile: hostile})
     html = render(report)
     assert "<script" not in html
     assert "{{ 7*7 }}" in check(html).text
@@ -161,15 +175,14 @@ def test_same_report_gives_the_same_bytes(full_report: Any) -> None:
 
 
 def test_parts_of_the_data_may_be_unknown(full_report: Any) -> None:
-    report = full_report() | {"data": {"tokens": None}}
-    report["headline"]["trainable_parameters"] = None
+    report = replace(full_report(), split=None, tokens=None, newest=None)
     assert "Nothing is known about the data" in check(render(report)).text
 
 
 def test_values_that_are_not_finite_are_counted_and_left_out(full_report: Any) -> None:
     report = full_report()
-    report["history"][9]["loss"] = math.nan
-    report["history"][10]["grad_norm"] = math.inf
+    report.log[9]["loss"] = math.nan
+    report.log[10]["grad_norm"] = math.inf
     assert "1 logged loss not finite" in check(render(report)).text
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.components.report.page import loss_clause, read_proof, tiles, verdict
+from baton.components.shared.runs.documents.outcome import Evaluation
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 
@@ -43,9 +45,11 @@ CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position",
         pytest.param({"checked": None}, "2 of 3 hand-overs checked, bit-exact each.", id="unchecked"),
     ],
 )
-def test_proof_claims_no_more_than_was_checked(row: dict[str, Any], sentence: str, full_report: Any) -> None:
+def test_proof_claims_no_more_than_was_checked(
+    row: dict[str, Any], sentence: str, full_report: Any, proof_entry: Any
+) -> None:
     report = full_report()
-    report["proof"][1] |= row
+    report.proof[1] = proof_entry(120, 60, **row)
     _, words = verdict(report, read_proof(report))
     assert words.endswith(f"; {sentence}")
 
@@ -61,37 +65,32 @@ def test_proof_claims_no_more_than_was_checked(row: dict[str, Any], sentence: st
     ],
 )
 def test_loss_is_told_as_it_is(before: float | None, after: float | None, words: str, full_report: Any) -> None:
-    report = full_report()
-    report["headline"] |= {"eval_loss_before": before, "eval_loss_after": after}
-    report["headline"] |= {"perplexity_before": None, "perplexity_after": None}
+    report = replace(full_report(), evaluation=Evaluation(before={"loss": before}, after={"loss": after}))
     assert verdict(report, read_proof(report))[1].startswith(f"{words} 240 steps")
 
 
-def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, proof_row: Any, attempt: Any) -> None:
+def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, proof_entry: Any, attempt: Any) -> None:
     """The second chunk is preempted early, and the third resumes from there to its own end."""
     report = full_report()
-    report["chunks"][1]["attempts"] = [attempt(60, 80, "partial")]
-    report["chunks"][2]["attempts"] = [attempt(80, 180)]
-    report["proof"] = [proof_row(60, None), proof_row(80, 60), proof_row(180, 80), proof_row(240, 180)]
+    report.attempts[1:4] = [attempt(2, 60, 80, "partial"), attempt(3, 80, 180)]
+    report.proof[:] = [proof_entry(60, None), proof_entry(80, 60), proof_entry(180, 80), proof_entry(240, 180)]
     assert read_proof(report).sentence == "every hand-over was bit-exact"
 
-    report["proof"][1] |= {"checked": None}
-    report["proof"][2] |= {"checked": None}
+    report.proof[1:3] = [proof_entry(80, 60, checked=None), proof_entry(180, 80, checked=None)]
     assert read_proof(report).sentence == "1 of 2 hand-overs checked, bit-exact each"
 
 
-def test_a_chunk_that_was_taken_away_before_its_first_step(full_report: Any, proof_row: Any, attempt: Any) -> None:
+def test_a_chunk_that_was_taken_away_before_its_first_step(full_report: Any, proof_entry: Any, attempt: Any) -> None:
     report = full_report()
-    report["chunks"][1]["attempts"] = [attempt(60, 60, "partial")]
-    report["chunks"][2]["attempts"] = [attempt(60, 180)]
-    report["proof"] = [proof_row(60, None), proof_row(180, 60), proof_row(240, 180)]
+    report.attempts[1:4] = [attempt(2, 60, 60, "partial"), attempt(3, 60, 180)]
+    report.proof[:] = [proof_entry(60, None), proof_entry(180, 60), proof_entry(240, 180)]
     assert read_proof(report).sentence == "every hand-over was bit-exact"
 
 
-def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_row: Any) -> None:
+def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_entry: Any) -> None:
     report = full_report()
-    report["proof"] = [proof_row(step, step - 20 or None) for step in range(20, 121, 20)]
-    report["proof"] += [proof_row(180, 120, checked=None), proof_row(240, 180)]
+    report.proof[:] = [proof_entry(step, step - 20 or None) for step in range(20, 121, 20)]
+    report.proof.extend([proof_entry(180, 120, checked=None), proof_entry(240, 180)])
     assert read_proof(report).sentence == "2 of 3 hand-overs checked, bit-exact each"
 
 
@@ -100,26 +99,21 @@ JUDGED = {
     "reward fell": ({"reward": (0.75, -0.1)}, "warn", "Reward fell from 0.75 to -0.1"),
     "reward stayed": ({"reward": (0.5, 0.5)}, "warn", "Reward stayed at 0.5"),
     "accuracy beside a loss": (
-        {"accuracy": (0.5, 0.875), "eval_loss": (0.7, 0.9)},
+        {"accuracy": (0.5, 0.875), "loss": (0.7, 0.9)},
         "good",
         "Accuracy on held-out pairs rose from 0.5 to 0.875",
     ),
-    "loss alone": ({"eval_loss": (3.2, 3.0), "reward": (None, None)}, "good", "Eval loss fell from 3.20 to 3.00"),
+    "loss alone": ({"loss": (3.2, 3.0), "reward": (None, None)}, "good", "Eval loss fell from 3.20 to 3.00"),
 }
 
 
 @pytest.mark.parametrize(("figures", "tone", "words"), JUDGED.values(), ids=JUDGED)
 def test_what_a_method_is_judged_by_comes_first(figures: dict[str, Any], tone: str, words: str) -> None:
-    headline = {
-        f"{name}_{when}": value
-        for name, pair in figures.items()
-        for when, value in zip(("before", "after"), pair, strict=True)
-    }
-    assert loss_clause(headline) == (tone, words)
+    before, after = ({name: pair[index] for name, pair in figures.items()} for index in (0, 1))
+    assert loss_clause(before, after) == (tone, words)
 
 
 def test_preferences_have_a_tile(full_report: Any) -> None:
-    report = full_report()
-    report["headline"] |= {"reward_accuracy": 0.755, "reward_margin": 1.2345}
-    assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(report)
+    evaluation = Evaluation(after={"reward_accuracy": 0.755, "reward_margin": 1.2345})
+    assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(replace(full_report(), evaluation=evaluation))
     assert "Preference accuracy" not in [label for label, _, _ in tiles(full_report())]

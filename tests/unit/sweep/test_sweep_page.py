@@ -39,11 +39,11 @@ def test_what_was_spent_and_saved_is_counted(three_rungs: Sweep) -> None:
     view = sweep_view.gather(three_rungs)
     spent = sweep_view.cost(view)
     # 7 trials of 40 steps in 20 s, 4 of them another 40; all 8 to the end are 160 steps each, at 2 steps a second.
-    assert spent["steps"] == 7 * 40 + 4 * 40
-    assert spent["steps_all"] == 8 * 160
-    assert spent["seconds"] == 11 * 20.0
-    assert spent["seconds_all"] == pytest.approx(8 * 160 / 2)
-    assert spent["gpu_hours"] == pytest.approx(220 / 3600)
+    assert spent.steps == 7 * 40 + 4 * 40
+    assert spent.steps_all == 8 * 160
+    assert spent.seconds == 11 * 20.0
+    assert spent.seconds_all == pytest.approx(8 * 160 / 2)
+    assert spent.gpu_hours == pytest.approx(220 / 3600)
     tiles = {label: (value, remark) for label, value, remark in page.tiles(view)}
     # of 640 s, 220 are spent and two trials have 80 steps, 40 s each, before them
     assert tiles["Saved"][0] == "53%"

@@ -55,6 +55,9 @@ class SplitCounts(NamedDocument):
     eval: int | None = None
     test: int | None = None
     rejected: int = 0
+    rejected_uri: str | None = None
+    """Address of the rejected rows, None where there are none."""
+    source: str = ""
 
 
 class Tokens(NamedDocument):
@@ -71,6 +74,23 @@ class Tokens(NamedDocument):
     truncated: int = 0
     dropped: int = 0
     lengths: JsonValue = None
+
+
+class TokensMeta(Document):
+    """What the manifest of tokenized rows says of them."""
+
+    tokens: int
+    """Training tokens."""
+    truncated: int
+    dropped: int
+    train: int
+    eval: int
+    test: int = 0
+    bytes: int
+    """Of the training tokens."""
+    lengths: Json
+    files: dict[str, list[tuple[str, int]]]
+    """Side → its files in order, each with its rows."""
 
 
 class PinnedModels(NamedDocument):

@@ -72,14 +72,56 @@ class Evaluation(NamedDocument):
         return {"before": self.before, "after": self.after, "production": self.production}[when]
 
 
+class Likeness(Document):
+    """How near an exported model's answers are to those of the model as it was trained."""
+
+    tokens: int
+    """Tokens shared before the first that differs."""
+    max_abs_difference: float
+
+
+class LlamaCpp(Document):
+    """What llama.cpp made of a GGUF file."""
+
+    version: str
+    tokens: int
+
+
+class Finding(Document):
+    """What was found when an export was loaded back; the figures where it was asked for tokens and logits."""
+
+    library: str = ""
+    words: str = ""
+    tokens: int = 0
+    """Tokens compared."""
+    bitwise: bool = False
+    max_abs_difference: float = 0.0
+    from_trained: Likeness | None = None
+    llama_cpp: LlamaCpp | None = None
+    files: dict[str, Finding] = Field(default_factory=dict)
+    """Of a format with several files, the finding in each."""
+
+
+class ModelMeta(Document):
+    """What the manifest of a model's files says of them."""
+
+    digest: str = ""
+    """State digest of the checkpoint."""
+    run: str = ""
+    format: str = ""
+    step: int = 0
+    settings: str | None = None
+    """Digest of what decides the bytes."""
+    checked: Finding | None = None
+
+
 class ExportEntry(Document):
     """One format of the export."""
 
     format: str
     uri: str
     bytes: int = 0
-    checked: Json | None = None
-    """How it was loaded back."""
+    checked: Finding | None = None
 
 
 class Registered(NamedDocument):

@@ -1,0 +1,131 @@
+"""The report's content: a run's own documents, and what follows from several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import LogEntry
+from baton.components.shared.core.document import Json
+from baton.components.shared.runs import lineage
+from baton.components.shared.runs.documents.data import SplitCounts, Tokens
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Figures
+from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Tracking
+from baton.components.shared.runs.plan import Plan
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk and the attempts at it; spare ones come after the last of the plan."""
+
+    index: int
+    spare: bool
+    attempts: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True)
+class ProofEntry:
+    """A checkpoint's part of the resume proof, and why the checkpoint is no longer there."""
+
+    part: ProofPart
+    gone: Literal["removed", "damaged"] | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The evaluation's examples, the first of them to be shown."""
+
+    count: int = 0
+    uri: str | None = None
+    shown: Sequence[Json] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the page shows of a run; a document that the run does not have yet is None.
+
+    Attributes:
+        uri: The run's address.
+        method: The training method.
+        attempts: At all chunks, those at spare ones that found nothing to do among them.
+        newest: Meta of the newest committed checkpoint.
+        log: What training logged up to that checkpoint.
+        stages: Seconds by stage, in the pipeline's order.
+    """
+
+    run: str
+    uri: str
+    created: str
+    recipe_name: str
+    recipe_yaml: str
+    method: str
+    plan: Plan | None = None
+    split: SplitCounts | None = None
+    tokens: Tokens | None = None
+    tracking: Tracking | None = None
+    fork: ForkNote | None = None
+    evaluation: Evaluation | None = None
+    examples: Examples = Examples()
+    export: ExportedModel | None = None
+    newest: CheckpointMeta | None = None
+    log: Sequence[LogEntry] = ()
+    attempts: Sequence[ChunkRecord] = ()
+    stages: Mapping[str, float] = field(default_factory=dict)
+    proof: Sequence[ProofEntry] = ()
+    family: lineage.Family = field(default_factory=dict)
+
+    @property
+    def state(self) -> Literal["succeeded", "rejected", "failed"]:
+        """How the run ended."""
+        if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
+            return "failed"
+        gate = self.evaluation.gate if self.evaluation else None
+        return "rejected" if gate and not gate.passed else "succeeded"
+
+    @property
+    def steps(self) -> int:
+        """Steps up to the newest checkpoint."""
+        return self.newest.step if self.newest else 0
+
+    @property
+    def stopped_before(self) -> int | None:
+        """The planned last step, where early stopping ended the run."""
+        return self.plan.num_steps if self.plan and self.newest and self.newest.finished else None
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that the model has been trained on, repetitions counted."""
+        return round(self.tokens.tokens * (self.steps / self.plan.steps_per_epoch)) if self.tokens and self.plan else 0
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """Steps at which the planned chunks end."""
+        return self.plan.targets if self.plan else ()
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The planned chunks, and each spare one that an attempt was made at."""
+        if self.plan is None:
+            return []
+        planned = range(1, len(self.plan.targets) + 1)
+        worked = {attempt.chunk for attempt in self.attempts if attempt.outcome != "already_done"}
+        return [
+            Chunk(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
+            for index in (*planned, *sorted(chunk for chunk in worked if chunk > len(planned)))
+        ]
+
+    @property
+    def chunk_attempts(self) -> list[ChunkRecord]:
+        """The attempts at these chunks, in their order."""
+        return [attempt for chunk in self.chunks for attempt in chunk.attempts]
+
+    @property
+    def losses(self) -> list[LogEntry]:
+        """Log entries that have a training loss."""
+        return [entry for entry in self.log if "loss" in entry]
+
+    def figures(self, when: str) -> Figures:
+        """Returns the evaluation's figures of a model; see `Evaluation.figures`."""
+        return (self.evaluation.figures(when) if self.evaluation else None) or {}
