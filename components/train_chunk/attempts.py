@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import multiprocessing
 import os
@@ -44,7 +45,7 @@ class Failure:
     """What a process has ended of, as it tells itself."""
 
     kind: str
-    """Name of one of our own errors."""
+    """Name of one of our own errors, in `baton.components.shared.core.errors`."""
     message: str
     remedy: str | None
     is_mendable: bool
@@ -55,7 +56,8 @@ class Failure:
         """Returns the failure that an error is."""
         if isinstance(error, BatonError):
             is_mendable = isinstance(error, (LostError, UnavailableError))
-            return cls(type(error).__name__, error.message, error.remedy, is_mendable)
+            kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+            return cls(kind, error.message, error.remedy, is_mendable)
         text = f"{type(error).__name__}: {error}"
         return cls(BatonError.__name__, text, None, devices.is_broken(text))
 
@@ -112,7 +114,7 @@ def _attempt(run_uri: str, index: int, train: Train) -> tuple[Outcome | None, Fa
     process = context.Process(target=_serve, args=(writer, os.getpid(), run_uri, index, train), name="baton-chunk")
     process.start()
     writer.close()
-    with _ends_with(process):
+    with _ends_with(process) as is_preempted:
         # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
         while process.is_alive() and not reader.poll(0.2):
             pass
@@ -120,9 +122,13 @@ def _attempt(run_uri: str, index: int, train: Train) -> tuple[Outcome | None, Fa
         process.join()
     for orphan in set(psutil.Process().children(recursive=True)) - others:
         orphan.kill()
-    if told:
-        return told
-    return None, _unsaid(index, process.exitcode or 0, ran_out_of_memory=machine.oom_kills() > killed_before)
+    outcome, failure = told or (
+        None,
+        _unsaid(index, process.exitcode or 0, ran_out_of_memory=machine.oom_kills() > killed_before),
+    )
+    if failure and is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
+        failure = dataclasses.replace(failure, is_mendable=False)
+    return outcome, failure
 
 
 def _told(reader: Connection) -> tuple[Outcome | None, Failure | None] | None:
@@ -181,12 +187,16 @@ def _die_with(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def _ends_with(process: BaseProcess) -> Iterator[None]:
-    """Passes SIGTERM on to a process, which then saves; whatever else ends the block ends the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _ends_with(process: BaseProcess) -> Iterator[threading.Event]:
+    """Passes SIGTERM on to a process, which then saves; whatever else ends the block ends the process.
+
+    Yields:
+        What is set once SIGTERM has come.
+    """
     is_preempted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield is_preempted
+        return
 
     def pass_on(number: int, _: FrameType | None) -> None:
         is_preempted.set()
@@ -195,7 +205,7 @@ def _ends_with(process: BaseProcess) -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
-        yield
+        yield is_preempted
     except BaseException:
         process.kill()
         raise

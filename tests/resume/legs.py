@@ -124,6 +124,8 @@ ENDS: dict[str, Callable[[], None]] = {
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "device": lambda: _fail_with(RuntimeError("CUDA error: an illegal memory access was encountered")),
     "store": lambda: _fail_with(UnavailableError("store 's3://baton' does not answer.")),
+    "preempted": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "orphaned": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "user": lambda: _fail_with(UserError("hooks.loss returns text; expected a tensor.")),
     "fault": lambda: _fail_with(KeyError("labels")),
     "memory": lambda: _fail_with(RuntimeError("CUDA error: out of memory")),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk import attempts
@@ -63,6 +64,28 @@ def test_what_a_fresh_process_cannot_mend_does_not_start_twice(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_notice_to_the_stage_reaches_the_process_that_trains(
+    recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    run = _halfway("notice", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 7, "preempted", 1, str(tmp_path))
+    assert code == 0, printed
+    assert "partial chunk=2" in printed
+    assert "notice=SIGTERM" in printed
+    assert "restarted" not in printed
+    assert 7 <= CheckpointStore(run).steps()[-1] < 10
+
+
+def test_the_process_that_trains_ends_with_its_stage(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
+    """It would train on beside the one that takes its place."""
+    run = _halfway("orphaned", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 6, "orphaned", 1, str(tmp_path))
+    assert code == -signal.SIGKILL, printed
+    assert "step step=6 " in printed
+    assert "step step=10 " not in printed, "what it printed has ended with it"
+    assert CheckpointStore(run).steps()[-1] < 10
+
+
 @pytest.mark.slow
 def test_the_processes_of_a_pod_are_counted(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
     run = _halfway("lost-for-good", recipes, legs)
@@ -81,11 +104,13 @@ def test_memory_that_ran_out_is_told_from_a_kill() -> None:
 
 
 def test_an_error_crosses_to_the_stage_as_it_was() -> None:
-    from baton.components.shared.core.errors import DamagedError
+    class OwnError(DamagedError):
+        """One that a room keeps for itself."""
 
-    error = Failure.of(DamagedError("a file is short.", remedy="Run again.")).error()
-    assert type(error) is DamagedError
-    assert (error.message, error.remedy) == ("a file is short.", "Run again.")
+    for kind in (DamagedError, OwnError):
+        error = Failure.of(kind("a file is short.", remedy="Run again.")).error()
+        assert type(error) is DamagedError
+        assert (error.message, error.remedy) == ("a file is short.", "Run again.")
 
 
 def test_a_pod_without_its_gpu_ends_before_it_fetches_anything(recipes: dict[str, Recipe], legs: Any) -> None:
