@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow import run_view
+from baton.pipelines.kubeflow import run_view, store_view
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client
 from baton.pipelines.kubeflow.run_view import Stage, View
@@ -56,14 +56,16 @@ class Follow:
         """Shows what has changed since the run was last looked at."""
         stages = run_view.stages(client, run)
         now = time.monotonic()
-        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES or self.view.is_frozen
+        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES
         if is_due or any(self._is_new(stage, run_view.BROKEN) for stage in stages):
             self._explained_at = now
             was_frozen = self.view.is_frozen
-            self.view = run_view.explained(client, run, stages)
+            self.view = store_view.explained(client, run)
             stages = self.view.stages
             if self.view.is_frozen and not was_frozen:
                 console.print(f"[yellow]{run_view.FROZEN}[/]", soft_wrap=True)
+        elif self.view.is_frozen:  # what is listed is what was then
+            stages = self.view.stages
         for stage in stages:
             if self._is_new(stage, MARKS):
                 self._told.add((stage.path, stage.state))

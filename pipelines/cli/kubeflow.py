@@ -128,7 +128,7 @@ def status(
     """
     with reported(output):
         from baton.pipelines.cli import follow
-        from baton.pipelines.kubeflow import run_view
+        from baton.pipelines.kubeflow import run_view, store_view
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
         client, remote = _found(endpoint, run, namespace)
@@ -136,7 +136,7 @@ def status(
             shown = _shown(endpoint, remote, remote.state or "pending")
             _end(shown | _followed(endpoint, remote.run_id, run, namespace, timeout), output)
             return
-        view = run_view.explained(client, remote, run_view.stages(client, remote))
+        view = store_view.explained(client, remote)
         shown = _shown(endpoint, remote, run_view.outcome(remote.state, view.stages))
         if output is Output.text:
             console.print(f"[bold]{remote.display_name}[/]: {shown['state']}")

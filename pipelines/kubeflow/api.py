@@ -62,10 +62,29 @@ class Dag(TypedDict, total=False):
     tasks: dict[str, Task]
 
 
+class Parameter(TypedDict, total=False):
+    """Parameter of a compiled pipeline."""
+
+    defaultValue: object
+
+
+class Inputs(TypedDict, total=False):
+    """Inputs of a compiled pipeline."""
+
+    parameters: dict[str, Parameter]
+
+
 class Component(TypedDict, total=False):
     """Component of a compiled pipeline; one that is a graph itself has a `dag`."""
 
     dag: Dag
+    inputDefinitions: Inputs
+
+
+class PipelineInfo(TypedDict, total=False):
+    """Name of a compiled pipeline."""
+
+    name: str
 
 
 class PipelineSpec(TypedDict, total=False):
@@ -73,12 +92,19 @@ class PipelineSpec(TypedDict, total=False):
 
     root: Component
     components: dict[str, Component]
+    pipelineInfo: PipelineInfo
 
 
 class PostedSpec(PipelineSpec, total=False):
     """The compiled pipeline as it was posted: alone, or beside its platform's."""
 
     pipeline_spec: PipelineSpec
+
+
+class RuntimeConfig(Protocol):
+    """What a run was started with."""
+
+    parameters: dict[str, object] | None
 
 
 class VersionReference(Protocol):
@@ -98,6 +124,7 @@ class Run(Protocol):
     created_at: datetime.datetime
     pipeline_spec: PostedSpec | None
     pipeline_version_reference: VersionReference | None
+    runtime_config: RuntimeConfig | None
     run_details: RunDetails | None
 
 

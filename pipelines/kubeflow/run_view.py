@@ -26,7 +26,7 @@ ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
 FROZEN = (
     "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
-    "unknown here. Kubeflow's own page still tells."
+    "told by the store, or unknown. Kubeflow's own page still tells."
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"
 """What the backend makes of Argo's phase for a node that will not run."""
@@ -167,8 +167,7 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> View:
     is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
     message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
     if is_frozen(run, workflow, stages):
-        known = [stage if stage.state in ENDED else replace(stage, state=UNKNOWN) for stage in stages]
-        return View(known, message, is_frozen=True)
+        return View([_since(stage, run) for stage in stages], message, is_frozen=True)
     if is_cancelled:
         stages = [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
     tasks = Tasks([(stage.key, stage.parents) for stage in stages], ())
@@ -188,6 +187,14 @@ def is_frozen(run: Run, workflow: Workflow, stages: list[Stage]) -> bool:
     if workflow.get("status", {}).get("compressedNodes"):
         return True
     return run.state in ("SUCCEEDED", "FAILED", "CANCELED") and any(s.state in ("RUNNING", "PENDING") for s in stages)
+
+
+def _since(stage: Stage, run: Run) -> Stage:
+    """Returns a stage of a record that has stopped: as it must have ended since, where the run tells, or as unknown."""
+    if stage.state in ENDED:
+        return stage
+    may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
+    return replace(stage, state="SUCCEEDED" if run.state == "SUCCEEDED" and not may_be_left_out else UNKNOWN)
 
 
 def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, nodes: list[Node]) -> Stage:

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.components.shared.runs.documents.training import Progress
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from baton.pipelines.cli.display import console
 from baton.pipelines.kubeflow import nodes
@@ -121,11 +125,9 @@ TABLE = {
     ),
     "cancelled-waiting": Expected("canceled", 1, {"canceled": 1, "waiting": 8}, {"data split": "canceled"}),
     "phases-record-frozen": Expected(
-        "succeeded", 0, {"succeeded": 16, "unknown": 2}, {"second: export": "unknown"}, said=(FROZEN,)
+        "succeeded", 0, {"succeeded": 18}, {"second: export": "succeeded"}, said=(FROZEN,)
     ),
-    "sweep-record-frozen": Expected(
-        "succeeded", 0, {"succeeded": 10, "unknown": 3}, {"winner: export": "unknown"}, said=(FROZEN,)
-    ),
+    "sweep-record-frozen": Expected("succeeded", 0, {"succeeded": 13}, {"winner: export": "succeeded"}, said=(FROZEN,)),
     "running-100-chunks-record-frozen": Expected(
         "running", 0, {"succeeded": 1, "unknown": 204}, {"train chunk 1": "unknown"}, said=(FROZEN,)
     ),
@@ -145,11 +147,13 @@ def recorded(name: str) -> Recording:
 
 
 @pytest.fixture
-def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Any, str]]:
+def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str]]:
     """Returns how `baton status` ends, and all that it says, where a run is answered as it was recorded."""
 
-    def ask(name: str) -> tuple[Any, str]:
+    def ask(name: str, store: str = "/nowhere") -> tuple[Any, str]:
         recording = recorded(name)
+        parameters = recording["run"].setdefault("runtime_config", {}).setdefault("parameters", {})
+        parameters["store"] = store
         spec = recorded("succeeded")["run"]["pipeline_spec"]
         first = {"pipeline_runtime": {"workflow_manifest": json.dumps(recording["workflow"])}}
 
@@ -176,7 +180,7 @@ def test_every_recording_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_recorded_run_is_explained(name: str, status: Callable[[str], tuple[Any, str]]) -> None:
+def test_a_recorded_run_is_explained(name: str, status: Callable[..., tuple[Any, str]]) -> None:
     expected = TABLE[name]
     done, said = status(name)
     shown = json.loads(done.stdout)
@@ -199,3 +203,30 @@ def test_ids_of_nodes_are_argos() -> None:
         assert [nodes.node_id(workflow["metadata"]["name"], node["name"]) for node in others] == [
             node["id"] for node in others
         ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with the run of the recordings of 100 chunks: two chunks done, the third at step 25."""
+    run = Run(Storage(str(tmp_path)), "d100")
+    run.put(Plan.NAME, {"rows": 1, "steps_per_epoch": 1, "num_steps": 1000, "targets": list(range(10, 1001, 10))})
+    run.put(Progress.NAME, {"step": 25, "chunk": 3, "at": "2026-11-22T08:30:00.000Z"})
+    for stage, details in (("tokenize", {}), ("train-chunk-001", {"chunk": 1}), ("train-chunk-002", {"chunk": 2})):
+        run.record(stage, details)  # now, which is after the run was created
+    run.put("records/checkpoint-001-1.json", {"stage": "checkpoint-001", "chunk": 1, "at": "2025-01-01T00:00:00.000Z"})
+    return tmp_path
+
+
+def test_a_record_that_has_stopped_goes_on_in_the_store(status: Callable[..., tuple[Any, str]], store: Path) -> None:
+    done, said = status("running-100-chunks-record-frozen", store=str(store))
+    stages = {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
+    assert FROZEN in said
+    for name in ("tokenize", "train chunk 1", "train chunk 2"):
+        assert stages[name]["state"] == "succeeded"
+        assert stages[name]["message"].endswith("as the store says")
+    assert (stages["train chunk 3"]["state"], stages["train chunk 3"]["message"]) == (
+        "unknown",
+        "step 25 of 1000 at 2026-11-22T08:30:00.000Z",
+    )
+    assert stages["checkpoint 1"]["state"] == "unknown", "its record is of an earlier run of that name"
+    assert stages["evaluate"]["state"] == "unknown"
