@@ -16,6 +16,7 @@ from baton.pipelines.cli import (
     retrain,
     runs,
     schedule,
+    submit,
     sweep,
     use,
 )
@@ -40,7 +41,7 @@ app.command()(recipes.doctor)
 app.command("compile")(recipes.compile_recipe)
 app.command()(local.run)
 app.command()(prove.prove)
-app.command()(kubeflow.submit)
+app.command()(submit.submit)
 app.command()(kubeflow.status)
 app.command()(kubeflow.cancel)
 app.command()(kubeflow.retry)

@@ -11,8 +11,8 @@ import typer
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
-from baton.pipelines.cli.kubeflow import load_for_pods
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
+from baton.pipelines.cli.submit import load_for_pods
 from baton.pipelines.compiling import memory, prepare, profiles
 from baton.pipelines.compiling.package import Pipeline, write_package
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from baton.pipelines.cli import options
-from baton.pipelines.cli.kubeflow import load_for_pods
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
+from baton.pipelines.cli.submit import load_for_pods
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 

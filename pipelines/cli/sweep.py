@@ -9,7 +9,8 @@ import typer
 from baton.components.shared.runs.run import check_name
 from baton.components.shared.sweeps.rungs import check_trials
 from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.cli import kubeflow, options, sweep_display, trials
+from baton.pipelines.cli import options, sweep_display, trials
+from baton.pipelines.cli import submit as submission
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
@@ -87,7 +88,7 @@ def submit(
 
     `baton status`, `cancel` and `retry` act on it as on any run, `baton sweep stop` and `resume` on its trials.
     """
-    kubeflow.submit(
+    submission.submit(
         recipe,
         endpoint,
         experiment=experiment,

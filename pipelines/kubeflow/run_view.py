@@ -120,6 +120,12 @@ class View:
     is_frozen: bool = False
     """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether lost pods alone ended the run: no stage has failed by itself."""
+        failed = [stage for stage in self.stages if stage.state == "FAILED"]
+        return bool(failed) and all(stage.hint == LOST for stage in failed)
+
 
 def stages(client: Client, run: Run) -> list[Stage]:
     """Returns the stages of a run, in the order in which they depend on each other.

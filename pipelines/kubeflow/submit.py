@@ -32,6 +32,8 @@ POLL_S = 5.0
 """Seconds between two polls of a run that somebody waits for."""
 
 _MAX_PAUSE_S = 60.0
+RESUMES_IN_S = 30.0
+"""Seconds for which a run that was started again may be shown as the one that has ended."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,18 @@ def wait(
         f"Run {run_id} is {state} after {timeout_s:g} s; expected it to have ended.",
         remedy=f"It continues without us: {run_url(endpoint, run_id)}",
     )
+
+
+def resume(client: Client, run_id: str) -> None:
+    """Starts the failed stages of a run again, and waits until it is no longer shown as ended.
+
+    Raises:
+        BatonError: the backend cannot: its workflow is gone, or too large.
+    """
+    client.retry_run(run_id)
+    for _ in attempts(RESUMES_IN_S, pause=min(1.0, POLL_S)):
+        if client.get_run(run_id).state not in FINAL_STATES:
+            return
 
 
 def _asked(client: Client, run_id: str, poll_s: float) -> Run:

@@ -153,6 +153,45 @@ def test_submit_says_what_a_stage_has_left_for_kubernetes(kfp_api: Any, baton: B
     assert f"✗ data split (42 s): {said}\n" in done.stderr
 
 
+@pytest.mark.parametrize("backend_can", [True, False], ids=["retried", "submitted again"])
+def test_a_run_whose_pod_was_lost_starts_again(backend_can: bool, kfp_api: Any, baton: Baton) -> None:
+    """By the API where the backend still has the workflow's nodes, else by the same name once more."""
+    kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
+    kfp_api.messages = {"train-chunk-2": "main: Error (exit code 137)"}
+    kfp_api.retry_fails = not backend_can
+    failed = []
+
+    def mends_after(method: str, path: str) -> None:
+        if path.endswith(":retry") or (method == "POST" and path.endswith("/runs")):
+            failed.append(path)
+        if len(failed) == 2:  # it was submitted, and is started again
+            kfp_api.final_state, kfp_api.stops_at = "SUCCEEDED", None
+
+    kfp_api.interfere = mends_after
+    done = baton(*SUBMIT, "--retries", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "succeeded"
+    assert "mine: a pod was lost, it starts again (1 of 2)" in done.stderr
+    assert len(kfp_api.runs) == (1 if backend_can else 2)
+    assert json.loads(done.stdout)["run_id"] == list(kfp_api.runs)[-1]
+    assert {run["runtime_config"]["parameters"]["run_name"] for run in kfp_api.runs.values()} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("message", "starts"),
+    [("main: Error (exit code 143)", 3), ("main: OOMKilled (exit code 1)", 1), ("main: Error (exit code 1)", 1)],
+    ids=["lost", "memory", "user"],
+)
+def test_what_is_started_again(message: str, starts: int, kfp_api: Any, baton: Baton) -> None:
+    kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
+    kfp_api.messages = {"train-chunk-2": message}
+    done = baton(*SUBMIT, "--retries", "2")
+    assert done.returncode == 1
+    retried = [path for method, path in kfp_api.requests if path.endswith(":retry")]
+    assert 1 + len(retried) == starts
+    assert json.loads(done.stdout)["state"] == "failed"
+
+
 def test_submit_without_cache_with_an_account_and_a_page(
     kfp_api: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
