@@ -100,6 +100,7 @@ def test_what_the_nodes_run() -> None:
         "PYTHONUNBUFFERED": {"value": "1"},
         "AWS_ENDPOINT_URL": {"value": "http://s3:9000"},
         "BATON_EVENTS": {"value": "stdout"},
+        "BATON_PROMISED_GPUS": {"value": "4"},
         "AWS_ACCESS_KEY_ID": {"valueFrom": {"secretKeyRef": {"name": "baton-store", "key": "AWS_ACCESS_KEY_ID"}}},
         "AWS_SECRET_ACCESS_KEY": {
             "valueFrom": {"secretKeyRef": {"name": "baton-store", "key": "AWS_SECRET_ACCESS_KEY"}}

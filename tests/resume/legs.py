@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,17 @@ def _fail_with(error: Exception) -> None:
     raise error
 
 
+def _preempt_the_stage() -> None:
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(1)  # steps of a tiny model are over before the signal has come back
+
+
 ENDS: dict[str, Callable[[], None]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "device": lambda: _fail_with(RuntimeError("CUDA error: an illegal memory access was encountered")),
     "store": lambda: _fail_with(UnavailableError("store 's3://baton' does not answer.")),
-    "preempted": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "preempted": _preempt_the_stage,
     "orphaned": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "user": lambda: _fail_with(UserError("hooks.loss returns text; expected a tensor.")),
     "fault": lambda: _fail_with(KeyError("labels")),

@@ -68,12 +68,12 @@ def test_a_notice_to_the_stage_reaches_the_process_that_trains(
     recipes: dict[str, Recipe], legs: Any, tmp_path: Path
 ) -> None:
     run = _halfway("notice", recipes, legs)
-    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 7, "preempted", 1, str(tmp_path))
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 6, "preempted", 1, str(tmp_path))
     assert code == 0, printed
     assert "partial chunk=2" in printed
     assert "notice=SIGTERM" in printed
     assert "restarted" not in printed
-    assert 7 <= CheckpointStore(run).steps()[-1] < 10
+    assert 6 <= CheckpointStore(run).steps()[-1] < 10
 
 
 def test_the_process_that_trains_ends_with_its_stage(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
