@@ -66,8 +66,5 @@ def run_chunk(
 
         attempt = Attempt(context, fetched, staging, watch, scoring=scoring, standby=standby, leave_out=leave_out)
         manager = attempt.train()
-        # The ranks of a machine share the first one's folder, and upstream looks into it once more at its end: who is
-        # first to get here must not remove it yet.
-        ranks.gather(None)
-    ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
+        ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
     return conclude(context, manager) if manager else None

@@ -75,10 +75,13 @@ class Ranks:
         )
 
     def leave(self) -> None:
-        """Destroys the process group, once no collective call is pending."""
+        """Destroys the process group, once all ranks are here."""
         if self.size > 1:
             import torch.distributed
 
+            # They share the first one's folder, and upstream looks into it once more at its end: whoever is first must
+            # not go on to remove it.
+            self.gather(None)
             torch.distributed.destroy_process_group()
 
     def gather(self, value: T) -> list[T]:
