@@ -132,8 +132,8 @@ def test_an_adapter_in_bf16(strategy: str, recipes: dict[str, Recipe], legs: Any
         legs.train(run)
         states.append(legs.final(run))
     assert states[0].meta.state == states[1].meta.state
-    assert "adapter_model.safetensors" in states[0].files
-    assert "model.safetensors" not in states[0].files
+    assert "adapter_model.safetensors" in states[0].manifest.files
+    assert "model.safetensors" not in states[0].manifest.files
     code, printed = legs.leg(legs.evaluate, run.uri)
     assert code == 0, printed
 
