@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import logging
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
 import psutil
 
-from baton.components.shared.core import errors, events, machine
+from baton.components.shared.core import errors, events, machine, patience
 from baton.components.shared.core.errors import BatonError, LostError, StoreError, UnavailableError
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.distributed import devices
@@ -33,38 +31,11 @@ from baton.components.train_chunk.stage import run_chunk
 
 logger = logging.getLogger("baton")
 
-PAUSES_S = (2.0, 15.0)
-"""Seconds before the second process, and before each one after it."""
+PAUSE_S = 2.0
+"""Seconds before the second process; before the third eight times as many."""
 Train = Callable[[str, int], Outcome | None]
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 """Options of Linux' prctl."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What a process has ended of, as it tells itself."""
-
-    kind: str
-    """Name of one of our own errors, in `baton.components.shared.core.errors`."""
-    message: str
-    remedy: str | None
-    is_mendable: bool
-    """Whether a fresh process may do better."""
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """Returns the failure that an error is."""
-        if isinstance(error, BatonError):
-            is_mendable = isinstance(error, (LostError, UnavailableError))
-            kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
-            return cls(kind, error.message, error.remedy, is_mendable)
-        text = f"{type(error).__name__}: {error}"
-        return cls(BatonError.__name__, text, None, devices.is_broken(text))
-
-    def error(self) -> BatonError:
-        """Returns it as the error that ends the stage."""
-        kind: type[BatonError] = getattr(errors, self.kind)
-        return kind(self.message, remedy=self.remedy)
 
 
 def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
@@ -81,19 +52,16 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     Raises:
         BatonError: what a process has ended of that another one would end of, too, or the last one of several.
     """
-    attempt = 0
+    tries = patience.attempts(math.inf, pause=PAUSE_S, growth=8)
     while True:
-        outcome, failure = _attempt(run_uri, index, train)
-        if failure is None:
-            assert outcome, "the process is no rank that another one launched"
-            return outcome
-        if not failure.is_mendable or attempt >= (retries := _retries(run_uri)):
-            raise failure.error()
-        pause = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
-        attempt += 1
-        events.emit(events.Restarted(chunk=index, attempt=attempt, of=retries, reason=failure.message))
-        logger.warning("%s It starts again in this pod, %d of %d times", failure.message, attempt, retries)
-        time.sleep(pause)
+        number = next(tries).number
+        try:
+            return _attempt(run_uri, index, train)
+        except (LostError, UnavailableError) as error:
+            if number > (retries := _retries(run_uri)):
+                raise
+            events.emit(events.Restarted(chunk=index, attempt=number, of=retries, reason=error.message))
+            logger.warning("%s It starts again in this pod, %d of %d times", error.message, number, retries)
 
 
 def _retries(run_uri: str) -> int:
@@ -102,8 +70,13 @@ def _retries(run_uri: str) -> int:
     return 1  # a store that is out of reach does not tell
 
 
-def _attempt(run_uri: str, index: int, train: Train) -> tuple[Outcome | None, Failure | None]:
-    """Returns what a process has come to, or what it has ended of."""
+def _attempt(run_uri: str, index: int, train: Train) -> Outcome:
+    """Returns what a process has come to.
+
+    Raises:
+        LostError: it was lost to what a fresh one may be spared.
+        BatonError: whatever else it has ended of.
+    """
     # A fork of this process, which has imported next to nothing and holds no device, is as good as a fresh interpreter.
     on_linux = sys.platform == "linux"
     context = multiprocessing.get_context("fork") if on_linux else multiprocessing.get_context("spawn")
@@ -118,41 +91,46 @@ def _attempt(run_uri: str, index: int, train: Train) -> tuple[Outcome | None, Fa
         # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
         while process.is_alive() and not reader.poll(0.2):
             pass
-        told = _told(reader)
+        ended = _told(reader)
         process.join()
     for orphan in set(psutil.Process().children(recursive=True)) - others:
         orphan.kill()
-    outcome, failure = told or (
-        None,
-        _unsaid(index, process.exitcode or 0, ran_out_of_memory=machine.oom_kills() > killed_before),
-    )
-    if failure and is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
-        failure = dataclasses.replace(failure, is_mendable=False)
-    return outcome, failure
+    if isinstance(ended, Outcome):
+        return ended
+    error = ended or _unsaid(index, process.exitcode or 0)
+    if isinstance(error, LostError) and machine.oom_kills() > killed_before:  # also of a rank that its launcher names
+        remedy = "Raise resources.memory, or lower training.micro_batch_size."
+        raise BatonError(f"{error.message} There was no memory left.", remedy=remedy)
+    if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
+        raise BatonError(error.message, remedy=error.remedy)
+    raise error
 
 
-def _told(reader: Connection) -> tuple[Outcome | None, Failure | None] | None:
+def _told(reader: Connection) -> Outcome | BatonError | None:
     """Returns what a process has said; None where it has ended without a word."""
     try:
-        answer: tuple[Outcome | None, Failure | None] | None = reader.recv() if reader.poll() else None
+        answer: Outcome | BatonError | None = reader.recv() if reader.poll() else None
     except (EOFError, OSError):
         return None
     return answer
 
 
-def _unsaid(index: int, code: int, *, ran_out_of_memory: bool) -> Failure:
-    """Returns the failure of a process that has said nothing."""
-    if code == -signal.SIGKILL and ran_out_of_memory:
-        remedy = "Raise resources.memory, or lower training.micro_batch_size."
-        message = f"the process of chunk {index} was killed, as there was no memory left."
-        return Failure("BatonError", message, remedy, is_mendable=False)
+def _unsaid(index: int, code: int) -> BatonError:
+    """Returns the error of a process that has said nothing."""
     if code < 0:
-        message = f"the process of chunk {index} was ended by {signal.Signals(-code).name}."
-        return Failure(
-            "LostError", message, "Run again: training resumes from the newest checkpoint.", is_mendable=True
-        )
-    message = f"the process of chunk {index} ended with code {code} and said nothing."
-    return Failure("BatonError", message, "See the log for why.", is_mendable=False)
+        name = signal.Signals(-code).name
+        remedy = "Run again: training resumes from the newest checkpoint."
+        return LostError(f"the process of chunk {index} was ended by {name}.", remedy=remedy)
+    return BatonError(f"the process of chunk {index} ended with code {code} and said nothing.", remedy="See the log.")
+
+
+def as_shared(error: Exception) -> BatonError:
+    """Returns an error as one of `baton.components.shared.core.errors`, which every process can read."""
+    if isinstance(error, BatonError):
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return kind(error.message, remedy=error.remedy)
+    text = f"{type(error).__name__}: {error}"
+    return LostError(text) if devices.is_broken(text) else BatonError(text)
 
 
 def _serve(writer: Connection, parent: int, run_uri: str, index: int, train: Train) -> None:
@@ -160,13 +138,11 @@ def _serve(writer: Connection, parent: int, run_uri: str, index: int, train: Tra
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
     _die_with(parent)
     try:
-        answer: tuple[Outcome | None, Failure | None] = train(run_uri, index), None
+        writer.send(train(run_uri, index))
     except Exception as error:
-        failure = Failure.of(error)
         if not isinstance(error, BatonError):
             logger.exception("chunk %d failed", index)
-        answer = None, failure
-    writer.send(answer)
+        writer.send(as_shared(error))
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -112,8 +112,21 @@ def chunk_in_a_pod(run_uri: str, index: int, step: int, ends: str, times: int, f
             ENDS[ends]()
 
     events.emit = emit
-    attempts.PAUSES_S = (0.0,)
+    attempts.PAUSE_S = 0.0
     attempts.run(run_uri, index)
+
+
+def out_of_memory(run_uri: str, index: int, step: int, counts: str, folder: str) -> None:
+    """Runs a chunk as its component does, whose process the kernel kills for want of memory, as its counts say."""
+    from baton.components.shared.core import machine
+
+    oom_kills = machine.oom_kills
+    machine.oom_kills = lambda: oom_kills(Path(counts).parent)
+    ENDS["out of memory"] = lambda: (
+        Path(counts).write_text("oom 2\noom_kill 1\n"),
+        os.kill(os.getpid(), signal.SIGKILL),
+    )[1]
+    chunk_in_a_pod(run_uri, index, step, "out of memory", 9, folder)
 
 
 def _fail_with(error: Exception) -> None:

@@ -13,7 +13,6 @@ from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk import attempts
-from baton.components.train_chunk.attempts import Failure
 
 
 def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
@@ -96,11 +95,20 @@ def test_the_processes_of_a_pod_are_counted(recipes: dict[str, Recipe], legs: An
     assert CheckpointStore(run).steps()[-1] == 8
 
 
-def test_memory_that_ran_out_is_told_from_a_kill() -> None:
-    killed = attempts._unsaid(2, -signal.SIGKILL, ran_out_of_memory=False)
-    out_of_memory = attempts._unsaid(2, -signal.SIGKILL, ran_out_of_memory=True)
-    assert (killed.is_mendable, out_of_memory.is_mendable) == (True, False)
-    assert "raise resources.memory" in str(out_of_memory.error()).lower()
+def test_memory_that_ran_out_is_told_from_a_kill(
+    recipes: dict[str, Recipe], legs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts in the container's cgroup whom it has killed; here a file stands for its."""
+    run = _halfway("out-of-memory", recipes, legs)
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "ends").mkdir()
+    counts = tmp_path / "cgroup" / "memory.events"
+    counts.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 0\n")
+    code, printed = legs.leg(legs.out_of_memory, run.uri, 2, 10, str(counts), str(tmp_path / "ends"))
+    assert code == 1, printed
+    assert "was ended by SIGKILL. There was no memory left. Raise resources.memory" in printed
+    assert "restarted" not in printed
+    assert len(list((tmp_path / "ends").iterdir())) == 1
 
 
 def test_an_error_crosses_to_the_stage_as_it_was() -> None:
@@ -108,7 +116,7 @@ def test_an_error_crosses_to_the_stage_as_it_was() -> None:
         """One that a room keeps for itself."""
 
     for kind in (DamagedError, OwnError):
-        error = Failure.of(kind("a file is short.", remedy="Run again.")).error()
+        error = attempts.as_shared(kind("a file is short.", remedy="Run again."))
         assert type(error) is DamagedError
         assert (error.message, error.remedy) == ("a file is short.", "Run again.")
 
