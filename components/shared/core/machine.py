@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from baton.components.shared.core.errors import NodeError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
@@ -84,11 +82,15 @@ def has_mps() -> bool:
 
 def total_memory(cgroup: Path = CGROUP) -> int:
     """Returns the bytes of memory there are for this process: the machine's, or a container's limit."""
+    import psutil
+
     return min(int(psutil.virtual_memory().total), _number(cgroup / "memory.max") or 2**63)
 
 
 def available_memory(cgroup: Path = CGROUP) -> int:
     """Returns the bytes of memory that are free for this process; a container's cache of files counts as free."""
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:
