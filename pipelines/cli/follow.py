@@ -60,7 +60,7 @@ class Follow:
         if is_due or any(self._is_new(stage, run_view.BROKEN) for stage in stages):
             self._explained_at = now
             was_frozen = self.view.is_frozen
-            self.view = store_view.explained(client, run)
+            self.view = store_view.explained(client, run, stages)
             stages = self.view.stages
             if self.view.is_frozen and not was_frozen:
                 console.print(f"[yellow]{run_view.FROZEN}[/]", soft_wrap=True)

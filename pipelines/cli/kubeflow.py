@@ -42,7 +42,7 @@ def status(
             ended, _ = following.followed(endpoint, remote.run_id, run, namespace, timeout)
             following.end(shown | ended, output)
             return
-        view = store_view.explained(client, remote)
+        view = store_view.explained(client, remote, run_view.stages(client, remote))
         shown = following.shown(endpoint, remote, run_view.outcome(remote.state, view.stages))
         if output is Output.text:
             console.print(f"[bold]{remote.display_name}[/]: {shown['state']}")

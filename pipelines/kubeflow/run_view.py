@@ -35,10 +35,7 @@ STARTED_UNSET = 1971
 
 LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
 HINTS = (
-    (
-        r"OOMKilled",
-        "The pod ran out of memory: raise resources.memory, or lower training.micro_batch_size.",
-    ),
+    (r"OOMKilled", "The pod ran out of memory: raise resources.memory, or lower training.micro_batch_size."),
     (
         r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
         "The image cannot be had: check resources.image and resources.image_pull_secret.",
@@ -58,10 +55,7 @@ HINTS = (
     ),
     (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
-    (
-        r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code (137|143)",
-        LOST,
-    ),
+    (r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code (137|143)", LOST),
 )
 """What a pod's message matches → what to do."""
 
@@ -216,8 +210,7 @@ def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, no
         return stage
     state = "PENDING" if node.get("phase") == "Pending" else stage.state
     pod = _pod_name(workflow, node)
-    message = _words(node)
-    message, code = termination.read(message)
+    message, code = termination.read(_words(node))
     hint = None if code else next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
     if state in BROKEN and hint is None and code is None:
         message = _said(client, run_id, pod) or message

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.runs.documents.outcome import Evaluation
-from baton.components.shared.runs.documents.training import Progress, StageRecord
+from baton.components.shared.runs.documents.training import Progress
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -16,14 +16,15 @@ from baton.pipelines.kubeflow.endpoint import Client
 from baton.pipelines.kubeflow.run_view import UNKNOWN, Stage, View
 
 
-def explained(client: Client, remote: api.Run) -> View:
+def explained(client: Client, remote: api.Run, stages: list[Stage]) -> View:
     """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store.
 
     Args:
         client: What `endpoint.connect` returned.
         remote: The run as kfp's client returns it.
+        stages: Its stages.
     """
-    view = run_view.explained(client, remote, run_view.stages(client, remote))
+    view = run_view.explained(client, remote, stages)
     if not view.is_frozen:
         return view
     return replace(view, stages=_completed(view.stages, remote, client.specification(remote)))
@@ -42,7 +43,7 @@ def _completed(stages: list[Stage], remote: api.Run, specification: api.PostedSp
     for phase, unknown in told.items():
         try:
             known |= {stage.path: stage for stage in _asked(unknown, _run(remote, specification, phase), remote)}
-        except (BatonError, KeyError):  # no such run, no access, or a pipeline that is none of ours
+        except (BatonError, KeyError, ValueError):  # no such run, no access, or a pipeline that is none of ours
             continue
     return [known.get(stage.path, stage) for stage in stages]
 
@@ -58,21 +59,20 @@ def _run(remote: api.Run, specification: api.PostedSpec, phase: str) -> Run:
 
 
 def _asked(stages: list[Stage], run: Run, remote: api.Run) -> list[Stage]:
-    since = remote.created_at.strftime("%Y-%m-%dT%H:%M:%S")
-    left = {(record.kind, record.chunk): record for record in run.records() if record.at >= since}
-    progress, plan = run.read(Progress), run.read(Plan)
+    recorded = run.recorded(remote.created_at)
+    progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(Evaluation)
     verdict: dict[str, bool] = {}
-    if remote.state == "SUCCEEDED" and (gate := run.need(Evaluation).gate):
-        verdict = {"export": gate.passed, "reject": not gate.passed}
+    if remote.state == "SUCCEEDED" and evaluation and evaluation.gate:
+        verdict = {"export": evaluation.gate.passed, "reject": not evaluation.gate.passed}
     seen = []
     for stage in stages:
+        kind = stage.component_name
         index = int(number[1]) if (number := re.search(r" (\d+)$", stage.name)) else None
-        record: StageRecord | None = left.get((stage.component_name, index))
-        if stage.component_name in verdict:
-            seen.append(replace(stage, state="SUCCEEDED" if verdict[stage.component_name] else "SKIPPED"))
-        elif record:
-            seen.append(replace(stage, state="SUCCEEDED", message=f"done at {record.at}, as the store says"))
-        elif progress and plan and stage.component_name == "train-chunk" and progress.chunk == index:
+        if kind in verdict:
+            seen.append(replace(stage, state="SUCCEEDED" if verdict[kind] else "SKIPPED"))
+        elif (kind if index is None else f"{kind}-{index:03d}") in recorded:
+            seen.append(replace(stage, state="SUCCEEDED", message="done, as the store says"))
+        elif progress and plan and kind == "train-chunk" and progress.chunk == index:
             seen.append(replace(stage, message=f"step {progress.step} of {plan.num_steps} at {progress.at}"))
         else:
             seen.append(stage)

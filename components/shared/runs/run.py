@@ -119,6 +119,11 @@ class Run(Documents):
         """Returns all attempts at all stages, by stage and time."""
         return self._records(StageRecord, "")
 
+    def recorded(self, since: datetime.datetime) -> set[str]:
+        """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
+        names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
+        return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
+
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""
         return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")

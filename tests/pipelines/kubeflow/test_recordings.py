@@ -213,7 +213,7 @@ def store(tmp_path: Path) -> Path:
     run.put(Progress.NAME, {"step": 25, "chunk": 3, "at": "2026-11-22T08:30:00.000Z"})
     for stage, details in (("tokenize", {}), ("train-chunk-001", {"chunk": 1}), ("train-chunk-002", {"chunk": 2})):
         run.record(stage, details)  # now, which is after the run was created
-    run.put("records/checkpoint-001-1.json", {"stage": "checkpoint-001", "chunk": 1, "at": "2025-01-01T00:00:00.000Z"})
+    run.put("records/checkpoint-001-1735689600000-0a1b2c.json", {"stage": "checkpoint-001", "chunk": 1})  # of 2025
     return tmp_path
 
 
