@@ -83,9 +83,20 @@ def compile_recipe(
     chunks: options.ChunkCount = None,
     image: options.Image = None,
     pipeline: options.PipelineOption = Pipeline.finetune,
+    picture: Annotated[
+        str | None,
+        typer.Option("--graph", metavar="FILE.svg", help="Draw its graph, too, as Kubeflow's page does."),
+    ] = None,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
+        from baton.pipelines.compiling import graph
+
+        if picture:
+            graph.check_ending(picture)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)
         typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
+        if picture:
+            graph.write(output, picture)
+            typer.echo(picture)
