@@ -19,9 +19,9 @@ from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import rendering
 from baton.pipelines.compiling import layered
+from baton.pipelines.compiling.conformance import LOADER
 from baton.pipelines.compiling.layered import Edge
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARGIN, _TITLE = 24, 44
 
 
@@ -139,7 +139,7 @@ def write(package: str, path: str) -> None:
     """
     check_ending(path)
     with open(package, encoding="utf-8") as file:
-        spec = json_format.ParseDict(next(yaml.load_all(file, _Loader)), pipeline_pb2.PipelineSpec())
+        spec = json_format.ParseDict(next(yaml.load_all(file, LOADER)), pipeline_pb2.PipelineSpec())
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(draw(spec), encoding="utf-8")
 
