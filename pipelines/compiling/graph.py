@@ -33,10 +33,13 @@ class Kind(StrEnum):
     artifact = "artifact"
 
 
-BOXES = {Kind.task: (224, 48), Kind.artifact: (224, 48), Kind.group: (256, 76)}
+BOXES = {Kind.task: (172, 44), Kind.artifact: (172, 44), Kind.group: (176, 72)}
 """Width and height of a node's box."""
-FONT_SIZE = 15
-_LABEL_ROOM = {Kind.task: 176, Kind.artifact: 176, Kind.group: 160}
+CLOSER = (0.72, 0.9)
+"""How much closer together than on the page boxes are, across and down, so that a picture in a document can be read."""
+FONT_SIZE = 16
+LABEL_ROOM = {Kind.task: 136, Kind.artifact: 136, Kind.group: 118}
+"""Width of the label in a box."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Node:
     @property
     def font_size(self) -> float:
         """Size of the letters with which the label fits, also in a wide font."""
-        return min(FONT_SIZE, round(_LABEL_ROOM[self.kind] / (0.6 * max(len(self.label), 1)), 1))
+        return min(FONT_SIZE, round(LABEL_ROOM[self.kind] / (0.6 * max(len(self.label), 1)), 1))
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Layer:
     @cached_property
     def centres(self) -> dict[str, tuple[float, float]]:
         """Centre of each node, by its key."""
-        return layered.place([node.key for node in self.nodes], self.edges)
+        places = layered.place([node.key for node in self.nodes], self.edges)
+        return {key: (x * CLOSER[0], y * CLOSER[1]) for key, (x, y) in places.items()}
 
     def form(self) -> tuple[object, ...]:
         """Returns what layers have in common that differ in numbers alone."""

@@ -181,7 +181,7 @@ def test_it_can_be_read(panels: list[Drawn]) -> None:
             assert top > 36, "below the title"
             assert right < width
             assert bottom < height
-            assert _width(box.label, size) < (160 if box.kind == "group" else 176), box.label
+            assert _width(box.label, size) < graph.LABEL_ROOM[Kind(box.kind)], box.label
         assert _width(panel.title, graph.FONT_SIZE, "bold") < width - 48
     assert not [pair for pair in combinations(panels, 2) if _overlap(pair[0].sides, pair[1].sides)]
 
