@@ -50,6 +50,9 @@ class Shown(TypedDict, total=False):
     sweep_uri: str
     stages: list[StageShown]
     failed: list[Failed]
+    error: str
+    """Why the command failed, in place of all else."""
+    exit_code: int
 
 
 def shown(endpoint: str, run: Run, state: str) -> Shown:
