@@ -60,7 +60,8 @@ print((pathlib.Path(mlflow.__file__).parent / "server/js/build/index.html").exis
 def test_bytecode_is_there_for_what_a_chunk_imports(engine, image):
     script = """python3 -c '
 import os, sys
-import kfp.dsl.executor, baton.components.executor, baton.components.train_chunk.training, baton.components.evaluate.evaluation
+import kfp.dsl.executor, baton.components.executor
+import baton.components.train_chunk.training, baton.components.evaluate.evaluation
 missing = [name for name, module in sys.modules.items()
            if isinstance(found := getattr(module, "__cached__", None), str) and not os.path.exists(found)]
 print(len(missing), len(sys.modules))'"""
