@@ -9,7 +9,7 @@ import typer
 
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods
+from baton.pipelines.cli.submit import load_for_pods, tell_size
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 
@@ -41,6 +41,7 @@ def schedule(
         line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         with packaged(prepare.for_cluster(loaded), f"{loaded.name}-retrain", Pipeline.retrain) as package:
+            tell_size(package, loaded, Pipeline.retrain)
             made = recurring.create(
                 package,
                 endpoint,

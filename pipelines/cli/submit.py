@@ -16,7 +16,7 @@ from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import fits, prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
@@ -61,6 +61,7 @@ def submit(
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         name = check_name(run_name or prepare.new_run_name(loaded))
         with packaged(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
+            tell_size(package, loaded, pipeline)
             post = functools.partial(
                 kubeflow.submit,
                 package,
@@ -98,6 +99,12 @@ def load_for_pods(
     for warning in prepare.cluster_warnings(loaded):
         console.print(f"[yellow]note:[/] {warning}")
     return loaded
+
+
+def tell_size(package: str, recipe: Recipe, pipeline: Pipeline) -> None:
+    """Ends where the workflow would be too large to run, and says from where on its record cannot be read."""
+    if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
+        console.print(f"[yellow]note:[/] {note}")
 
 
 def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:
