@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,8 +61,7 @@ def submit(
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         name = check_name(run_name or prepare.new_run_name(loaded))
-        with packaged(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
-            tell_size(package, loaded, pipeline)
+        with packaged_to_fit(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
             post = functools.partial(
                 kubeflow.submit,
                 package,
@@ -101,10 +101,17 @@ def load_for_pods(
     return loaded
 
 
-def tell_size(package: str, recipe: Recipe, pipeline: Pipeline) -> None:
-    """Ends where the workflow would be too large to run, and says from where on its record cannot be read."""
-    if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
-        console.print(f"[yellow]note:[/] {note}")
+@contextlib.contextmanager
+def packaged_to_fit(recipe: Recipe, name: str, pipeline: Pipeline) -> Iterator[str]:
+    """Yields the path of a recipe's package, and tells from where on Kubeflow's record of the run cannot be read.
+
+    Raises:
+        UserError: the workflow would be too large to end.
+    """
+    with packaged(recipe, name, pipeline) as package:
+        if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
+            console.print(f"[yellow]note:[/] {note}")
+        yield package
 
 
 def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:

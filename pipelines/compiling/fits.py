@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import yaml
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.sweeps.rungs import brackets
 from baton.pipelines.compiling.package import Pipeline
-from baton.pipelines.compiling.workflow.pod import Assumed
-from baton.pipelines.compiling.workflow.size import MAX_WORKFLOW_BYTES, WorkflowSize, predict
+
+if TYPE_CHECKING:
+    from baton.pipelines.compiling.workflow.size import WorkflowSize
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -25,6 +28,9 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
     Raises:
         UserError: the workflow would outgrow Kubernetes before its last stage ends.
     """
+    from baton.pipelines.compiling.workflow.pod import Assumed
+    from baton.pipelines.compiling.workflow.size import MAX_WORKFLOW_BYTES, predict
+
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, _Loader))
     size = predict(documents, Assumed(loops=_iterations(recipe)) if pipeline is Pipeline.sweep else None)
