@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import yaml
@@ -13,6 +15,9 @@ from baton.pipelines.compiling.package import Pipeline
 
 if TYPE_CHECKING:
     from baton.pipelines.compiling.workflow.size import WorkflowSize
+
+LIMIT = "BATON_WORKFLOW_BYTES"
+"""Environment variable: bytes that the cluster takes for one workflow, where its Argo keeps states in a database."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -29,18 +34,19 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
         UserError: the workflow would outgrow Kubernetes before its last stage ends.
     """
     from baton.pipelines.compiling.workflow.pod import Assumed
-    from baton.pipelines.compiling.workflow.size import MAX_WORKFLOW_BYTES, predict
+    from baton.pipelines.compiling.workflow.size import predict
 
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, _Loader))
     size = predict(documents, Assumed(loops=_iterations(recipe)) if pipeline is Pipeline.sweep else None)
+    size = replace(size, limit=int(os.environ.get(LIMIT, size.limit)))
     if not size.ends:
         remedy = "Use fewer, longer chunks (chunks.count); chunks.checkpoint_every saves in between."
         if pipeline is Pipeline.sweep:
             remedy = "Lower the number of trials or chunks, or raise eta; `baton sweep run` has no limit."
         raise UserError(
-            f"{size.pods} stages do not fit one workflow: their states would take "
-            f"{_kb(size.spec + size.compressed)} compressed, Kubernetes takes {_kb(MAX_WORKFLOW_BYTES)}, and the run "
+            f"at least {size.pods} stages do not fit one workflow: their states would take "
+            f"{_kb(size.spec + size.compressed)} compressed, Kubernetes takes {_kb(size.limit)}, and the run "
             f"would fail at about stage {size.possible_stages}.",
             remedy=remedy,
         )

@@ -38,29 +38,31 @@ class WorkflowSize:
     """Number of stages."""
     stages: Mapping[str, int]
     """Bytes of the nodes of each task, by its path; of loops, those of all iterations together."""
+    limit: int = MAX_WORKFLOW_BYTES
+    """What the cluster takes for one workflow, compressed."""
 
     @property
     def readable(self) -> bool:
         """Whether Kubeflow's API shows the stages to the end."""
-        return self._share(self.nodes) >= 1
+        return self._share(self.nodes, MAX_WORKFLOW_BYTES) >= 1
 
     @property
     def ends(self) -> bool:
         """Whether the run can end at all."""
-        return self.readable or self._share(self.compressed) >= 1
+        return self.readable or self._share(self.compressed, self.limit) >= 1
 
     @property
     def readable_stages(self) -> int:
         """About how many stages end before Kubeflow's API stops to show them."""
-        return max(0, min(self.pods, int(self.pods * self._share(self.nodes))))
+        return max(0, min(self.pods, int(self.pods * self._share(self.nodes, MAX_WORKFLOW_BYTES))))
 
     @property
     def possible_stages(self) -> int:
         """About how many stages end before the workflow is too large and the run fails."""
-        return max(0, min(self.pods, int(self.pods * self._share(self.compressed))))
+        return max(0, min(self.pods, int(self.pods * self._share(self.compressed, self.limit))))
 
-    def _share(self, status: int) -> float:
-        return (MAX_WORKFLOW_BYTES - self.spec - REST_BYTES) / (status * MARGIN)
+    def _share(self, status: int, limit: int) -> float:
+        return (limit - self.spec - REST_BYTES) / (status * MARGIN)
 
 
 def predict(documents: Sequence[object], assumed: Assumed | None = None) -> WorkflowSize:

@@ -145,6 +145,18 @@ def test_sweep_counts_each_trial_of_each_rung_and_is_refused_beyond_the_limit(tm
     assert "baton sweep run" in str(error.value.remedy)
 
 
+def test_cluster_that_keeps_states_in_a_database_is_not_held_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = (
+        "chunks.count=4",
+        "sweep.trials=500",
+        "sweep.parameters={training.learning_rate: {min: 1.0e-4, max: 1.0e-3}}",
+    )
+    monkeypatch.setenv(fits.LIMIT, str(10**9))
+    assert fits.frozen_note(fitted(tmp_path, recipe(*changes), Pipeline.sweep)) == ""
+
+
 def test_limit_is_met_by_the_margin() -> None:
     room = MAX_WORKFLOW_BYTES - 2_000
     size = WorkflowSize(spec=1_000, nodes=10 * room, compressed=room, pods=100, stages={})
