@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from baton.pipelines.compiling.workflow.size import WorkflowSize
 
 LIMIT = "BATON_WORKFLOW_BYTES"
-"""Environment variable: bytes that the cluster takes for one workflow, where its Argo keeps states in a database."""
+"""Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -125,9 +125,9 @@ def _iterated(spec: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "stages"),
     [
-        pytest.param(("chunks.count=90", "chunks.spare=5", "sweep.halving=null"), 700, id="trials"),
+        pytest.param(("chunks.count=90", "chunks.spare=5", "sweep.halving=null"), 500, id="trials"),
         pytest.param(
-            ("chunks.count=27", "sweep.method=random", "sweep.halving=null", "sweep.hyperband={}"), 700, id="brackets"
+            ("chunks.count=27", "sweep.method=random", "sweep.halving=null", "sweep.hyperband={}"), 500, id="brackets"
         ),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -33,8 +34,8 @@ Task: TypeAlias = pipeline_pb2.PipelineTaskSpec
 CONDITION_BRANCHES = "condition-branches-"
 """How Kubeflow names the box around an If and its Else, of which one runs."""
 
-MAX_LOOP_NODES = 4_000
-"""Nodes of a loop beyond which no more are worked out: they fit no workflow."""
+MAX_NODES = 5_000
+"""Nodes beyond which no further iteration of a loop is worked out: they fit no workflow."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class _Writer:
 
     compiled: Compiled
     assumed: Assumed
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str]
+    counted: Counter[str] = field(default_factory=Counter)
 
     @property
     def workflow(self) -> str:
@@ -77,6 +79,7 @@ class _Writer:
         """Returns a node with what every node has. Its id is a number that looks as random as Argo's."""
         pod: dict[str, Json] = {"hostNodeName": "localhost", "taskResultSynced": True} if kind == "Pod" else {}
         again: dict[str, Json] = {"nodeFlag": {"retried": True}} if name.endswith(")") else {}
+        self.counted["nodes"] += 1
         arbitrary = zlib.crc32(name.encode())
         minute, second = divmod(arbitrary % 3600, 60)
         content: dict[str, Json] = {
@@ -227,16 +230,14 @@ class _Writer:
         )
         yield from self.dag_driver(stage, driver, items, f"components-{reference}", task, name)
         yield self.node(stage, items, "TaskGroup", f"{reference}-iteration", nodeFlag={})
-        dag, made = self.compiled.component(task).dag.tasks, 0
+        dag = self.compiled.component(task).dag.tasks
         for index in range(self.assumed.iterations(task)):
             each = f"{items}({index}:{index})"
             inputs: Json = {"parameters": [*_parent(), {"name": "iteration-index", "value": str(index)}]}
             inside = f"{each}(0).iteration-item"
             yield from self.box(stage, each, f"{reference}-iteration", [f"{inside}-driver"], {"inputs": inputs})
-            for node in self.group(name, task, inside, stage, dag):
-                yield node
-                made += 1
-            if made > MAX_LOOP_NODES:
+            yield from self.group(name, task, inside, stage, dag)
+            if self.counted["nodes"] > MAX_NODES:
                 return
 
 
