@@ -58,7 +58,7 @@ def frozen_note(size: WorkflowSize) -> str:
     if size.readable:
         return ""
     return (
-        f"Kubeflow's API shows stages only until about the {size.readable_stages}th of {size.pods} has ended: then the "
+        f"Kubeflow's API shows stages only until about {size.readable_stages} of {size.pods} have ended: then the "
         "workflow is too large for it. The run goes on, and `baton status` asks the store."
     )
 

@@ -124,7 +124,7 @@ class _Writer:
 
     def dag(self, dag: Dag, place: str, path: str, values: Mapping[str, Json]) -> Iterator[Node]:
         """Yields the nodes of a graph's tasks; of the branches of a condition the one with most of them."""
-        following = {name: [task for task, spec in dag.items() if name in spec.dependent_tasks] for name in dag}
+        following = {name: [task for task in sorted(dag) if name in dag[task].dependent_tasks] for name in dag}
         branches: list[tuple[int, list[Node], list[Node]]] = []
         for name, task in sorted(dag.items()):
             made = list(self.task(name, task, place, path, values, [f"{place}.{x}-driver" for x in following[name]]))
@@ -192,7 +192,7 @@ class _Writer:
         """Yields a sub-DAG's driver and boxes, and what is in it. Its inputs are values of the run, as a stage's."""
         reference = task.component_ref.name
         yield from self.dag_driver(stage, f"{place}-driver", place, f"components-{reference}", task, name)
-        first = [f"{place}(0).{item}-driver" for item, spec in dag.items() if not spec.dependent_tasks]
+        first = [f"{place}(0).{item}-driver" for item in sorted(dag) if not dag[item].dependent_tasks]
         yield from self.box(stage, place, reference, first, {"inputs": {"parameters": _parent()}})
         inside = dict.fromkeys(self.compiled.component(task).input_definitions.parameters, self.assumed.value)
         yield from self.dag(dag, f"{place}(0)", stage, inside)

@@ -93,7 +93,7 @@ def pod_patch(compiled: Compiled, call: Call, assumed: Assumed) -> str:
 def _executor_input(compiled: Compiled, run: str, call: Call, assumed: Assumed) -> str:
     folder = f"{assumed.pipeline_root}/{compiled.name}/{run}/{call.name}/{_random_uuid(f'{run}{call.name}')}"
     given: dict[str, Json] = {}
-    for key, source in call.inputs.items():
+    for key, source in sorted(call.inputs.items()):
         if source.WhichOneof("kind") == "runtime_value":
             constant = as_json(source.runtime_value).get("constant")
             given[key] = run if isinstance(constant, str) and constant.startswith("{{$.pipeline_job") else constant
@@ -102,7 +102,7 @@ def _executor_input(compiled: Compiled, run: str, call: Call, assumed: Assumed) 
             given[key] = compiled.longest(key) or known
     definitions = call.component.output_definitions
     artifacts: dict[str, Json] = {"executor-logs": _artifact("executor-logs", _LOGS, folder)}
-    for key, artifact in definitions.artifacts.items():
+    for key, artifact in sorted(definitions.artifacts.items()):
         artifacts[key] = _artifact(key, as_json(artifact.artifact_type), folder)
     files = {key: {"outputFile": f"/tmp/kfp/outputs/{key}"} for key in sorted(definitions.parameters)}
     outputs: dict[str, Json] = {"parameters": files, "artifacts": artifacts}
@@ -121,7 +121,7 @@ def _component_spec(component: pipeline_pb2.ComponentSpec) -> str:
     if isinstance(outputs, Mapping) and isinstance(artifacts, Mapping):
         logs = {"executor-logs": {"artifactType": _LOGS}}
         described["outputDefinitions"] = {**outputs, "artifacts": {**artifacts, **logs}}
-    return dumps(described, between=", ", ordered=False)
+    return dumps(described, between=", ")
 
 
 def _environment(

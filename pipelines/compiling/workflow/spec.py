@@ -40,7 +40,7 @@ METADATA_BYTES = 258 + 207
 def arguments(compiled: Compiled) -> dict[str, str]:
     """Returns the workflow's arguments: each component, container and set of Kubernetes settings as text."""
     texts = {"components-root": dumps(as_json(compiled.spec.root))}
-    for name, component in compiled.spec.components.items():
+    for name, component in sorted(compiled.spec.components.items()):
         if not component.executor_label:
             texts[f"components-{name}"] = dumps(as_json(component))
             continue

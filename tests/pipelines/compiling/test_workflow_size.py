@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -129,8 +130,30 @@ def test_few_chunks_stay_readable_and_nothing_is_said(tmp_path: Path) -> None:
 
 def test_where_the_record_stops_is_said_with_the_stage(tmp_path: Path) -> None:
     size = fitted(tmp_path, recipe("chunks.count=40"))
-    assert f"until about the {size.readable_stages}th of {size.pods}" in fits.frozen_note(size)
+    assert f"until about {size.readable_stages} of {size.pods} have ended" in fits.frozen_note(size)
     assert 10 < size.readable_stages < size.pods
+
+
+def test_hundred_chunks_on_gpus_behind_a_gate_run_to_their_end(tmp_path: Path) -> None:
+    """With what a recipe for spot nodes asks for, and the variables of Kubeflow's own MLflow besides."""
+    gpus = (
+        "chunks.count=100",
+        "resources.gpus=1",
+        "resources.memory=64Gi",
+        "resources.node_selector={pool: spot}",
+        "resources.tolerations=[{key: spot, operator: Exists, effect: NoSchedule}]",
+        "evaluation.gate={perplexity: '<= baseline'}",
+    )
+    path = str(tmp_path / "pipeline.yaml")
+    write_package(recipe(*gpus), path)
+    with open(path, encoding="utf-8") as file:
+        documents = list(yaml.load_all(file, yaml.CSafeLoader))
+    assert predict(documents).ends
+    assert predict(documents, Assumed(environment=MLFLOW)).ends
+
+
+def test_same_file_is_predicted_the_same() -> None:
+    assert predicted("retrained") == predicted("retrained")
 
 
 def test_sweep_counts_each_trial_of_each_rung_and_is_refused_beyond_the_limit(tmp_path: Path) -> None:
