@@ -70,7 +70,7 @@ class Compiled:
     @property
     def name(self) -> str:
         """Name of the pipeline."""
-        return self.spec.pipeline_info.name
+        return str(self.spec.pipeline_info.name)
 
     @property
     def root_values(self) -> dict[str, Json]:

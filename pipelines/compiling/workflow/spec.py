@@ -188,7 +188,8 @@ def _entry(
 
 
 def _is_exit_hook(task: Task) -> bool:
-    return task.trigger_policy.strategy == pipeline_pb2.PipelineTaskSpec.TriggerPolicy.ALL_UPSTREAM_TASKS_COMPLETED
+    strategy = pipeline_pb2.PipelineTaskSpec.TriggerPolicy.ALL_UPSTREAM_TASKS_COMPLETED
+    return bool(task.trigger_policy.strategy == strategy)
 
 
 def _argument(name: str) -> str:
