@@ -59,7 +59,7 @@ def test_a_recipe_is_scheduled_once_at_a_time_and_missed_times_are_not_made_up_f
     assert run["display_name"] == "retrain-again"
     assert run["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * *"}}
     assert (run["max_concurrency"], run["no_catchup"], run["mode"]) == (1, True, "ENABLE")
-    posted = run["pipeline_spec"]
+    posted = api.spec(run)
     assert posted.get("pipeline_spec", posted)["pipelineInfo"]["name"] == "again-retrain"
     assert [each["display_name"] for each in api.experiments.values()] == ["again"]
 
