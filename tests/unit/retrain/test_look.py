@@ -49,7 +49,7 @@ def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
 
 
 def _look(recipe: Recipe, owner: str = "first") -> Decision:
-    return look(recipe_file.dumps(recipe), recipe.store.uri, "", owner)
+    return look(recipe, owner)
 
 
 def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
