@@ -94,7 +94,7 @@ def stages(done: Done) -> dict[str, str]:
 RECIPE = str(ROOT / "pipelines/recipes/quickstart.yaml")
 PARAMETERS = {
     "run_name": "mine", "store": "s3://baton", "source": "builtin:stdlib-docs", "learning_rate": 0.002, "epochs": 0.0,
-    "max_steps": 240,
+    "max_steps": 240, "base_model": "", "seed": 7, "batch_size": 16, "overrides": {},
 }  # fmt: skip
 SUBMIT = ("submit", RECIPE, "--run", "mine", "--store", "s3://baton", *GATED, "--wait", "--output", "json")
 

@@ -117,7 +117,8 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
     (run,) = backend.runs.values()
     posted = backend.spec(run)
     assert posted.get("pipeline_spec", posted)["pipelineInfo"]["name"] == "again-retrain"
-    assert run["runtime_config"]["parameters"] == {"store": str(folder / "store"), "source": ""}
+    given = {"store": str(folder / "store"), "source": "", "base_model": "org/model", "seed": 0, "batch_size": 8}
+    assert run["runtime_config"]["parameters"] == {**given, "overrides": {}}
 
 
 @pytest.mark.slow
