@@ -102,6 +102,34 @@ def test_a_mistake_is_one_message_of_the_first_stage(
     assert Run(Storage(str(store)), "mistaken").get("recipe.json") is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "overrides", "said"),
+    [
+        (
+            Pipeline.retrain,
+            ['evaluation.gate={loss: "<= production"}', "evaluation.production=accepted"],
+            {"training.learning_rte": 1},
+            "unknown key; did you mean 'learning_rate'?",
+        ),
+        (
+            Pipeline.sweep,
+            ["sweep={parameters: {training.learning_rate: [0.01, 0.02]}, method: grid}"],
+            {"training.learning_rate": 0.03},
+            "training.learning_rate is given, and the sweep draws training.learning_rate for each trial.",
+        ),
+    ],
+    ids=["retrain", "sweep"],
+)
+def test_a_mistake_is_told_by_the_first_stage_of_each_kind(
+    kind: Pipeline, settings: list[str], overrides: dict[str, object], said: str, store: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "p.yaml"
+    write_package(prepare.load(str(RECIPES / "scratch.yaml"), settings, store=str(store)), str(package), kind)
+    with pytest.raises(BatonError) as caught:
+        engine.run(str(package), "mistaken", {"overrides": overrides}, on_event=lambda event: None)
+    assert said in str(caught.value)
+
+
 # phases
 
 
