@@ -63,7 +63,7 @@ def _single(recipe: Recipe) -> BaseComponent:
         base_model: str = recipe.model.base or "",
         seed: int = recipe.seed,
         batch_size: int = training.batch_size,
-        overrides: dict = {},  # noqa: B006 - kfp reads it
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
         """Trains a model in chunks.
 
@@ -109,7 +109,7 @@ def _phased(recipe: Recipe) -> BaseComponent:
         store: str = recipe.store.uri,
         base_model: str = recipe.model.base or "",
         seed: int = recipe.seed,
-        overrides: dict = {},  # noqa: B006 - kfp reads it
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
         """Trains a model in phases.
 
@@ -152,7 +152,7 @@ def phase_graphs(recipe: Recipe) -> list[Graph]:
 
         @dsl.pipeline(name=name)
         def phase(
-            run_name: str, store: str, base_model: str, seed: int, overrides: dict, start_from: str
+            run_name: str, store: str, base_model: str, seed: int, overrides: dict[str, object], start_from: str
         ) -> PhaseOutputs:
             split = split_task(
                 recipe,

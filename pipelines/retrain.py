@@ -34,7 +34,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         base_model: str = recipe.model.base or "",
         seed: int = recipe.seed,
         batch_size: int = 0 if recipe.phases else recipe.training.batch_size,
-        overrides: dict = {},  # noqa: B006 - kfp reads it
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> None:
         """Looks for a change, trains, judges against the model in use, promotes or keeps.
 

@@ -53,7 +53,7 @@ def sweep(recipe: Recipe) -> BaseComponent:
         base_model: str = recipe.model.base or "",
         seed: int = recipe.seed,
         batch_size: int = recipe.training.batch_size,
-        overrides: dict = {},  # noqa: B006 - kfp reads it
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
         """Compares configurations while they train, and hands out the best.
 
