@@ -23,7 +23,7 @@ def examine(endpoint: str, namespace: str | None) -> list[Check]:
         is_multi_user, version = bool(says.get("multi_user")), says.get("tag_name", "unknown")
         kind = "multi-user" if is_multi_user else "single-user"
         answers = f"{endpoint} speaks v2beta1, version {version}, {kind}; pages at {run_url(endpoint, 'ID')}"
-        pipelines = _pipelines(client, namespace, is_multi_user=is_multi_user)
+        pipelines = _pipelines(client, registry.namespace_of(client, namespace), is_multi_user=is_multi_user)
         return [Check("kubeflow", "ok", answers), pipelines, *_of_runs(client, namespace)]
     except BatonError as error:
         return [Check("kubeflow", "problem", error.message, error.remedy or "")]

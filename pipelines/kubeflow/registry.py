@@ -61,11 +61,16 @@ def register(client: Client, package: Package, namespace: str | None) -> Registe
     """
     try:
         with quiet(io.StringIO()):
-            return _registered(client, package, namespace or client.get_user_namespace() or None)
+            return _registered(client, package, namespace_of(client, namespace))
     except ForbiddenError as error:
         raise UserError(
             f"pipeline '{package.name}' cannot be registered: {error.message}", remedy=f"{CREATE_REMEDY} {LEAVE_OUT}"
         ) from error
+
+
+def namespace_of(client: Client, namespace: str | None) -> str | None:
+    """Returns where a user's pipelines lie: where the runs do, see `kfp.Client.create_experiment`."""
+    return namespace or client.get_user_namespace() or None
 
 
 def require_right(client: Client, namespace: str | None) -> None:

@@ -135,6 +135,22 @@ def test_submit_waits_and_tells_the_true_state(final: str, code: int, kfp_api: A
     assert cached == {"tokenize", "train-chunk", "train-chunk-2"}
 
 
+def test_submit_says_where_its_pipeline_is_and_leaves_it_unregistered_where_asked(kfp_api: Any, baton: Baton) -> None:
+    without_wait = [word for word in SUBMIT if word != "--wait"]
+    for known in ("new", "as before"):
+        done = baton(*without_wait)
+        assert done.returncode == 0, done.stderr
+        (version,) = kfp_api.registry.versions.values()
+        shown = json.loads(done.stdout)
+        assert (shown["pipeline"], shown["version"]) == ("quickstart", version["name"])
+        page = f"#/pipelines/details/{version['pipeline_id']}/version/{version['pipeline_version_id']}"
+        assert f"its pipeline, {known}: {kfp_api.url}/{page}" in done.stderr
+    done = baton(*without_wait, "--no-register")
+    assert done.returncode == 0, done.stderr
+    assert "pipeline" not in json.loads(done.stdout)
+    assert ["pipeline_spec" in run for run in kfp_api.runs.values()] == [False, False, True]
+
+
 def test_submit_says_which_stage_failed_and_why(kfp_api: Any, baton: Baton) -> None:
     kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
     kfp_api.messages, kfp_api.logs = {"train-chunk-2": "Error (exit code 1)"}, {"train-chunk-2": LOG}
