@@ -18,6 +18,7 @@ def data_split(
     max_steps: int,
     phase: str,
     start_from: str,
+    rows: dsl.Output[dsl.Dataset],
     quality: dsl.Output[dsl.HTML],
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
@@ -34,12 +35,13 @@ def data_split(
         max_steps: Optimizer steps; 0 where epochs counts.
         phase: Name of one training of several, added to the run's; empty where there is one.
         start_from: Address of the model of the phase before; empty for the recipe's own start.
+        rows: The first rows of each side, counts, and where all of them are.
         quality: What was found in the rows.
 
     Returns:
         The baton.
     """
-    from baton.components.data_split import losses
+    from baton.components.data_split import card, losses
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
     from baton.components.shared.runs.run import Run
@@ -57,6 +59,8 @@ def data_split(
             changes |= {"model.base": start_from}
         chosen_name = run_name or f"{new_name}-{job_id}"
         split = split_data(recipe, f"{chosen_name}-{phase}" if phase else chosen_name, changes)
+        run = Run.open(split["run_uri"])
+        card.rows(run, split, chosen_name).leave(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
-            file.write(split["page"])
-        return str(losses.baton(Run.open(split["run_uri"])))
+            file.write(card.quality(run, split["page"]))
+        return str(losses.baton(run))

@@ -24,8 +24,8 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> d
         changes: Dotted path → value, for what was filled in on the pipeline's page.
 
     Returns:
-        `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, and the
-        `page` of what was found in the rows.
+        `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, the
+        `page` of what was found in the rows, their `address` and the `first` of each side.
 
     Raises:
         UserError: no rows, too many broken ones, a side without rows, what a check of their quality does not allow, or
@@ -39,13 +39,14 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> d
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
-        counts, page = split_into(recipe, run, scratch)
+        split = split_into(recipe, run, scratch)
+    counts = split.counts
     # After the rows are committed: once this is there, a run has its data, and never other ones.
     run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
     run.put(SplitCounts.NAME, counts)
     run.record("data-split", {"seconds": time.time() - started})
     events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
-    return {"run_uri": run.uri, **counts, "page": page}
+    return {"run_uri": run.uri, **counts, "page": split.page, "address": split.address, "first": split.first}
 
 
 def with_changes(recipe: Recipe, changes: dict[str, object]) -> Recipe:
