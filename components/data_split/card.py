@@ -27,8 +27,7 @@ def first_rows(folder: str, sides: Iterable[str]) -> dict[str, list[str]]:
 
 def _beginning(file: BinaryIO) -> str:
     line = file.readline(LONGEST)
-    if line and not line.endswith(b"\n"):
-        file.readline()
+    if line and not line.endswith(b"\n") and file.readline():
         line += "…".encode()
     return line.rstrip(b"\n").decode("utf-8", "ignore")
 

@@ -80,10 +80,8 @@ def card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
         f"{counts['truncated']:,} rows truncated, {counts['dropped']:,} dropped"
     ]
     if recipe.tracking.cards == "rows":
-        parts += [
-            "\n".join([f"{side}, what is trained in {''.join(MARKS)}", *_numbered(lines)])
-            for side, lines in tokens["first"].items()
-        ]
+        parts[0] += f"; what is trained is in {''.join(MARKS)}"
+        parts += ["\n".join([side, *_numbered(lines)]) for side, lines in tokens["first"].items()]
     parts.append(_lengths(tokens["lengths"], recipe.data.max_length))
     places = {"tokens": tokens["address"], "dropped": tokens.get("dropped_uri")}
     facts = {"digest": tokens["digest"], "address": tokens["address"]}
