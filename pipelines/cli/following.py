@@ -14,6 +14,7 @@ from baton.pipelines.cli.options import REJECTED, Output, print_json
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
+    from baton.pipelines.kubeflow.endpoint import Client
     from baton.pipelines.kubeflow.run_view import View
     from baton.pipelines.kubeflow.submit import Submission
 
@@ -49,6 +50,9 @@ class Shown(TypedDict, total=False):
     sweep_uri: str
     stages: list[StageShown]
     failed: list[Failed]
+    error: str
+    """Why the command failed, in place of all else."""
+    exit_code: int
 
 
 def shown(endpoint: str, run: Run, state: str) -> Shown:
@@ -83,6 +87,9 @@ def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours
     failed = [stage for stage in follow.view.stages if stage.state == "FAILED"]
     advise(follow.view, run_id)
     ended: Shown = {"state": run_view.outcome(state, follow.view.stages)}
+    if ended["state"] in ("failed", "canceled"):
+        client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+        close_tracking(client, client.get_run(run_id), ended["state"])
     if failed:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
@@ -135,6 +142,14 @@ def advise(view: View, run_id: str) -> None:
         if stage.state == "FAILED":
             log = stage.pod or f"-l pipeline/runid={run_id},app.kubernetes.io/component={stage.component_name}"
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+
+
+def close_tracking(client: Client, run: Run, state: str) -> None:
+    """Ends what a run that has failed or was cancelled has left running in MLflow, and says so."""
+    from baton.pipelines.kubeflow import tracked
+
+    for line in tracked.close(client, run, state):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def end(told: Shown, output: Output) -> None:

@@ -53,6 +53,8 @@ def status(
         if view.is_frozen:
             console.print(run_view.FROZEN, soft_wrap=True)
         following.advise(view, remote.run_id)
+        if remote.state in FINAL_STATES:
+            following.close_tracking(client, remote, shown["state"])
         following.end(shown, output)
 
 
@@ -69,6 +71,7 @@ def cancel(
                 f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
             )
         client.terminate_run(remote.run_id)
+        following.close_tracking(client, remote, "canceled")
         following.end(following.shown(endpoint, remote, "canceling"), output)
 
 
