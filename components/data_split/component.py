@@ -12,6 +12,7 @@ def data_split(
     new_name: str,
     job_id: str,
     store: str,
+    rows: dsl.Output[dsl.Dataset],
     quality: dsl.Output[dsl.HTML],
     source: str = "",
     base_model: str = "",
@@ -32,6 +33,7 @@ def data_split(
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
+        rows: The first rows of each side, counts, and where all of them are.
         quality: What was found in the rows.
         source: Rows to learn from; several joined by a comma. The recipe's where this and those below are left out.
         base_model: What training starts from.
@@ -49,7 +51,7 @@ def data_split(
     """
     import json
 
-    from baton.components.data_split import losses
+    from baton.components.data_split import card, losses
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
     from baton.components.shared.recipe import parameters, recipe_file
@@ -72,6 +74,8 @@ def data_split(
             chosen = recipe_file.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
         chosen_name = run_name or f"{new_name}-{job_id}"
         split = split_data(chosen, f"{chosen_name}-{phase}" if phase else chosen_name)
+        run = Run.open(split["run_uri"])
+        card.rows(run, split, chosen_name).leave(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
-            file.write(split["page"])
-        return str(losses.baton(Run.open(split["run_uri"])))
+            file.write(card.quality(run, split["page"]))
+        return str(losses.baton(run))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from baton.components.data_split import formats, layouts, readers
+from baton.components.data_split import formats, layouts
 from baton.components.data_split.conversations import is_encodable
 from baton.components.data_split.layouts import Layout
+from baton.components.data_split.reading import readers
 from baton.components.data_split.records import Record, Refused, as_content
 from baton.components.data_split.rows import Rejected, Row
 from baton.components.data_split.sides import NAMES

@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from baton.components.data_split import refusals, replay
+from baton.components.data_split import card, refusals, replay
 from baton.components.data_split.intake import Intake
 from baton.components.data_split.quality import Inspection, verdicts
 from baton.components.data_split.records import Record, Refused, Spool
@@ -30,8 +30,25 @@ Placed = Iterator[tuple[Record, str]]
 """Records, each with its side."""
 
 
-def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], str]:
-    """Writes and commits the sides, and returns what they are and the page about their rows."""
+@dataclass(frozen=True)
+class Split:
+    """The sides of a run.
+
+    Attributes:
+        counts: What they are.
+        page: What was found in their rows.
+        address: Of the folder with their files.
+        first: The first rows of each.
+    """
+
+    counts: dict[str, Any]
+    page: str
+    address: str
+    first: dict[str, list[str]]
+
+
+def split_into(recipe: Recipe, run: Run, scratch: str) -> Split:
+    """Writes and commits the sides."""
     folder = f"{scratch}/sides"
     os.mkdir(folder)
     refused = Refused(f"{scratch}/rejected.jsonl")
@@ -55,9 +72,10 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> tuple[dict[str, Any], 
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
     # Named by content: what is there, of whichever run, is this.
-    if bundles.usable_manifest(run.storage, prefix) is None:
-        bundles.publish(run.storage, prefix, folder, kind="split", meta=counts)
-    return counts, page
+    manifest = bundles.usable_manifest(run.storage, prefix)
+    if manifest is None:
+        manifest, _ = bundles.publish(run.storage, prefix, folder, kind="split", meta=counts)
+    return Split(counts, page, run.storage.uri(manifest.path(prefix)), card.first_rows(folder, SIDES))
 
 
 def _placed(

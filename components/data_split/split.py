@@ -23,8 +23,8 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
         run_name: Name of the run.
 
     Returns:
-        `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, and the
-        `page` of what was found in the rows.
+        `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, the
+        `page` of what was found in the rows, their `address` and the `first` of each side.
 
     Raises:
         UserError: no rows, too many broken ones, a side without rows, what a check of their quality does not allow, or
@@ -37,10 +37,11 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
     with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
-        counts, page = split_into(recipe, run, scratch)
+        split = split_into(recipe, run, scratch)
+    counts = split.counts
     # After the rows are committed: once this is there, a run has its data, and never other ones.
     run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
     run.put(SplitCounts.NAME, counts)
     run.record("data-split", {"seconds": time.time() - started})
     events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
-    return {"run_uri": run.uri, **counts, "page": page}
+    return {"run_uri": run.uri, **counts, "page": split.page, "address": split.address, "first": split.first}

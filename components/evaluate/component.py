@@ -11,18 +11,19 @@ def evaluate(baton: str, metrics: dsl.Output[dsl.Metrics]) -> str:
 
     Args:
         baton: The run.
-        metrics: Loss, perplexity, accuracy or reward, before and after.
+        metrics: The run's figures: loss, perplexity, accuracy or reward before and after, tokens, pace and digest.
 
     Returns:
         The baton.
     """
+    from baton.components.evaluate.card import card
     from baton.components.evaluate.evaluation import evaluate_run
     from baton.components.shared.core import events
     from baton.components.shared.runs.baton import Baton
+    from baton.components.shared.runs.run import Run
 
     with events.stage("evaluate"):
-        evaluation = evaluate_run(Baton.read(baton).run_uri)
-        for when in ("before", "after"):
-            for name, value in evaluation[when].items():
-                metrics.log_metric(f"{name}_{when}", value)
+        run_uri = Baton.read(baton).run_uri
+        evaluation = evaluate_run(run_uri)
+        card(Run.open(run_uri), evaluation).tell(metrics)
     return baton

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from baton.components.report import judged
 from baton.components.report.view import ProofEntry, Report
@@ -94,7 +95,8 @@ def write_report(run_uri: str) -> dict[str, str]:
     """Renders the run's report into the store and hands it to the tracking run.
 
     Returns:
-        `report_uri` and the `html`.
+        `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
+        wants that.
     """
     import tempfile
 
@@ -104,7 +106,8 @@ def write_report(run_uri: str) -> dict[str, str]:
 
     started = time.time()
     run = Run.open(run_uri)
-    html = render(collect(run))
+    report = collect(run)
+    html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
         path = f"{folder}/report.html"
@@ -114,4 +117,10 @@ def write_report(run_uri: str) -> dict[str, str]:
     uri = run.storage.uri(run.path("report.html"))
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
     events.emit(events.Report(uri=uri))
-    return {"report_uri": uri, "html": html}
+    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(_counts(report))}
+
+
+def _counts(report: Report) -> Report:
+    """Returns a report without samples and examples."""
+    evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
+    return replace(report, evaluation=evaluation, examples=replace(report.examples, shown=()))

@@ -15,7 +15,11 @@ def report(baton: str, report: dsl.Output[dsl.HTML]):
     """
     from baton.components.report.collect import write_report
     from baton.components.shared.core import events
+    from baton.components.shared.pages import quality_page
     from baton.components.shared.runs.baton import Baton
+    from baton.components.shared.runs.run import Run
 
     with events.stage("report"), open(report.path, "w", encoding="utf-8") as file:
-        file.write(write_report(Baton.read(baton).run_uri)["html"])
+        run_uri = Baton.read(baton).run_uri
+        file.write(write_report(run_uri)["html"])
+        quality_page.refresh(Run.open(run_uri))

@@ -97,7 +97,7 @@ class Report:
     @property
     def trained_tokens(self) -> int:
         """Tokens that the model has been trained on, repetitions counted."""
-        return round(self.tokens.tokens * (self.steps / self.plan.steps_per_epoch)) if self.tokens and self.plan else 0
+        return round(self.tokens.tokens * self.plan.passes(self.steps)) if self.tokens and self.plan else 0
 
     @property
     def targets(self) -> Sequence[int]:

@@ -1,22 +1,29 @@
 """Tokenize stage."""
 
+from kfp import dsl
+
 from baton.components.declaring import stage
 
 
 @stage
-def tokenize(baton: str) -> str:
+def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
     """Turns the split into tokens once per content, and plans the steps of the run.
 
     Args:
         baton: The run.
+        tokens: The first sequences as the model sees them, counts, and where all of them are.
 
     Returns:
         The baton.
     """
     from baton.components.shared.core import events
     from baton.components.shared.runs.baton import Baton
+    from baton.components.shared.runs.run import Run
+    from baton.components.tokenize.card import card
     from baton.components.tokenize.tokenization import tokenize_run
 
     with events.stage("tokenize"):
-        tokenize_run(Baton.read(baton).run_uri)
+        run_uri = Baton.read(baton).run_uri
+        made = tokenize_run(run_uri)
+        card(Run.open(run_uri).recipe(), made).leave(tokens)
     return baton

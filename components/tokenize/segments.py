@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import Recipe
-from baton.components.tokenize import arrow, encoding
+from baton.components.tokenize import arrow, card, encoding
 from baton.components.tokenize.encoding import Row
 from baton.components.tokenize.lengths import Fitting
 
@@ -67,7 +67,8 @@ class Made:
     Attributes:
         name: The segment's.
         files: Kind → local path: `arrow` where rows are left, `dropped` where some are not.
-        figures: Counts `rows`, `tokens`, `truncated`, `dropped` and the `lengths`; plain values.
+        figures: Counts `rows`, `tokens`, `truncated`, `dropped`, the `lengths`, and of a side's first segment the
+            `first` sequences; plain values.
     """
 
     name: str
@@ -126,13 +127,15 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
         files["dropped"] = f"{folder}/{segment.name}.jsonl"
         with open(files["dropped"], "w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in dropped)
-    figures = {
+    figures: dict[str, object] = {
         "rows": written.rows,
         "tokens": written.tokens,
         "truncated": fitting.truncated,
         "dropped": fitting.dropped,
         "lengths": fitting.lengths.to_json(),
     }
+    if segment.index == 0 and written.rows:
+        figures["first"] = card.first_sequences(path, tokenizer)
     return Made(name=segment.name, files=files, figures=figures)
 
 

@@ -37,8 +37,9 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
 
     Returns:
         `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
-        rows before cutting, the `bytes` of training tokens and the `order` of their rows; `dropped_uri` says where the
-        rows that are left out are named, if there are any.
+        rows before cutting, the `bytes` of training tokens, the `order` of their rows, the `digest`, the `address` of
+        the files and the `first` sequences of each side; `dropped_uri` says where the rows that are left out are named,
+        if there are any.
 
     Raises:
         UserError: the tokenizer cannot be had or does not fit, no sequence is left, or too many are too long.
@@ -62,7 +63,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     if manifest is None:
         manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
-    facts = meta.model_dump(mode="json", exclude={"files"}, exclude_unset=True)
+    facts = meta.model_dump(mode="json", exclude={"files", "first"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
@@ -73,7 +74,8 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
     told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
     events.emit(events.Tokens.read(told))  # another Baton may have written the facts
-    return {"data_uri": run.storage.uri(prefix), "steps": plan.num_steps, **facts}
+    places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
+    return {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, **facts}
 
 
 def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None) -> str:
@@ -149,6 +151,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
     rows: dict[str, list[tuple[str, int]]] = {side: [] for side in SIDES}
     counts = dict.fromkeys(COUNTED, 0)
     longest = lengths.Lengths(recipe.data.max_length)
+    first: dict[str, list[str]] = {}
     for name, part in done.items():
         files |= part["files"]
         if name == TOKENIZER:
@@ -159,6 +162,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         counts["truncated"] += part["truncated"]
         counts["dropped"] += part["dropped"]
         longest.merge(part["lengths"])
+        first |= {side: part["first"]} if "first" in part else {}  # which a segment made by an older Baton lacks
     counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
     for side in REQUIRED:
         if counts[side] == 0:
@@ -170,7 +174,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         if parts_of_side:
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
     counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
-    return parts.commit(files, TokensMeta(**counts, lengths=longest.to_json(), files=rows).to_json())
+    return parts.commit(files, TokensMeta(**counts, lengths=longest.to_json(), files=rows, first=first).to_json())
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from baton.components.data_split import stdlib_docs
+from baton.components.data_split.reading import stdlib_docs
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run

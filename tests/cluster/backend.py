@@ -21,6 +21,7 @@ from kubernetes import client, watch
 
 from tests.cluster import pod_manifest
 from tests.cluster.graph import Graph, Task, TaskFailedError
+from tests.cluster.ml_metadata import MetadataStore
 
 CANNOT_START = {"CreateContainerConfigError", "ErrImagePull", "ImagePullBackOff", "Unschedulable"}
 MARKS = re.compile(r"^(\S+) (?:launcher: starts|.*: stage stage=.* state=(?:started|done))$", re.MULTILINE)
@@ -85,6 +86,7 @@ class PipelineRun:
             self.graph.leave_out(*leave_out)
         self.place = replace(backend.place, run_id=f"{backend.namespace}-{next(backend.numbers)}")
         self.attempts: list[Attempt] = []
+        self.metadata = MetadataStore(f"{self.place.root}/{self.place.run_id}")
         self._pool = ThreadPoolExecutor(1)
         self._ends: Future = self._pool.submit(self.graph.run, arguments, self._execute)
 
@@ -133,16 +135,18 @@ class PipelineRun:
         raise AssertionError(f"no {what} in {timeout} s; seen: {[(a.task, a.phase, a.waits) for a in self.attempts]}")
 
     def _execute(self, task: Task) -> dict[str, Any]:
+        execution = self.metadata.begin(task)
         pause = task.retry.backoff_duration.seconds
         for number in range(task.retry.max_retry_count + 1):
             attempt, outputs = self._attempt(task, number)
             if attempt.phase == "Succeeded":
-                return outputs
+                return self.metadata.publish(execution, task, outputs)
             if attempt.phase != {"OnFailure": "Failed", "OnError": "Error"}[self.retry_policy]:
                 break
             if number < task.retry.max_retry_count:
                 time.sleep(pause)
                 pause *= task.retry.backoff_factor
+        execution.state = "FAILED"
         raise TaskFailedError(task.name, attempt.message)
 
     def _attempt(self, task: Task, number: int) -> tuple[Attempt, dict[str, Any]]:

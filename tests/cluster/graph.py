@@ -64,11 +64,12 @@ class Graph:
     """
 
     def __init__(self, package: Path) -> None:
-        pipeline, platform = yaml.safe_load_all(package.read_text(encoding="utf-8"))
+        pipeline, *platforms = yaml.safe_load_all(package.read_text(encoding="utf-8"))
         self.spec = json_format.ParseDict(pipeline, ir.PipelineSpec())
         deployment = json_format.ParseDict(pipeline["deploymentSpec"], ir.PipelineDeploymentConfig())
         self.executors = dict(deployment.executors)
-        configs = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        # A pipeline that asks Kubernetes for nothing of its own has no second document.
+        configs = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
         message = kubernetes_config.KubernetesExecutorConfig
         self.configs = {label: json_format.ParseDict(config, message()) for label, config in configs.items()}
 

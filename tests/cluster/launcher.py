@@ -57,8 +57,12 @@ def _upload(artifacts):
             from baton.components.shared.store.storage import Storage
 
             folder, _, name = address.rpartition("/")
-            with open(path, "rb") as file:
-                Storage(folder).write(name, file.read())
+            storage = Storage(folder)
+            if os.path.isfile(path):
+                storage.upload(path, name)
+            for parent, _, names in os.walk(path):
+                for local in (os.path.join(parent, inner) for inner in names):
+                    storage.upload(local, f"{name}/{os.path.relpath(local, path)}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_pods_end_on_the_bits_of_one_process(
     assert started.of("checkpoint 1")[0].began < started.of("train chunk 2")[0].seen
     assert started.of("train chunk 2")[0].began < started.of("checkpoint 1")[0].seen
     artifacts = Storage(started.place.root)
-    page = artifacts.read(f"{started.place.run_id}/report-0/page")
+    page = artifacts.read(f"{started.place.run_id}/report-0/report")
     assert page == run.storage.read(run.path("report.html"))
 
 

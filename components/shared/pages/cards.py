@@ -1,16 +1,21 @@
 """Cards: what stands in Kubeflow for something that lies in the store.
 
-Kubeflow shows the first lines of an artifact that is one file and the metadata of any, and wants each under its own
-root. So an artifact of Baton's is a small text, and metadata with the address of the real thing.
+Kubeflow wants each artifact under its own root, previews one that is a single file (255 bytes of it, 20 lines) and
+shows the metadata of any. So an artifact of Baton's is a small text that begins with what matters most, and metadata
+with the address of the real thing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 Fact: TypeAlias = str | int | float | bool
+
+LARGEST = 60_000
+"""Bytes of a card's text, at most."""
 
 
 class Artifact(Protocol):
@@ -25,13 +30,47 @@ class Artifact(Protocol):
 
 @dataclass(frozen=True)
 class Card:
-    """A text for people, and facts for who takes the artifact as input."""
+    """A text for people, and facts for who takes the artifact as input.
+
+    A fact that is None is left out, as Kubeflow's metadata store has no such value.
+    """
 
     text: str
-    facts: Mapping[str, Fact] = field(default_factory=dict)
+    facts: Mapping[str, Fact | None] = field(default_factory=dict)
 
     def leave(self, artifact: Artifact) -> None:
         """Writes the card as an output artifact of a stage."""
-        with open(artifact.path, "w", encoding="utf-8") as file:
-            file.write(self.text)
-        artifact.metadata.update(self.facts)
+        with open(artifact.path, "wb") as file:
+            file.write(_clipped(self.text))
+        self.tell(artifact)
+
+    def tell(self, artifact: Artifact) -> None:
+        """Writes the facts alone, for an artifact that has no file or other ones."""
+        artifact.metadata.update({name: _plain(fact) for name, fact in self.facts.items() if fact is not None})
+
+
+def visible(text: str, length: int) -> str:
+    """Returns the beginning of any text as one line: what does not print is escaped, and what is left out counted."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:length])
+    rest = len(text) - length
+    return shown if rest <= 0 else f"{shown}… ({rest:,} more)"
+
+
+def table(lines: Mapping[str, str | None]) -> str:
+    """Returns names and values as lines, the values below each other; without those that are not known."""
+    known = {name: value for name, value in lines.items() if value}
+    width = max(map(len, known), default=0)
+    return "\n".join(f"{name:{width}}  {value}" for name, value in known.items())
+
+
+def _clipped(text: str) -> bytes:
+    # Lone surrogates, which JSON may hold, have no bytes in UTF-8.
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= LARGEST:
+        return data
+    return data[:LARGEST].decode("utf-8", "ignore").encode() + "\n…\n".encode()
+
+
+def _plain(fact: Fact) -> Fact:
+    """Returns a fact as JSON can hold it, in which what is not finite is a word."""
+    return str(fact) if isinstance(fact, float) and not math.isfinite(fact) else fact

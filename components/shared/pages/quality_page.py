@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.pages import rendering
-from baton.components.shared.pages.quality_checks import PAGE, collect, percent
+from baton.components.shared.pages.quality_checks import PAGE, QUALITY, collect, percent
 from baton.components.shared.pages.rendering import count
 from baton.components.shared.runs.run import Run
 
@@ -40,6 +40,12 @@ def write(run: Run) -> str:
     html = render(collect(run))
     run.storage.write(run.path(PAGE), html.encode())
     return html
+
+
+def refresh(run: Run) -> None:
+    """Writes the page of a run again, if it has one: when the rows were split, their lengths were not known."""
+    if run.get(QUALITY):
+        write(run)
 
 
 def render(found: dict[str, Any]) -> str:

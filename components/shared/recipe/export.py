@@ -78,6 +78,9 @@ class Export(Section):
     """Also push the model to the Hugging Face Hub."""
     kserve: KServe = KServe()
     """Of the format `kserve`."""
+    artifact: bool = False
+    """Also copy the main model's files into Kubeflow's artifact `model`, for components that take an `Input[Model]` and
+    load it from there; without it the artifact is the model card, with the address in its metadata."""
     licence: str | None = None
     """Licence of the model, as the Hub spells it (`apache-2.0`); the base model's when left out and known."""
     check_tokens: Positive = 16

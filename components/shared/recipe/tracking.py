@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,3 +28,6 @@ class Tracking(Section):
     """Also write JSON Lines, an object for each logged step, to `metrics/` below the run."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port at which each train-chunk serves its figures to Prometheus, as `/metrics`; not at all when left out."""
+    cards: Literal["rows", "counts"] = "rows"
+    """What Kubeflow's artifacts show of the data: the first `rows` and sequences, examples and samples as well, or
+    `counts` alone, so that no text of yours leaves the store for Kubeflow's bucket."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import RunHead
 from baton.components.shared.runs.documents.training import Tracking
 from baton.components.shared.runs.run import Run
 
@@ -44,24 +43,3 @@ def tags() -> dict[str, str]:
     if url := present["kubeflow.url"]:
         present["mlflow.note.content"] = f"[Kubeflow run]({url})"
     return {name: value for name, value in present.items() if value}
-
-
-def as_markdown(run: Run, run_name: str) -> str:
-    """Returns a page that leads from a Kubeflow run to where else the training run is to be found.
-
-    Args:
-        run: The training run.
-        run_name: The name by which it is resumed: the run's, without that of its phase.
-    """
-    recipe = run.recipe()
-    url = mlflow_url(run, recipe)
-    lines = [
-        f"# Run {run.name}",
-        f"- store: `{run.uri}`",
-        f"- MLflow: [{url}]({url})" if url else "- MLflow: no page is known for this run",
-        f"- report: `{run.uri}/report.html`, and at the stage *report*",
-        f"- started with this recipe first at {run.need(RunHead).created}",
-        "",
-        f"Started again with `run_name` {run_name}, the same recipe resumes this run from its newest checkpoint.",
-    ]
-    return "\n".join(lines) + "\n"

@@ -31,6 +31,10 @@ class Plan(NamedDocument):
         """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""
         return self.targets[min(index, len(self.targets)) - 1]
 
+    def passes(self, step: int) -> float:
+        """Returns how often training has gone over all rows at a step."""
+        return step / self.steps_per_epoch
+
     def slots(self, spare: int) -> int:
         """Returns how many chunks the run has, spare ones included."""
         return len(self.targets) + spare

@@ -149,6 +149,8 @@ def fetch(
     local_dir: str,
     cache: NodeCache | None = None,
     names: Iterable[str] | None = None,
+    *,
+    in_place: bool = True,
 ) -> str:
     """Downloads a bundle to this machine, checking every byte.
 
@@ -159,6 +161,7 @@ def fetch(
         local_dir: Folder for the files, unless the store is one itself: then they are read in place.
         cache: Files this node has already, by their hashes.
         names: The files that are wanted; all of them when None.
+        in_place: False where the files are to be in `local_dir` whatever the store is.
 
     Returns:
         The folder with the files.
@@ -166,12 +169,13 @@ def fetch(
     Raises:
         DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
     """
-    target = storage.key(manifest.path(prefix)) if storage.is_local else local_dir
+    in_place = in_place and storage.is_local
+    target = storage.key(manifest.path(prefix)) if in_place else local_dir
     present = storage.find(manifest.path(prefix))
 
     def receive(name: str) -> str | None:
         # Read in place: nothing is copied, and the bytes are hashed all the same.
-        if storage.is_local:
+        if in_place:
             return _problem(storage, prefix, manifest, name, present, None)
         local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
         if cache and cache.take(digest, local_path):

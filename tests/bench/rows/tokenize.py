@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from baton.components.data_split import stdlib_docs
+from baton.components.data_split.reading import stdlib_docs
 from baton.components.shared.recipe import TrainTokenizer, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from baton.components.data_split import streams, tables
+from baton.components.data_split.reading import streams, tables
 from baton.components.retrain import content
 from baton.components.shared.store.sources import files
 from baton.components.shared.store.storage import Storage

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.components.data_split import readers, stdlib_docs
+from baton.components.data_split.reading import readers, stdlib_docs
 from baton.components.data_split.rows import Rejected, Row
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.store import sources

@@ -21,7 +21,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton.components.data_split import readers, rows, streams
+from baton.components.data_split import rows
+from baton.components.data_split.reading import readers, streams
 from baton.components.data_split.rows import Rejected, Row
 
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -201,9 +202,9 @@ def test_json_that_is_too_deep(name: str) -> None:
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows.json"])
 def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("streams", "text_files", "json_values"):
-        monkeypatch.setattr(f"baton.components.data_split.{module}.MAX_ROW", 5000)
+        monkeypatch.setattr(f"baton.components.data_split.reading.{module}.MAX_ROW", 5000)
     for module in ("streams", "json_values"):
-        monkeypatch.setattr(f"baton.components.data_split.{module}.BLOCK", 1000)
+        monkeypatch.setattr(f"baton.components.data_split.reading.{module}.BLOCK", 1000)
     long = b"x" * 20_000
     content, line = {
         "rows.jsonl": (b'{"a": "y"}\n{"a": "' + long + b'"}\n{"a": "z"}\n', 2),
@@ -227,7 +228,7 @@ def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.Mo
 
 MEASURE = """
 import re, sys
-from baton.components.data_split import readers
+from baton.components.data_split.reading import readers
 from baton.components.data_split.rows import Row
 def peak():
     return int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024

@@ -91,6 +91,8 @@ class TokensMeta(Document):
     lengths: Json
     files: dict[str, list[tuple[str, int]]]
     """Side → its files in order, each with its rows."""
+    first: dict[str, list[str]] = Field(default_factory=dict)
+    """Side → its first sequences in words, see `tokenize.card`."""
 
 
 class PinnedModels(NamedDocument):

@@ -68,10 +68,7 @@ def test_a_page_that_is_not_known_is_no_link(monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=["server", "another address for people", "no server"],
 )
-def test_the_first_stage_shows_where_the_run_is(settings: dict[str, str], page: str | None, tmp_path: Path) -> None:
+def test_the_page_of_a_run_in_mlflow(settings: dict[str, str], page: str | None, tmp_path: Path) -> None:
     run = _run(tmp_path, **settings)
     run.put("tracking.json", {"mlflow": settings["mlflow"], "run_id": "abc", "experiment_id": "7"})
-    shown = links.as_markdown(run, "ours")
-    assert f"- store: `{run.uri}`" in shown
-    assert (f"[{page}]({page})" if page else "MLflow: no page is known") in shown
-    assert "`run_name` ours" in shown
+    assert links.mlflow_url(run, run.recipe()) == page

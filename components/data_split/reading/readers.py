@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from urllib.parse import parse_qs
 
-from baton.components.data_split import json_values, stdlib_docs, streams, tables, text_files
+from baton.components.data_split.reading import json_values, stdlib_docs, streams, tables, text_files
+from baton.components.data_split.reading.streams import lines
 from baton.components.data_split.rows import Rejected, Row, UnreadableError, as_read
-from baton.components.data_split.streams import lines
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.store import sources
 from baton.components.shared.store.sources import SourceFile

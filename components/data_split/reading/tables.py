@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from baton.components.data_split.reading.streams import blocks, packing
 from baton.components.data_split.rows import Rejected, Row, UnreadableError
-from baton.components.data_split.streams import blocks, packing
 from baton.components.shared.store.sources import SourceFile
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"

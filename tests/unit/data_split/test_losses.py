@@ -1,4 +1,4 @@
-"""What the key of Kubeflow's cache says about a run: the same again, until something that was left is gone."""
+"""What the baton tells Kubeflow's cache about a run: the same again, until something that was left is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.cache_key import cache_key
+from baton.components.data_split import losses
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
@@ -22,6 +22,11 @@ RECIPE: dict[str, Any] = {
     "training": {"max_steps": 4},
 }
 TOKENS = "data/abc/tokens"
+
+
+def cache_key(run: Run) -> str:
+    """Returns the part of the baton that changes where something is gone."""
+    return str(losses.baton(run)).rpartition("#")[2]
 
 
 def _checkpoint(run: Run, step: int, folder: Path) -> None:
@@ -63,7 +68,7 @@ def test_it_is_the_same_again(run: Run) -> None:
 def test_a_run_before_its_first_stage_has_lost_nothing(store: Path) -> None:
     run = Run(Storage(str(store)), "new")
     run.create(Recipe.model_validate(RECIPE))
-    assert cache_key(run) == f"{run.require('recipe.json')['created']} 0"
+    assert cache_key(run) == f"{run.require('recipe.json')['created']}.0"
 
 
 def test_retention_is_no_loss(run: Run, store: Path) -> None:
@@ -74,9 +79,9 @@ def test_retention_is_no_loss(run: Run, store: Path) -> None:
 
 def test_a_chunks_own_word_counts_before_anybody_has_read_its_checkpoint_back(run: Run) -> None:
     run.record("train-chunk-001", {"to_step": 4})
-    assert cache_key(run)[-2:] == " 0"
+    assert cache_key(run)[-2:] == ".0"
     run.record("train-chunk-002", {"to_step": 6})
-    assert cache_key(run)[-2:] == " 1"
+    assert cache_key(run)[-2:] == ".1"
 
 
 def test_a_step_beyond_the_newest_verified_one_is_no_loss(run: Run, store: Path, tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_a_loss_changes_it_once(gone: str, said: str, run: Run, store: Path) -> 
 
     after = cache_key(run)
 
-    assert (before[-2:], after[-2:]) == (" 0", " 1")
+    assert (before[-2:], after[-2:]) == (".0", ".1")
     assert before[:-2] == after[:-2]
     assert [loss["lost"] for loss in run.require("losses.json")["losses"]] == [said]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
+from baton.components.data_split.reading.streams import Line
 from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row, UnreadableError, as_read
-from baton.components.data_split.streams import Line
 
 csv.field_size_limit(MAX_ROW)
 

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
+from baton.components.data_split.reading.streams import BLOCK
+from baton.components.data_split.reading.text_files import TOO_LONG, as_row
 from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row, UnreadableError, as_read
-from baton.components.data_split.streams import BLOCK
-from baton.components.data_split.text_files import TOO_LONG, as_row
 
 SPACE = re.compile(r"[ \t\r\n]*")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
