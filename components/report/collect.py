@@ -47,6 +47,7 @@ def collect(run: Run) -> Report:
         newest=newest.meta if newest else None,
         log=store.history(newest) if newest else [],
         attempts=run.attempts(),
+        restarts=run.restarts(),
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
         family=_family(run),

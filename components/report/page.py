@@ -61,7 +61,7 @@ class Proof:
 def render(report: Report) -> str:
     """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = rendering.environment(Path(__file__).parent)
-    environment.filters["clip"] = clip
+    environment.filters |= {"clip": clip, "duration": duration}
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
@@ -261,6 +261,7 @@ def cost_note(report: Report) -> str:
     told = [
         f"goodput {work.goodput:.0%} since the run began" if work else "",
         f"{count(work.lost_steps, 'step')} lost to interruptions" if work else "",
+        f"{count(len(report.restarts), 'process', 'processes')} lost and started again" if report.restarts else "",
         f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
         f"a save holds training up for {duration(statistics.median(stalls))} (median)" if stalls else "",
     ]

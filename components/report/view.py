@@ -12,7 +12,7 @@ from baton.components.shared.core.document import Json
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Figures
-from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Tracking
+from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking
 from baton.components.shared.runs.plan import Plan
 
 
@@ -50,6 +50,7 @@ class Report:
         uri: The run's address.
         method: The training method.
         attempts: At all chunks, those at spare ones that found nothing to do among them.
+        restarts: Processes that were lost and followed by another one in their pod.
         newest: Meta of the newest committed checkpoint.
         log: What training logged up to that checkpoint.
         stages: Seconds by stage, in the pipeline's order.
@@ -72,6 +73,7 @@ class Report:
     newest: CheckpointMeta | None = None
     log: Sequence[LogEntry] = ()
     attempts: Sequence[ChunkRecord] = ()
+    restarts: Sequence[Restart] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)

@@ -52,5 +52,12 @@ class LostError(BatonError):
     """A process that was ended by what a fresh one may be spared: a signal, a device or a link that broke."""
 
 
+class BrokenError(LostError):
+    """A device that broke, after a step that the message names.
+
+    Where a fresh process breaks after the same one, it is what is trained that does it: a state that has diverged.
+    """
+
+
 class NodeError(BatonError):
     """The machine is not what was asked for; another one may be."""

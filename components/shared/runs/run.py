@@ -2,6 +2,7 @@
 
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
+runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
 runs/<run>/checkpoints/step-…/        see `checkpoints.store`
 runs/<run>/export/, exports/<format>/ bundles
 data/<digest>/{split,tokens,…}        bundles shared between runs
@@ -22,7 +23,7 @@ from baton.components.shared.core.document import Document, Json, NamedDocument
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
-from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, StageRecord
+from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, Restart, StageRecord
 from baton.components.shared.runs.folder import Documents
 from baton.components.shared.runs.plan import Plan
 
@@ -111,9 +112,7 @@ class Run(Documents):
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
         """Keeps what one attempt at a stage did, under its own name."""
-        # Time at a fixed width, so that names sort by it; the rest keeps apart attempts of the same millisecond.
-        name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
-        self.put(name, {"stage": stage, "at": now(), **document})
+        self.put(f"records/{stage}-{_unique()}.json", {"stage": stage, "at": now(), **document})
 
     def records(self) -> list[StageRecord]:
         """Returns all attempts at all stages, by stage and time."""
@@ -123,6 +122,19 @@ class Run(Documents):
         """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
         names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
         return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
+
+    def note_restart(self, restart: Restart) -> None:
+        """Keeps that a chunk's process was lost, and is followed by another one."""
+        self.put(f"restarts/{restart.chunk:03d}-{_unique()}.json", restart.to_json())
+
+    def num_restarts(self) -> int:
+        """Returns how many processes of chunks were lost and followed by another one, by one listing."""
+        return len(self.storage.list(self.path("restarts")))
+
+    def restarts(self) -> list[Restart]:
+        """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
+        paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
+        return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
 
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""
@@ -185,6 +197,12 @@ def check_name(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name
+
+
+def _unique() -> str:
+    """Returns the end of a name: the time at a fixed width, by which names sort, and what keeps one millisecond's
+    apart."""
+    return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
 
 
 def now() -> str:
