@@ -56,6 +56,7 @@ def submit(
     """
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
+        from baton.pipelines.kubeflow import losses
         from baton.pipelines.kubeflow import submit as kubeflow
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
@@ -74,6 +75,8 @@ def submit(
                 cache=cache,
             )
             shown = _started(loaded, submission := post(), pipeline)
+            if loss := losses.not_told_yet(endpoint, namespace):
+                console.print(f"[yellow]note:[/] {loss}. {losses.APPLY}, or add --wait --retries 3", soft_wrap=True)
             if wait:
                 shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
