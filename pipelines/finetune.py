@@ -1,13 +1,13 @@
 """The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from baton.components.checkpoint.component import checkpoint
 from baton.components.data_split.component import data_split
 from baton.components.evaluate.component import evaluate
 from baton.components.export.component import export
@@ -17,11 +17,24 @@ from baton.components.report.component import report
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store import sources
 from baton.components.tokenize.component import tokenize
-from baton.components.train_chunk.component import train_chunk
 from baton.pipelines import resources
+from baton.pipelines.chunks import Graph, Placed, Value, groups, line, one_checkpoint, placing, slots_of
 
-Value: TypeAlias = PipelineChannel | str
-"""An address or a name: the pipeline's parameter, what a stage puts out, or a constant."""
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training has come to."""
+
+    baton: Value
+    model: Value
+    """Address of the model, or why there is none."""
+
+
+class PhaseOutputs(NamedTuple):
+    """What goes from phase to phase, as `Trained`."""
+
+    baton: str
+    model: str
 
 
 def finetune(recipe: Recipe) -> BaseComponent:
@@ -31,7 +44,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
 
 def _single(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline of one training. Its parameters are what one changes between runs."""
-    training = recipe.training
+    training, graphs = recipe.training, groups(recipe)
 
     @dsl.pipeline(
         name=recipe.name,
@@ -67,14 +80,14 @@ def _single(recipe: Recipe) -> BaseComponent:
             epochs=epochs,
             max_steps=max_steps,
         )
-        return stages(recipe, split)
+        return stages(recipe, split, graphs).model
 
     return pipeline
 
 
 def _phased(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline of several trainings, each its own run that starts from the model of the one before."""
-    names = ", ".join(phase.name for phase in recipe.phases)
+    names, graphs = ", ".join(phase.name for phase in recipe.phases), phase_graphs(recipe)
 
     @dsl.pipeline(
         name=recipe.name,
@@ -88,26 +101,47 @@ def _phased(recipe: Recipe) -> BaseComponent:
             run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
             store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
-        return phases(recipe, run_name, store)
+        return phases(recipe, graphs, run_name, store).model
 
     return pipeline
 
 
-def phases(recipe: Recipe, run_name: Value, store: Value) -> Value:
-    """Adds the stages of all phases and returns the address of the last one's model."""
-    model: Value = ""
-    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
-        split = split_task(
-            part,
-            store,
-            run_name=run_name,
-            new_name=recipe.name,
-            job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            phase=phase.name,
-            start_from=model,
-        )
-        model = stages(part, split, f"{phase.name}: ")
-    return model
+def phases(recipe: Recipe, graphs: Sequence[Graph], run_name: Value, store: Value) -> Trained:
+    """Adds all phases, each the graph that `phase_graphs` made of it, and returns what the last one came to.
+
+    The report of a phase lies beside the next one: a graph has ended only when all in it has.
+    """
+    trained = Trained("", "")
+    for part, graph in zip(recipe.phase_recipes(), graphs, strict=True):
+        task = graph.of(run_name=run_name, store=store, start_from=trained.model).set_display_name(graph.name)
+        trained = Trained(task.outputs["baton"], task.outputs["model"])
+        placing(part, f"{graph.name}: ")(report(baton=trained.baton), "report")
+    return trained
+
+
+def phase_graphs(recipe: Recipe) -> list[Graph]:
+    """Returns the graph of each training of several."""
+
+    def graph(name: str, part: Recipe) -> Graph:
+        inner = groups(part)
+
+        @dsl.pipeline(name=name)
+        def phase(run_name: str, store: str, start_from: str) -> PhaseOutputs:
+            split = split_task(
+                part,
+                store,
+                run_name=run_name,
+                new_name=recipe.name,
+                job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                phase=name,
+                start_from=start_from,
+            )
+            trained, _ = _trained(part, split, inner, placing(part))
+            return PhaseOutputs(baton=trained.baton, model=trained.model)
+
+        return Graph(name, phase)
+
+    return [graph(phase.name, part) for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True)]
 
 
 def split_task(
@@ -157,92 +191,60 @@ def split_task(
     )
 
 
-Placed = Callable[..., dsl.PipelineTask]
-"""Names a task and says what its pod asks for; `compute=True` for one that runs the model."""
+def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> Trained:
+    """Adds the stages of one training, its chunks in `groups`, and returns what it came to."""
+    placed = placing(recipe)
+    trained, verified = _trained(recipe, split, graphs, placed)
+    placed(report(baton=trained.baton), "report").after(verified)
+    return trained
 
 
-def placing(recipe: Recipe, prefix: str = "") -> Placed:
-    """Returns what places the tasks of a recipe, their names after a prefix."""
+def _trained(
+    recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph], placed: Placed
+) -> tuple[Trained, dsl.PipelineTask]:
+    """Adds all stages but the report; returns what they came to, and the stage that reads back the last checkpoint.
 
-    def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
-        task.set_display_name(prefix + name)
-        resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
-        if compute:
-            resources.on_compute_pod(task, recipe)
-        return task
-
-    return placed
-
-
-def stages(recipe: Recipe, split: dsl.PipelineTask, prefix: str = "") -> Value:
-    """Adds the stages of one training and returns the address of its model."""
-    placed = placing(recipe, prefix)
-    run_uri, cache_key = placed(split, "data split").outputs["Output"], split.outputs["cache_key"]
-    tokens = placed(tokenize(run_uri=run_uri, cache_key=cache_key), "tokenize")
-    # Safe, as the key holds what the split has seen of the run: it is another one where a run was deleted or what a
-    # stage had left is gone (see DECISIONS.md).
-    resources.with_cache(tokens)
-    previous = tokens.outputs["Output"]
-    if recipe.training.lr_find:
-        trial = lr_find(run_uri=run_uri, previous=previous, cache_key=cache_key)
-        found = placed(trial, "learning-rate finder", compute=True)
-        resources.with_cache(found)
-        previous = found.outputs["Output"]
-    verified = []
-    slots = recipe.chunks.slots
-    for index in range(1, slots + 1):
-        name = f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}"
-        chunk, kept = one_chunk(recipe, run_uri, index, previous, cache_key, name, placed)
-        if index < slots:  # the last one always looks, and trains whatever the others only seem to have left
-            resources.with_cache(chunk)
-        previous = chunk.outputs["Output"]
-        verified.append(kept)
-    return judged(recipe, run_uri, previous, verified, placed)
-
-
-def one_chunk(
-    recipe: Recipe, run_uri: Value, index: int, previous: Value, cache_key: Value, name: str, placed: Placed
-) -> tuple[dsl.PipelineTask, dsl.PipelineTask]:
-    """Adds a train-chunk and the stage beside the next one that reads back what it committed, and returns both."""
-    part = train_chunk(run_uri=run_uri, index=index, previous=previous, cache_key=cache_key)
-    chunk = placed(part, name, compute=True)
-    resources.on_chunk(chunk, recipe)
-    kept = checkpoint(run_uri=run_uri, index=index, checkpoint_uri=chunk.outputs["Output"])
-    return chunk, placed(kept, f"checkpoint {index}")
-
-
-def judged(recipe: Recipe, run_uri: Value, trained: Value, verified: list[dsl.PipelineTask], placed: Placed) -> Value:
-    """Adds what comes after the last chunk, and returns the address of the model or why there is none.
-
-    Args:
-        recipe: The recipe.
-        run_uri: Address of the run.
-        trained: What the evaluation waits for.
-        verified: What the report waits for.
-        placed: See `placing`.
+    Each waits for the one before by the baton that this passes on as it is. What is cached is safe, as the baton holds
+    what the split has seen of the run: it is another one where a run was deleted, or what a stage had left is gone.
     """
-    evaluation = placed(evaluate(run_uri=run_uri, checkpoint_uri=trained), "evaluate", compute=True)
-    outcome = _handed_out(recipe, run_uri, evaluation.outputs["Output"], placed)
-    placed(report(run_uri=run_uri, outcome=outcome), "report").after(*verified)
-    return outcome
+    tokens = placed(tokenize(baton=placed(split, "data split").outputs["Output"]), "tokenize")
+    resources.with_cache(tokens)
+    baton = tokens.outputs["Output"]
+    if recipe.training.lr_find:
+        trial = placed(lr_find(baton=baton), "learning-rate finder", compute=True)
+        resources.with_cache(trial)
+        baton = trial.outputs["Output"]
+    last = recipe.chunks.slots
+    if graphs:
+        for graph in graphs:
+            baton, verified = graph.of(baton=baton).set_display_name(graph.name).outputs["Output"], None
+    else:
+        baton, verified = line(recipe, baton, slots_of(recipe, 1, last), placed, cached_below=last)
+    # Beside the evaluation. A graph ends when all in it have ended, so the last chunk's is never in the chunks' own.
+    verified = one_checkpoint(baton, last, verified, placed)
+    return judged(recipe, baton, placed), verified
 
 
-def _handed_out(recipe: Recipe, run_uri: Value, evaluation: Value, placed: Placed) -> Value:
-    """Adds the export, after the gate where there is one, and returns the model's address or why there is none."""
+def judged(recipe: Recipe, baton: Value, placed: Placed) -> Trained:
+    """Adds what comes between the last chunk and the report, and returns what it came to."""
+    evaluation = placed(evaluate(baton=baton), "evaluate", compute=True).outputs["Output"]
 
-    def exported() -> dsl.PipelineTask:
-        task = placed(export(run_uri=run_uri, evaluation=evaluation), "export")
+    def exported(baton: Value) -> dsl.PipelineTask:
+        task = placed(export(baton=baton), "export")
         resources.with_memory(task, recipe.resources)
         return task
 
     if not recipe.evaluation.gate:
-        return exported().outputs["Output"]
-    verdict = placed(gate(run_uri=run_uri, evaluation=evaluation), "gate").outputs["Output"]
-    with dsl.If(verdict == "accepted", "accepted"):
-        accepted = exported()
+        task = exported(evaluation)
+        return Trained(task.outputs["Output"], task.outputs["address"])
+    verdict = placed(gate(baton=evaluation), "gate").outputs
+    with dsl.If(verdict["verdict"] == "accepted", "accepted"):
+        accepted = exported(verdict["Output"]).outputs
     with dsl.Else("rejected"):
-        rejected = placed(reject(run_uri=run_uri), "rejected")
-    return dsl.OneOf(accepted.outputs["Output"], rejected.outputs["Output"])
+        rejected = placed(reject(baton=verdict["Output"]), "rejected").outputs
+    return Trained(
+        dsl.OneOf(accepted["Output"], rejected["Output"]), dsl.OneOf(accepted["address"], rejected["reason"])
+    )
 
 
 def source_parameter(recipe: Recipe) -> str:

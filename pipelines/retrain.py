@@ -3,7 +3,7 @@
 look → (fine-tuning as in `baton.pipelines.finetune` → promote or keep) → release, which also runs after a failure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -11,7 +11,7 @@ from kfp.dsl.base_component import BaseComponent
 from baton.components.retrain.component import look, promote_or_keep, release
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
-from baton.pipelines import finetune, resources
+from baton.pipelines import chunks, finetune, resources
 
 
 def retrain(recipe: Recipe) -> BaseComponent:
@@ -21,6 +21,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         UserError: the recipe has no gate.
     """
     require_gate(recipe)
+    graphs = finetune.phase_graphs(recipe) if recipe.phases else chunks.groups(recipe)
 
     @dsl.pipeline(
         name=f"{recipe.name}-retrain",
@@ -40,7 +41,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
             seen = look(recipe=recipe_file.dumps(recipe), store=store, source=source, owner=owner)
             outputs = _placed(seen, recipe, "look").outputs
             with dsl.If(outputs["Output"] == "train", "changed"):
-                _placed(_trained(recipe, outputs, store), recipe, "promote or keep")
+                _placed(_trained(recipe, graphs, outputs, store), recipe, "promote or keep")
 
     return pipeline
 
@@ -59,15 +60,16 @@ def require_gate(recipe: Recipe) -> None:
         )
 
 
-def _trained(recipe: Recipe, outputs: Mapping[str, finetune.Value], store: finetune.Value) -> dsl.PipelineTask:
+def _trained(
+    recipe: Recipe, graphs: Sequence[chunks.Graph], outputs: Mapping[str, chunks.Value], store: chunks.Value
+) -> dsl.PipelineTask:
     """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""
     if recipe.phases:
-        outcome = finetune.phases(recipe, outputs["run_name"], store)
-        return promote_or_keep(store=store, run_name=outputs["run_name"], phase=recipe.phases[-1].name, outcome=outcome)
+        return promote_or_keep(baton=finetune.phases(recipe, graphs, outputs["run_name"], store).baton)
     split = finetune.split_task(
         recipe, store, run_name=outputs["run_name"], document=outputs["changed"], source=outputs["sources"]
     )
-    return promote_or_keep(store=store, run_name=outputs["run_name"], phase="", outcome=finetune.stages(recipe, split))
+    return promote_or_keep(baton=finetune.stages(recipe, split, graphs).baton)
 
 
 def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:

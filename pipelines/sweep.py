@@ -7,13 +7,14 @@ left, at most so many at once, train its chunks → judge. Then the winner as in
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
+from baton.components.report.component import report
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.sweeps.rungs import Bracket, Rung, brackets, check_trials
 from baton.components.sweep.component import begin, enter, judge
 from baton.components.tokenize.component import tokenize
-from baton.pipelines import finetune, resources
-from baton.pipelines.finetune import Value
+from baton.pipelines import chunks, finetune, resources
+from baton.pipelines.chunks import Value
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
@@ -51,10 +52,11 @@ def sweep(recipe: Recipe) -> BaseComponent:
             sweep_name: Name of the sweep; the same name resumes where it stopped. Empty: a new sweep.
             store: Folder, s3://, gs:// or az:// bucket, for runs and data.
         """
-        winner: Value = ""
+        last = None
         for bracket in planned:
-            winner = _bracket(recipe, bracket, sweep_name, store, winner)
-        return handed_out(recipe, winner)
+            last = _bracket(recipe, bracket, sweep_name, store, last)
+        assert last  # there is a bracket
+        return handed_out(recipe, last.outputs["winner"])
 
     return pipeline
 
@@ -71,13 +73,18 @@ def winners(recipe: Recipe) -> BaseComponent:
 
 def handed_out(recipe: Recipe, run_uri: Value) -> Value:
     """Adds what comes after the last chunk of the best trial, and returns the address of its model."""
-    return finetune.judged(recipe, run_uri, run_uri, [], finetune.placing(recipe, "winner: "))
+    placed = chunks.placing(recipe, "winner: ")
+    trained = finetune.judged(recipe, run_uri, placed)
+    placed(report(baton=trained.baton), "report")
+    return trained.model
 
 
-def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, previous: Value) -> Value:
-    """Adds the stages of a bracket and returns the address of the best run so far."""
+def _bracket(
+    recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, before: dsl.PipelineTask | None
+) -> dsl.PipelineTask:
+    """Adds the stages of a bracket, after the last one of the bracket before, and returns its last one."""
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
-    placed = finetune.placing(recipe, prefix)
+    placed = chunks.placing(recipe, prefix)
     begun = begin(
         recipe=recipe_file.dumps(recipe),
         sweep_name=sweep_name,
@@ -85,39 +92,35 @@ def _bracket(recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, 
         job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         store=store,
         bracket=bracket.number,
-        previous=previous,
     )
+    if before:
+        begun.after(before)
     sweep_uri = placed(begun, "begin").outputs["sweep_uri"]
     tokens = _prepared(recipe, begun.outputs["Output"], store, placed)
-    entered = placed(enter(sweep_uri=sweep_uri, bracket=bracket.number, prepared=tokens), "enter")
-    survivors, winner = entered.outputs["Output"], previous
+    entered = enter(sweep_uri=sweep_uri, bracket=bracket.number).after(tokens)
+    verdict = placed(entered, "enter")
     for rung in bracket.rungs:
-        trained = _rung(recipe, rung, survivors, placed)
-        verdict = placed(judge(sweep_uri=sweep_uri, rung=rung.number, trained=trained), f"judge rung {rung.number}")
-        survivors, winner = verdict.outputs["Output"], verdict.outputs["winner"]
-    return winner
+        trained = _rung(recipe, rung, verdict.outputs["Output"], placed)
+        verdict = judge(sweep_uri=sweep_uri, rung=rung.number).after(trained)
+        placed(verdict, f"judge rung {rung.number}")
+    return verdict
 
 
-def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetune.Placed) -> Value:
-    """Adds the stages that make the trials' data, once each, and returns where it is."""
+def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: chunks.Placed) -> dsl.PipelineTask:
+    """Adds the stages that make the trials' data, once each, and returns the last of them."""
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
         split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
-        placed(split, "data split")
-        tokens = tokenize(run_uri=split.outputs["Output"], cache_key=split.outputs["cache_key"])
-        placed(tokens, "tokenize")
-    return dsl.Collected(tokens.outputs["Output"])
+        tokens = tokenize(baton=placed(split, "data split").outputs["Output"])
+        return placed(tokens, "tokenize")
 
 
-def _rung(recipe: Recipe, rung: Rung, survivors: Value, placed: finetune.Placed) -> Value:
-    """Adds the chunks of a rung for each trial that is left, one after the other, and returns where they came to."""
-    spare = [rung.chunk] * recipe.chunks.spare
-    with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as run_uri:
-        previous: Value = ""
-        for at, index in enumerate([*range(rung.first, rung.chunk + 1), *spare]):
-            name = f"train chunk {index}" if at <= rung.chunk - rung.first else f"spare chunk {index}"
-            chunk, _ = finetune.one_chunk(recipe, run_uri, index, previous, "", name, placed)
-            previous = chunk.outputs["Output"]
-    return dsl.Collected(previous)
+def _rung(recipe: Recipe, rung: Rung, survivors: Value, placed: chunks.Placed) -> dsl.PipelineTask:
+    """Adds the chunks of a rung for each trial that is left, one after the other, and returns the last stage."""
+    slots = [(index, f"train chunk {index}") for index in range(rung.first, rung.chunk + 1)]
+    slots += [(rung.chunk, f"spare chunk {rung.chunk}")] * recipe.chunks.spare
+    with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as trial:
+        baton, verified = chunks.line(recipe, trial, slots, placed)
+        return chunks.one_checkpoint(baton, rung.chunk, verified, placed)
 
 
 def _parallel(recipe: Recipe) -> int:

@@ -2,8 +2,10 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+@stage
 def data_split(
     recipe: str,
     run_name: str,
@@ -16,10 +18,7 @@ def data_split(
     max_steps: int,
     phase: str,
     start_from: str,
-    metrics: dsl.Output[dsl.Metrics],
-    page: dsl.Output[dsl.HTML],
-    links: dsl.Output[dsl.Markdown],
-    cache_key: dsl.OutputPath(str),  # type: ignore[valid-type]
+    quality: dsl.Output[dsl.HTML],
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
 
@@ -35,18 +34,14 @@ def data_split(
         max_steps: Optimizer steps; 0 where epochs counts.
         phase: Name of one training of several, added to the run's; empty where there is one.
         start_from: Address of the model of the phase before; empty for the recipe's own start.
-        metrics: Counts of rows.
-        page: What was found in the rows.
-        links: Where else the run is to be found.
-        cache_key: Changes when something is gone that a finished stage had left; a part of the key of Kubeflow's cache.
+        quality: What was found in the rows.
 
     Returns:
-        Address of the run.
+        The baton.
     """
-    from baton.components.data_split.cache_key import cache_key as cache_key_of
+    from baton.components.data_split import losses
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
-    from baton.components.shared.runs import links as pages
     from baton.components.shared.runs.run import Run
     from baton.components.shared.store import sources
 
@@ -62,13 +57,6 @@ def data_split(
             changes |= {"model.base": start_from}
         chosen_name = run_name or f"{new_name}-{job_id}"
         split = split_data(recipe, f"{chosen_name}-{phase}" if phase else chosen_name, changes)
-        for name in ("rows", "train", "eval", "test", "rejected"):
-            metrics.log_metric(name, split[name])
-        with open(page.path, "w", encoding="utf-8") as file:
+        with open(quality.path, "w", encoding="utf-8") as file:
             file.write(split["page"])
-        run = Run.open(split["run_uri"])
-        with open(links.path, "w", encoding="utf-8") as file:
-            file.write(pages.as_markdown(run, chosen_name))
-        with open(cache_key, "w", encoding="utf-8") as file:
-            file.write(cache_key_of(run))
-    return split["run_uri"]
+        return str(losses.baton(Run.open(split["run_uri"])))

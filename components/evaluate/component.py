@@ -2,25 +2,27 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def evaluate(run_uri: str, checkpoint_uri: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+
+@stage
+def evaluate(baton: str, metrics: dsl.Output[dsl.Metrics]) -> str:
     """Measures the model on held-out rows and lets it write, before and after training.
 
     Args:
-        run_uri: Address of the run.
-        checkpoint_uri: What this stage waits for: the last chunk's checkpoint.
+        baton: The run.
         metrics: Loss, perplexity, accuracy or reward, before and after.
 
     Returns:
-        The figures that say most, in words.
+        The baton.
     """
     from baton.components.evaluate.evaluation import evaluate_run
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
     with events.stage("evaluate"):
-        evaluation = evaluate_run(run_uri)
+        evaluation = evaluate_run(Baton.read(baton).run_uri)
         for when in ("before", "after"):
             for name, value in evaluation[when].items():
                 metrics.log_metric(f"{name}_{when}", value)
-    return evaluation["summary"]
+    return baton

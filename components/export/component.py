@@ -2,24 +2,26 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def export(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+
+@stage
+def export(baton: str, address: dsl.OutputPath(str)) -> str:  # type: ignore[valid-type]
     """Writes the trained model where others can load it.
 
     Args:
-        run_uri: Address of the run.
-        evaluation: What this stage waits for: the evaluation.
-        metrics: Size of the main model, and the number of formats.
+        baton: The run.
+        address: Where the main model is.
 
     Returns:
-        Address of the main model.
+        The baton.
     """
     from baton.components.export.export import export_run
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
     with events.stage("export"):
-        exported = export_run(run_uri)
-        metrics.log_metric("bytes", exported.bytes)
-        metrics.log_metric("formats", len(exported.exports))
-    return exported.model_uri
+        exported = export_run(Baton.read(baton).run_uri)
+        with open(address, "w", encoding="utf-8") as file:
+            file.write(exported.model_uri)
+    return baton

@@ -2,43 +2,53 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def gate(run_uri: str, evaluation: str, metrics: dsl.Output[dsl.Metrics]) -> str:
+
+@stage
+def gate(
+    baton: str,
+    limits: dsl.Output[dsl.Markdown],
+    verdict: dsl.OutputPath(str),  # type: ignore[valid-type]
+) -> str:
     """Compares the evaluation with what the recipe says must hold.
 
     Args:
-        run_uri: Address of the run.
-        evaluation: What this stage waits for: the evaluation.
-        metrics: Each figure of the gate beside its limit.
+        baton: The run.
+        limits: Each figure of the gate beside its limit.
+        verdict: `accepted` or `rejected`.
 
     Returns:
-        `accepted` or `rejected`.
+        The baton.
     """
-    from baton.components.gate.gate import judge_run
+    from baton.components.gate.gate import as_markdown, judge_run
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
     with events.stage("gate"):
-        verdict = judge_run(run_uri)
-        for line in verdict.lines:
-            if line.value is not None and line.limit is not None:
-                metrics.log_metric(line.figure, line.value)
-                metrics.log_metric(f"{line.figure}_limit", line.limit)
-    return "accepted" if verdict.passed else "rejected"
+        judged = judge_run(Baton.read(baton).run_uri)
+        word = "accepted" if judged.passed else "rejected"
+        for path, text in ((limits.path, as_markdown(judged)), (verdict, word)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+    return baton
 
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def reject(run_uri: str) -> str:
+@stage
+def reject(baton: str, reason: dsl.OutputPath(str)) -> str:  # type: ignore[valid-type]
     """Ends a run whose gate failed: it exports nothing.
 
     Args:
-        run_uri: Address of the run.
+        baton: The run.
+        reason: Which lines failed, in words.
 
     Returns:
-        Which lines failed, in words.
+        The baton.
     """
     from baton.components.gate.gate import reject_run
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
-    with events.stage("rejected"):
-        return reject_run(run_uri)
+    with events.stage("rejected"), open(reason, "w", encoding="utf-8") as file:
+        file.write(reject_run(Baton.read(baton).run_uri))
+    return baton

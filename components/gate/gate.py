@@ -45,6 +45,26 @@ def judge_run(run_uri: str) -> Verdict:
     return verdict
 
 
+def as_markdown(verdict: Verdict) -> str:
+    """Returns each figure beside its limit as a table."""
+    lines = [
+        f"# {verdict.words}",
+        "",
+        "| figure | value | limit | |",
+        "|---|---|---|---|",
+        *(
+            f"| {line.figure} | {_number(line.value)} | {line.line} ({_number(line.limit)}) | "
+            f"{'held' if line.held else '**not held**'} |"
+            for line in verdict.lines
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else f"{value:.4g}"
+
+
 def reject_run(run_uri: str) -> str:
     """Ends a run as rejected.
 

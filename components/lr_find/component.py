@@ -2,30 +2,33 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+@stage
 def lr_find(
-    run_uri: str, previous: str, cache_key: str, metrics: dsl.Output[dsl.Metrics], page: dsl.Output[dsl.HTML]
+    baton: str,
+    curve: dsl.Output[dsl.HTML],
+    learning_rate: dsl.OutputPath(float),  # type: ignore[valid-type]
 ) -> str:
     """Tries learning rates on a model that is thrown away, and notes the one found with the run.
 
     Args:
-        run_uri: Address of the run.
-        previous: What this stage waits for; not read.
-        cache_key: Changes when something is gone that a finished stage had left; not read.
-        metrics: The learning rate found.
-        page: Loss by learning rate.
+        baton: The run.
+        curve: Loss by learning rate.
+        learning_rate: The learning rate found.
 
     Returns:
-        The learning rate found.
+        The baton.
     """
     from baton.components.shared.core import events
 
     with events.stage("learning-rate finder"):
         from baton.components.lr_find.finder import find
+        from baton.components.shared.runs.baton import Baton
 
-        finding = find(run_uri)
-        metrics.log_metric("learning_rate", finding.learning_rate)
-        with open(page.path, "w", encoding="utf-8") as file:
-            file.write(finding.html)
-    return str(finding.learning_rate)
+        finding = find(Baton.read(baton).run_uri)
+        for path, text in ((curve.path, finding.html), (learning_rate, str(finding.learning_rate))):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+    return baton

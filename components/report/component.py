@@ -2,24 +2,20 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def report(run_uri: str, outcome: str, page: dsl.Output[dsl.HTML]) -> str:
+
+@stage
+def report(baton: str, report: dsl.Output[dsl.HTML]):
     """Shows the run on one page: loss, time, the resume proof, samples, the recipe.
 
     Args:
-        run_uri: Address of the run.
-        outcome: What this stage waits for: the export, or the rejection.
-        page: The report.
-
-    Returns:
-        Address of the report.
+        baton: The run.
+        report: The page.
     """
     from baton.components.report.collect import write_report
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
-    with events.stage("report"):
-        written = write_report(run_uri)
-        with open(page.path, "w", encoding="utf-8") as file:
-            file.write(written["html"])
-    return written["report_uri"]
+    with events.stage("report"), open(report.path, "w", encoding="utf-8") as file:
+        file.write(write_report(Baton.read(baton).run_uri)["html"])

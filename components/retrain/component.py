@@ -2,14 +2,16 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+@stage
 def look(
     recipe: str,
     store: str,
     source: str,
     owner: str,
-    page: dsl.Output[dsl.Markdown],
+    changes: dsl.Output[dsl.Markdown],
     run_name: dsl.OutputPath(str),  # type: ignore[valid-type]
     changed: dsl.OutputPath(str),  # type: ignore[valid-type]
     sources: dsl.OutputPath(str),  # type: ignore[valid-type]
@@ -21,7 +23,7 @@ def look(
         store: Folder or bucket for runs and data.
         source: Rows to learn from; empty for those of the recipe.
         owner: This retraining.
-        page: What was found.
+        changes: What was found.
         run_name: Name of the run to train.
         changed: The recipe to train, which may start from the model in use.
         sources: Its sources, as one parameter.
@@ -36,7 +38,7 @@ def look(
         finding = look(recipe, store, source, owner)
         words = f"**{finding.decision}**: {finding.words}\n"
         for path, text in (
-            (page.path, words),
+            (changes.path, words),
             (run_name, finding.run),
             (changed, finding.recipe),
             (sources, finding.source),
@@ -46,27 +48,25 @@ def look(
     return finding.decision
 
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def promote_or_keep(store: str, run_name: str, phase: str, outcome: str) -> str:
+@stage
+def promote_or_keep(baton: str) -> str:
     """Puts the new model in the place of the one in use, or keeps that.
 
     Args:
-        store: Folder or bucket.
-        run_name: The run whose model it is.
-        phase: Name of the last training of several, added to the run's; empty where there is one.
-        outcome: What this stage waits for: the export, or the rejection.
+        baton: The run whose model it is.
 
     Returns:
         `promoted` or `rejected`.
     """
     from baton.components.retrain.promotion import promote_or_keep
     from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
 
     with events.stage("promote or keep"):
-        return promote_or_keep(store, f"{run_name}-{phase}" if phase else run_name)
+        return promote_or_keep(Baton.read(baton).run_uri)
 
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+@stage
 def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalStatus):
     """Lets the next retraining begin, however this one went.
 

@@ -23,12 +23,11 @@ from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 
 
-def promote_or_keep(store: str, run_name: str) -> str:
+def promote_or_keep(run_uri: str) -> str:
     """Puts a run's model in the place of the one in use where the gate held, and leaves that where it did not.
 
     Args:
-        store: Folder or bucket.
-        run_name: The run, judged and exported.
+        run_uri: The run, judged and exported.
 
     Returns:
         `promoted` or `rejected`.
@@ -36,7 +35,7 @@ def promote_or_keep(store: str, run_name: str) -> str:
     Raises:
         BatonError: the export is not what was committed, or another model was accepted meanwhile.
     """
-    run = Run(Storage(store), run_name)
+    run = Run.open(run_uri)
     about, evaluation = run.need(RetrainNote), run.need(Evaluation)
     gate = evaluation.gate or Verdict(passed=True)
     came_to = Retraining(

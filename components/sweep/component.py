@@ -2,8 +2,10 @@
 
 from kfp import dsl
 
+from baton.components.declaring import stage
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+@stage
 def begin(
     recipe: str,
     sweep_name: str,
@@ -11,7 +13,6 @@ def begin(
     job_id: str,
     store: str,
     bracket: int,
-    previous: str,
     sweep_uri: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> list:
     """Draws the trials of a bracket.
@@ -23,7 +24,6 @@ def begin(
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
         bracket: Number of the bracket, from 1.
-        previous: What this bracket waits for; not read.
         sweep_uri: Address of the sweep.
 
     Returns:
@@ -39,17 +39,16 @@ def begin(
     return preparations
 
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def enter(sweep_uri: str, bracket: int, prepared: list) -> list:
+@stage
+def enter(sweep_uri: str, bracket: int) -> list:
     """Gives each trial of a bracket a run on the data that was made for it.
 
     Args:
         sweep_uri: Address of the sweep.
         bracket: Number of the bracket, from 1.
-        prepared: What this stage waits for: the tokens; not read.
 
     Returns:
-        Addresses of the runs.
+        Batons of the runs.
     """
     from baton.components.shared.core import events
     from baton.components.shared.sweeps.sweep import Sweep
@@ -59,13 +58,11 @@ def enter(sweep_uri: str, bracket: int, prepared: list) -> list:
         return enter(Sweep.open(sweep_uri), bracket)
 
 
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
+@stage
 def judge(
     sweep_uri: str,
     rung: int,
-    trained: list,
-    summary: dsl.Output[dsl.Markdown],
-    page: dsl.Output[dsl.HTML],
+    ranking: dsl.Output[dsl.HTML],
     winner: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> list:
     """Compares the trials of a rung: the best advance.
@@ -73,13 +70,11 @@ def judge(
     Args:
         sweep_uri: Address of the sweep.
         rung: Number of the rung, from 1.
-        trained: What this stage waits for: the trials' checkpoints; not read.
-        summary: Which trials advance, and which are stopped and why.
-        page: The sweep so far.
-        winner: Address of the best run that is trained to its end, empty before there is one.
+        ranking: The sweep so far: which trials advance, and which are stopped and why.
+        winner: Baton of the best run that is trained to its end, empty before there is one.
 
     Returns:
-        Addresses of the runs that advance.
+        Batons of the runs that advance.
     """
     from baton.components.shared.core import events
     from baton.components.shared.sweeps.sweep import Sweep
@@ -88,8 +83,7 @@ def judge(
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)
         verdict = judge(sweep, rung)
-        shown = publish(sweep, rung)
-        for path, text in ((summary.path, verdict.summary), (page.path, shown), (winner, verdict.winner)):
+        for path, text in ((ranking.path, publish(sweep, rung)), (winner, verdict.winner)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
     return verdict.kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.sweeps import (
     Failure,
@@ -34,17 +34,15 @@ logger = logging.getLogger("baton")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The runs that advance from a rung, the winner of the last, and a summary.
+    """The runs that advance from a rung, and the winner of the last.
 
     Attributes:
         kept: Addresses of the runs that advance, the best first.
         winner: Address of the best run of all so far that is trained to its end, empty before there is one.
-        summary: The rung in Markdown.
     """
 
     kept: list[str]
     winner: str
-    summary: str
 
 
 def decide(
@@ -106,7 +104,6 @@ def judge(sweep: Sweep, number: int) -> Verdict:
     return Verdict(
         kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
-        summary=_summary(document, verdict, trials, recipe),
     )
 
 
@@ -213,22 +210,3 @@ def _wish(wishes: Mapping[str, Wish | None], trial: str) -> str | None:
 
 def _asked(wish: Wish | None) -> str:
     return f"asked to stop: {wish.why if wish else ''}"
-
-
-def _summary(document: SweepHead, rung: RungVerdict, trials: dict[str, TrialEntry], recipe: Recipe) -> str:
-    """Returns a rung in Markdown."""
-    why = {entry.id: entry.why for entry in rung.stopped}
-    paths = list(recipe.sweep.parameters) if recipe.sweep else []
-    lines = [
-        f"# Rung {rung.rung}: after chunk {rung.chunk}, {len(rung.kept)} advance",
-        "",
-        f"| trial | {' | '.join(paths)} | {document.metric} | |",
-        "|" + "---|" * (len(paths) + 3),
-    ]
-    for trial in (*rung.kept, *why):
-        score = rung.scores.get(trial)
-        value = score.value if score else None
-        values = [str(trials[trial].values.get(path, "")) for path in paths]
-        cells = [trial, *values, "—" if value is None else f"{value:.6g}", why.get(trial, "advances")]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return "\n".join(lines) + "\n"

@@ -56,10 +56,19 @@ def compile_checked(made: BaseComponent, path: str) -> None:
     Raises:
         BatonError: the result does not conform.
     """
+    import yaml
     from kfp import compiler
 
-    from baton.pipelines.compiling import conformance
+    from baton.pipelines.compiling import compact, conformance
 
     compiler.Compiler().compile(made, path)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    spec, *platform = yaml.load_all(text, conformance.LOADER)
+    compact.merge_identical(spec, platform[0] if platform else None)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(header)
+        yaml.dump_all([spec, *platform], file, getattr(yaml, "CSafeDumper", yaml.SafeDumper))
     if problems := conformance.check(path):
         raise BatonError(f"the compiled file does not conform: {'; '.join(problems)}")

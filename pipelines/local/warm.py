@@ -16,11 +16,11 @@ import random
 import runpy
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
+from baton.components.declaring import EXECUTOR, RUNTIME
 from baton.components.shared.core import events
 from baton.components.shared.store.registry import ENVIRONMENT
 from baton.pipelines.local import processes
@@ -31,7 +31,7 @@ WARM = "BATON_WARM"
 _PRELOADED = (
     "baton.pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
     "__main__",
-    "kfp.dsl.executor_main",
+    "kfp.dsl.executor",
     "baton.components.train_chunk.training",
     "baton.components.train_chunk.methods.sft",
     "baton.components.train_chunk.methods.grpo",
@@ -42,7 +42,6 @@ _PRELOADED = (
     "datasets",
     "baton.pipelines.local.warm_server_ready",  # last: it works on what has been imported
 )
-_EXECUTOR = "kfp.dsl.executor_main"
 _READ_LATE = (
     *ENVIRONMENT,
     *("BATON_", "MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR"),
@@ -173,7 +172,13 @@ def installed() -> Iterator[None]:
     before = handler.run_local_subprocess
 
     def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
-        return _run(full_command, {**os.environ, **(env_vars or {})})
+        _, option, module, *arguments = full_command
+        if (option, module) != ("-m", EXECUTOR):
+            return int(before(full_command, env_vars))  # a component that is not ours
+        process = Forked(module, arguments, {**os.environ, **(env_vars or {})}, own_group=False)
+        for line in process.lines():
+            print(line, end="")
+        return process.wait()
 
     # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL anew.
     handler.run_local_subprocess = run
@@ -181,24 +186,6 @@ def installed() -> Iterator[None]:
         yield
     finally:
         handler.run_local_subprocess = before
-
-
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Runs a stage from the command that kfp compiled for it: shell, option, script, component, arguments."""
-    shell, option, script, component, *arguments = command
-    if _EXECUTOR not in script:
-        # The command is taken apart by position: one of another form, as another version of kfp may write it, is
-        # refused.
-        raise ValueError(f"a stage is to be run by {_EXECUTOR}, got {[shell, option, script]}")
-    with tempfile.TemporaryDirectory(prefix="baton-stage-") as folder:
-        path = os.path.join(folder, "ephemeral_component.py")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(component)
-        executor_arguments = ["--component_module_path", path, *arguments]
-        process = Forked(_EXECUTOR, executor_arguments, {**environment, "_KFP_RUNTIME": "true"}, own_group=False)
-        for line in process.lines():
-            print(line, end="")
-        return process.wait()
 
 
 def _serve(
@@ -248,5 +235,5 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_READ_LATE) and name not in ("_", "_KFP_RUNTIME")
+        if not name.startswith(_READ_LATE) and name not in ("_", RUNTIME)
     }

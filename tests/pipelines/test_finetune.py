@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from baton.components.declaring import stage
 from baton.pipelines.compiling import conformance
 
 HERE = Path(__file__).parent
@@ -161,12 +165,19 @@ def test_every_pod_has_image_labels_and_credentials_by_reference(on_spot_gpus: l
         assert {"name": "AWS_ENDPOINT_URL", "value": "http://s3:9000"} in container["env"]
 
 
-def test_what_may_come_from_kubeflows_cache_depends_on_what_is_still_there(on_spot_gpus: list[dict[str, Any]]) -> None:
-    cache_key = {"taskOutputParameter": {"producerTask": "data-split", "outputParameterKey": "cache_key"}}
+def test_what_may_come_from_kubeflows_cache_is_given_the_baton(on_spot_gpus: list[dict[str, Any]]) -> None:
+    """A baton from the split, which counts what is lost, and from nowhere else: nobody makes one on the way."""
     for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
         may = name in ("tokenize", "train-chunk", "train-chunk-2")  # not the last chunk
         assert task.get("cachingOptions", {}) == ({"enableCache": True} if may else {}), name
-        assert (task["inputs"]["parameters"].get("cache_key") == cache_key) == (may or name == "train-chunk-3"), name
+        assert ("baton" in task["inputs"]["parameters"]) == (name != "data-split"), name
+
+
+def test_a_chunks_number_is_an_input_of_its_own(on_spot_gpus: list[dict[str, Any]]) -> None:
+    """The baton is the same for all of them: chunk 2 would be taken for chunk 1."""
+    tasks = on_spot_gpus[0]["root"]["dag"]["tasks"]
+    for number, name in enumerate(["train-chunk", "train-chunk-2", "train-chunk-3"], 1):
+        assert tasks[name]["inputs"]["parameters"]["index"] == {"runtimeValue": {"constant": number}}
 
 
 def test_chunks_are_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> None:
@@ -178,14 +189,67 @@ def test_chunks_are_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> Non
             assert "retryPolicy" not in task
 
 
-def test_chunks_wait_for_each_other_and_checkpoints_are_not_in_their_way(on_spot_gpus: list[dict[str, Any]]) -> None:
+def _waits_for(tasks: dict[str, Any], name: str) -> set[str]:
+    return set(tasks[name].get("dependentTasks", ()))
+
+
+def test_the_stages_are_a_line_and_checkpoints_are_not_in_its_way(on_spot_gpus: list[dict[str, Any]]) -> None:
     tasks = on_spot_gpus[0]["root"]["dag"]["tasks"]
-    assert set(tasks["train-chunk"]["dependentTasks"]) == {"data-split", "tokenize"}
-    assert set(tasks["train-chunk-2"]["dependentTasks"]) == {"data-split", "train-chunk"}
-    assert set(tasks["train-chunk-3"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
-    assert set(tasks["checkpoint-2"]["dependentTasks"]) == {"data-split", "train-chunk-2"}
-    assert "checkpoint" not in str(tasks["evaluate"]["dependentTasks"])
-    assert {"checkpoint", "checkpoint-2", "checkpoint-3", "export"} < set(tasks["report"]["dependentTasks"])
+    line = ["data-split", "tokenize", "train-chunk", "train-chunk-2", "train-chunk-3", "evaluate", "export"]
+    for before, after in itertools.pairwise(line):
+        assert _waits_for(tasks, after) == {before}
+        assert tasks[after]["inputs"]["parameters"]["baton"]["taskOutputParameter"]["producerTask"] == before
+    assert _waits_for(tasks, "checkpoint") == {"train-chunk"}
+    assert _waits_for(tasks, "checkpoint-2") == {"train-chunk-2", "checkpoint"}
+    assert _waits_for(tasks, "checkpoint-3") == {"train-chunk-3", "checkpoint-2"}
+    assert _waits_for(tasks, "report") == {"export", "checkpoint-3"}
+
+
+def test_more_than_eight_chunks_lie_in_graphs_of_eight(tmp_path: Path) -> None:
+    spec = _compile(GOLDEN["quickstart"], tmp_path / "p.yaml", "--chunks", "20")[0]
+    tasks = spec["root"]["dag"]["tasks"]
+    groups = ["chunks-1-8", "chunks-9-16", "chunks-17-20"]
+    for before, after in itertools.pairwise(["tokenize", *groups, "evaluate"]):
+        assert _waits_for(tasks, after) == {before}
+    assert [tasks[name]["taskInfo"]["name"] for name in groups] == ["chunks 1–8", "chunks 9–16", "chunks 17–20"]
+    assert tasks["checkpoint"]["inputs"]["parameters"]["index"] == {"runtimeValue": {"constant": 20}}
+    assert _waits_for(tasks, "checkpoint") == {"chunks-17-20"}
+    inside = [spec["components"][f"comp-{name}"]["dag"]["tasks"] for name in groups]
+    names = [{task["taskInfo"]["name"] for task in tasks.values()} for tasks in inside]
+    ranges = [(1, 8), (9, 16), (17, 20)]
+    for (first, last), found in zip(ranges, names, strict=True):
+        # A graph has ended when all in it have: the last chunk's checkpoint is read back beside the next one's.
+        read_back = range(max(first - 1, 1), last)
+        chunks = range(first, last + 1)
+        assert found == {f"train chunk {i}" for i in chunks} | {f"checkpoint {i}" for i in read_back}
+    chunks = [task for tasks in inside for name, task in tasks.items() if name.startswith("train-chunk")]
+    assert {task["componentRef"]["name"] for task in chunks} == {"comp-train-chunk"}
+    assert [task["taskInfo"]["name"] for task in chunks if not task["cachingOptions"]] == ["train chunk 20"]
+
+
+def test_the_file_holds_neither_the_source_of_stages_nor_their_documentation(
+    on_spot_gpus: list[dict[str, Any]],
+) -> None:
+    spec = on_spot_gpus[0]
+    assert "description" not in str(spec["components"])
+    for name, (container, _) in _executors(on_spot_gpus).items():
+        room = re.sub(r"-\d$", "", name).replace("-", "_")
+        assert container["command"][:4] == ["python3", "-m", "baton.components.executor", room]
+        # What tells one Baton from another in Kubeflow's cache, where an image keeps its tag.
+        assert re.fullmatch(rf"{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}", container["command"][4])
+
+
+def test_another_source_of_a_stage_is_another_command() -> None:
+    def one():  # type: ignore[no-untyped-def]  # kfp reads annotations as they are
+        print("one")
+
+    def other():  # type: ignore[no-untyped-def]
+        print("other")
+
+    first, again, second = (
+        stage(function).component_spec.implementation.container.command[4] for function in (one, one, other)
+    )
+    assert first == again != second
 
 
 def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]]) -> None:
@@ -198,8 +262,9 @@ def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]])
 def test_a_hundred_chunks_compile_and_one_more_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "hundred.yaml"
     documents = _compile(GOLDEN["quickstart"], target, "--chunks", "100")
-    chunks = [name for name in documents[0]["root"]["dag"]["tasks"] if name.startswith("train-chunk")]
-    assert len(chunks) == 100
+    graphs = [component["dag"]["tasks"] for component in documents[0]["components"].values() if "dag" in component]
+    assert sum(name.startswith("train-chunk") for tasks in graphs for name in tasks) == 100
+    assert target.stat().st_size < 200_000
     command = [BATON, "compile", str(GOLDEN["quickstart"]), "-o", str(target), "--chunks", "101"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -84,7 +84,7 @@ def _chain(tasks: dict[str, Any]) -> list[int]:
     for name, task in tasks.items():
         given = task["inputs"]["parameters"]
         if task["componentRef"]["name"].startswith("comp-train-chunk"):
-            before = given["previous"].get("taskOutputParameter", {}).get("producerTask")
+            before = given["baton"].get("taskOutputParameter", {}).get("producerTask")
             after[before] = (name, int(given["index"]["runtimeValue"]["constant"]))
     found: list[int] = []
     before = None

@@ -100,12 +100,13 @@ def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:
 
 
 def dumps(recipe: Recipe) -> str:
-    """Returns the resolved recipe as JSON for a pipeline argument.
+    """Returns what a recipe sets as JSON for a pipeline argument; the schema has the defaults.
 
-    The letters of `python3` are escaped: the local engine replaces that word in every argument
-    by the interpreter's path, also inside `/usr/lib/python3.11/…`.
+    It is short, as Kubernetes keeps a dozen copies of it. The letters of `python3` are escaped: the local engine
+    replaces that word in every argument by the interpreter's path, also inside `/usr/lib/python3.11/…`.
     """
-    return json.dumps(recipe.model_dump(mode="json"), sort_keys=True).replace("python3", "python\\u0033")
+    document = recipe.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).replace("python3", "python\\u0033")
 
 
 def loads(text: str) -> Recipe:

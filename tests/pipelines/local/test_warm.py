@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import warm
 
 PROBE = """
@@ -92,25 +95,33 @@ def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path)
 
 
 def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: Path, tmp_path: Path) -> None:
+    run = Run(Storage(str(tmp_path)), "r")
+    run.write(Evaluation(gate=Verdict(passed=True)))
     code = f"""
-import sys
-from pathlib import Path
-from kfp import components, local
+from kfp import components, dsl, local
+from baton.components.gate.component import reject
 from baton.pipelines.local import warm
+
+@dsl.pipeline
+def twice():
+    reject(baton=reject(baton={run.uri!r}).outputs["Output"])
+
 if __name__ == "__main__":
     told = []
     forked = warm.Forked.__init__
     warm.Forked.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
     with warm.installed():
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root={str(tmp_path)!r}, raise_on_error=True)
-        components.load_component_from_file({str(two_step_package)!r})(num_rows=3)
+        components.load_component_from_file({str(two_step_package)!r})(num_rows=3)  # not ours: as kfp runs it
+        twice()
     print("forked", len(told))
 """
     counts = {}
     for value in ("1", "0"):
-        given = {**os.environ, warm.WARM: value}
+        given = {**os.environ, warm.WARM: value, "BATON_EVENTS": "stdout"}
         done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "plain {'rows': 3.0} True" in done.stdout  # the second stage got what the first one left
+        assert done.stdout.count('"stage": "rejected", "state": "done"') == 2
         counts[value] = done.stdout.splitlines()[-1]
     assert counts == {"1": "forked 2", "0": "forked 0"}

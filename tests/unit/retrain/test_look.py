@@ -74,7 +74,7 @@ def _retrained(recipe: Recipe, tmp_path: Path, owner: str, **trained: Any) -> st
     found = _look(recipe, owner)
     assert found.decision == "train"
     _trained(recipe, found, tmp_path, **trained)
-    state = promote_or_keep(recipe.store.uri, found.run)
+    state = promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
     release(recipe.name, recipe.store.uri, owner, None)
     return state
 
@@ -166,7 +166,7 @@ def test_while_one_is_under_way_the_second_is_dropped(document: dict[str, Any], 
     release("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
     storage = _trained(recipe, first, tmp_path)
     assert Turns(storage, "tiny", "first").is_ours()
-    assert promote_or_keep(recipe.store.uri, first.run) == "promoted"
+    assert promote_or_keep(f"{recipe.store.uri}/runs/{first.run}") == "promoted"
     assert _outcome(storage, "second")["state"] == "busy"
 
 
@@ -184,7 +184,7 @@ def test_on_from_the_accepted_model_with_its_rows_until_the_recipe_changes(
         assert changed.model.base == in_use.model_uri
         assert changed.retrain.learnt == [f"split-{before}" for before in range(1, number)]
         _trained(recipe, found, tmp_path, data=f"split-{number}")
-        promote_or_keep(recipe.store.uri, found.run)
+        promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
         release("tiny", recipe.store.uri, text, None)
     other = _recipe(document, retrain={"start": "accepted"}, seed=8)
     changed = recipe_file.loads(_look(other, "other").recipe)
@@ -202,13 +202,13 @@ def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
     assert Turns(storage, "tiny", "next").take(wait=False, expires_s=-1)
     following = _look(other, "next")
     _trained(other, following, tmp_path)
-    assert promote_or_keep(asleep.store.uri, following.run) == "promoted"
+    assert promote_or_keep(f"{asleep.store.uri}/runs/{following.run}") == "promoted"
     with pytest.raises(BatonError, match=f"meanwhile run '{following.run}' was accepted"):
-        promote_or_keep(asleep.store.uri, late.run)
+        promote_or_keep(f"{asleep.store.uri}/runs/{late.run}")
     in_use = accepted.newest(storage, "tiny")
     assert in_use.model is not None
     assert (in_use.number, in_use.model.run) == (1, following.run)
-    assert promote_or_keep(asleep.store.uri, following.run) == "promoted"
+    assert promote_or_keep(f"{asleep.store.uri}/runs/{following.run}") == "promoted"
     assert accepted.newest(storage, "tiny").number == 1
 
 
@@ -219,7 +219,7 @@ def test_an_export_that_is_damaged_is_not_promoted(document: dict[str, Any], tmp
     uri = Run(storage, found.run).require("export.json")["model_uri"]
     storage.write(f"{uri.removeprefix(storage.uri() + '/')}/model.safetensors", b"x" * len(found.run))
     with pytest.raises(DamagedError, match=r"model\.safetensors"):
-        promote_or_keep(recipe.store.uri, found.run)
+        promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
     assert accepted.newest(storage, "tiny").number == 0
 
 

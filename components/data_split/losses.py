@@ -1,7 +1,7 @@
 """Whether everything that finished stages of a run had left is still in the store.
 
-Kubeflow's cache knows a stage's inputs and not whether what the stage wrote still exists. So the stages that may be
-cached take one more input, which is made here by the stage that never is: it changes when something is gone.
+Kubeflow's cache knows a stage's inputs and not whether what the stage wrote still exists. So the baton, which is made
+by the stage that never is cached, counts how often something was gone: it changes when something is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.runs.baton import Baton
 from baton.components.shared.runs.documents.data import Loss, Losses, PinnedModels, RunHead, Tokens
 from baton.components.shared.runs.documents.training import LearningRate
 from baton.components.shared.runs.plan import Plan
@@ -21,16 +22,16 @@ LEFT_BY = {"tokenize-": (PinnedModels.NAME, Tokens.NAME, Plan.NAME), "lr-find-":
 """How a stage's records begin → the documents that it leaves with the run."""
 
 
-def cache_key(run: Run) -> str:
-    """Returns a text that is the same again as long as nothing is lost that a finished stage of the run had left."""
+def baton(run: Run) -> Baton:
+    """Returns a run's baton, the same again as long as nothing is lost that a finished stage of the run had left."""
     losses = (run.read(Losses) or Losses()).losses
     if lost := _lost(run):
         logger.warning("%s is no longer in the store, so no stage is taken from Kubeflow's cache", lost)
         losses = [*losses, Loss(at=now(), lost=lost)]
-        # Counted for good: the text stays another one when what was lost is made again, as stages that Kubeflow
+        # Counted for good: the baton stays another one when what was lost is made again, as stages that Kubeflow
         # remembers from before did not see that.
         run.write(Losses(losses=losses))
-    return f"{run.need(RunHead).created} {len(losses)}"
+    return Baton(run.uri, run.need(RunHead).created, len(losses))
 
 
 def _lost(run: Run) -> str | None:
