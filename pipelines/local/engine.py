@@ -15,7 +15,7 @@ from baton.components.shared.checkpoints import zero
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Error, Event
-from baton.components.shared.models import loading
+from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
@@ -88,7 +88,7 @@ def run(
             failures.append(event)
         on_event(event)
 
-    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
+    log_path = os.path.join(cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,
