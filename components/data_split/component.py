@@ -42,7 +42,7 @@ def data_split(
     from baton.components.data_split import losses
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
-    from baton.components.shared.runs.run import Run
+    from baton.components.shared.runs.run import Run, chosen_name
     from baton.components.shared.store import sources
 
     with events.stage("data split"):
@@ -55,8 +55,7 @@ def data_split(
         }
         if start_from:
             changes |= {"model.base": start_from}
-        chosen_name = run_name or f"{new_name}-{job_id}"
-        split = split_data(recipe, f"{chosen_name}-{phase}" if phase else chosen_name, changes)
+        split = split_data(recipe, chosen_name(run_name, new_name, job_id, phase), changes)
         with open(quality.path, "w", encoding="utf-8") as file:
             file.write(split["page"])
         return str(losses.baton(Run.open(split["run_uri"])))

@@ -11,9 +11,9 @@ from baton.components.shared.checkpoints.proof import proof_part
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import StoreError
 from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import lineage
+from baton.components.shared.runs import lineage, tracking
 from baton.components.shared.runs.documents.data import RunHead, SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, ReportPage
 from baton.components.shared.runs.documents.training import ForkNote, ProofPart, StageRecord, Tracking
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
@@ -21,8 +21,13 @@ from baton.components.shared.runs.run import Run
 logger = logging.getLogger("baton")
 
 
-def collect(run: Run) -> Report:
-    """Returns the report's content."""
+def collect(run: Run, failure: Failure | None = None) -> Report:
+    """Returns the report's content.
+
+    Args:
+        run: The run.
+        failure: Why it ended before its end.
+    """
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
@@ -51,6 +56,7 @@ def collect(run: Run) -> Report:
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
         family=_family(run),
+        failure=failure,
     )
 
 
@@ -97,22 +103,36 @@ def write_report(run_uri: str) -> dict[str, str]:
     Returns:
         `report_uri` and the `html`.
     """
-    import tempfile
-
-    from baton.components.report.page import render
     from baton.components.shared.core import events
-    from baton.components.shared.runs import tracking
 
     started = time.time()
     run = Run.open(run_uri)
-    html = render(collect(run))
+    uri, html = publish(run, collect(run), "FINISHED")
+    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
+    events.emit(events.Report(uri=uri))
+    return {"report_uri": uri, "html": html}
+
+
+def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]:
+    """Renders a report into the store and ends the tracking run with it.
+
+    Args:
+        run: The run.
+        report: Its report.
+        status: How it ended.
+
+    Returns:
+        Address of the page, and the page.
+    """
+    import tempfile
+
+    from baton.components.report.page import render
+
+    html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
         path = f"{folder}/report.html"
         with open(path, "w", encoding="utf-8") as file:
             file.write(html)
-        tracking.finish(run, path)
-    uri = run.storage.uri(run.path("report.html"))
-    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
-    events.emit(events.Report(uri=uri))
-    return {"report_uri": uri, "html": html}
+        tracking.close(run, status, path)
+    return run.storage.uri(run.path("report.html")), html

@@ -89,13 +89,16 @@ def render(report: Report) -> str:
 def verdict(report: Report, proof: Proof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
-    if report.state == "failed":
+    if report.state in ("failed", "cancelled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
         reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
         planned = max([*report.targets, report.steps])
         where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
-        return "bad", f"The run failed {where}. {told[:1].upper()}{told[1:]}."
+        ended = "The run failed"
+        if failure := report.failure:
+            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage},"
+        return "bad", f"{ended} {where}. {told[:1].upper()}{told[1:]}."
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
     extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"

@@ -11,7 +11,7 @@ from baton.components.shared.checkpoints.store import LogEntry
 from baton.components.shared.core.document import Json
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Figures
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, Figures
 from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking
 from baton.components.shared.runs.plan import Plan
 
@@ -54,6 +54,7 @@ class Report:
         newest: Meta of the newest committed checkpoint.
         log: What training logged up to that checkpoint.
         stages: Seconds by stage, in the pipeline's order.
+        failure: Why the run ended before its end, None where it did not.
     """
 
     run: str
@@ -77,10 +78,13 @@ class Report:
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
+    failure: Failure | None = None
 
     @property
-    def state(self) -> Literal["succeeded", "rejected", "failed"]:
+    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
         """How the run ended."""
+        if self.failure:
+            return "cancelled" if self.failure.is_cancelled else "failed"
         if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
             return "failed"
         gate = self.evaluation.gate if self.evaluation else None

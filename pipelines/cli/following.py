@@ -14,7 +14,8 @@ from baton.pipelines.cli.options import REJECTED, Output, print_json
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
-    from baton.pipelines.kubeflow.run_view import View
+    from baton.pipelines.kubeflow.endpoint import Client
+    from baton.pipelines.kubeflow.run_view import Stage, View
     from baton.pipelines.kubeflow.submit import Submission
 
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
@@ -83,6 +84,8 @@ def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours
     failed = [stage for stage in follow.view.stages if stage.state == "FAILED"]
     advise(follow.view, run_id)
     ended: Shown = {"state": run_view.outcome(state, follow.view.stages)}
+    client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+    leave_word(client, client.get_run(run_id), follow.view.stages, ended["state"])
     if failed:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
@@ -135,6 +138,14 @@ def advise(view: View, run_id: str) -> None:
         if stage.state == "FAILED":
             log = stage.pod or f"-l pipeline/runid={run_id},app.kubernetes.io/component={stage.component_name}"
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+
+
+def leave_word(client: Client, run: Run, stages: list[Stage], state: str) -> None:
+    """Leaves with a run that ended before its end why it did, if nobody has, and says where."""
+    from baton.pipelines.kubeflow import ended
+
+    if line := ended.leave_word(client, run, stages, state):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def end(told: Shown, output: Output) -> None:

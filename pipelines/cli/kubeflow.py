@@ -53,6 +53,7 @@ def status(
         if view.is_frozen:
             console.print(run_view.FROZEN, soft_wrap=True)
         following.advise(view, remote.run_id)
+        following.leave_word(client, remote, view.stages, shown["state"])
         following.end(shown, output)
 
 
@@ -61,6 +62,7 @@ def cancel(
 ) -> None:
     """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
+        from baton.pipelines.kubeflow import run_view
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
         client, remote = _found(endpoint, run, namespace)
@@ -68,7 +70,9 @@ def cancel(
             raise UserError(
                 f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
             )
+        stages = run_view.stages(client, remote)
         client.terminate_run(remote.run_id)
+        following.leave_word(client, remote, stages, "canceled")
         following.end(following.shown(endpoint, remote, "canceling"), output)
 
 
@@ -82,6 +86,7 @@ def retry(
 ) -> None:
     """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with reported(output):
+        from baton.pipelines.kubeflow import run_view, store_view
         from baton.pipelines.kubeflow.submit import resume
 
         client, remote = _found(endpoint, run, namespace)
@@ -92,6 +97,8 @@ def retry(
         try:
             resume(client, remote.run_id)
         except BatonError as error:
+            stages = store_view.explained(client, remote, run_view.stages(client, remote)).stages
+            following.leave_word(client, remote, stages, run_view.outcome(remote.state, stages))
             raise BatonError(
                 f"Kubeflow cannot retry run '{name}': {error}",
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",

@@ -33,9 +33,7 @@ def submit(
     experiment: options.Experiment = None,
     wait: options.Wait = False,
     timeout: options.Timeout = options.WEEK_H,
-    retries: Annotated[
-        int, typer.Option(min=0, max=10, help="With --wait: times a run is started again whose pod was lost.")
-    ] = 0,
+    retries: options.Retries = 0,
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
     cache: Annotated[
@@ -56,7 +54,6 @@ def submit(
     """
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
-        from baton.pipelines.kubeflow import losses
         from baton.pipelines.kubeflow import submit as kubeflow
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
@@ -75,8 +72,7 @@ def submit(
                 cache=cache,
             )
             shown = _started(loaded, submission := post(), pipeline)
-            if loss := losses.not_told_yet(endpoint, namespace):
-                console.print(f"[yellow]note:[/] {loss}. {losses.APPLY}, or add --wait --retries 3", soft_wrap=True)
+            _tell_losses(endpoint, namespace)
             if wait:
                 shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
@@ -91,6 +87,14 @@ def _started(recipe: Recipe, submission: Submission, pipeline: Pipeline) -> Show
         shown["sweep_uri"] = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
         console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
     return shown
+
+
+def _tell_losses(endpoint: str, namespace: str | None) -> None:
+    """Says once which losses of a pod end a run there, and what helps."""
+    from baton.pipelines.kubeflow import losses
+
+    if loss := losses.not_told_yet(endpoint, namespace):
+        console.print(f"[yellow]note:[/] {loss}. {losses.APPLY}, or add --wait --retries 3", soft_wrap=True)
 
 
 def load_for_pods(

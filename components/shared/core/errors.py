@@ -28,6 +28,10 @@ class UserError(BatonError):
     exit_code = 2
 
 
+class OtherRunError(UserError):
+    """The name is that of a run with another recipe or other data, which this error is no part of."""
+
+
 class StoreError(UserError):
     """The object store cannot be used as given: unreachable, refused, absent."""
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from baton.components.shared.core.document import Document, Json, NamedDocument
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import OtherRunError, UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
 from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, Restart, StageRecord
@@ -39,7 +39,7 @@ class Run(Documents):
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
 
         Raises:
-            UserError: the run exists with a recipe that trains something else.
+            OtherRunError: the run exists with a recipe that trains something else.
         """
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
         if not self.put_new(RunHead.NAME, document):
@@ -52,14 +52,14 @@ class Run(Documents):
         """Compares a recipe with the one this run was started with, if it was.
 
         Raises:
-            UserError: they would train something else.
+            OtherRunError: they would train something else.
         """
         head = self.read(RunHead)
         if head is None:
             return
         before = recipe_file.validate(head.recipe, origin=self.uri)
         if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
-            raise UserError(
+            raise OtherRunError(
                 f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
                 remedy="Choose another run name, or set these back.",
             )
@@ -92,7 +92,7 @@ class Run(Documents):
         """Writes a document of the run; a different one under the same name is an error.
 
         Raises:
-            UserError: it was written before, and differs.
+            OtherRunError: it was written before, and differs.
         """
         self.set_once(document.file_name(), document.to_json())
 
@@ -100,12 +100,12 @@ class Run(Documents):
         """Writes a document of the run; a different one under the same name is an error.
 
         Raises:
-            UserError: it was written before, and differs.
+            OtherRunError: it was written before, and differs.
         """
         if self.put_new(name, document):
             return
         if changed := recipe_file.changed_paths(self.require(name), document):
-            raise UserError(
+            raise OtherRunError(
                 f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
                 remedy="Choose another run name.",
             )
@@ -186,6 +186,19 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
         run.get(OwnCode.NAME),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def chosen_name(run_name: str, new_name: str, job_id: str, phase: str) -> str:
+    """Returns the name of the run that a pipeline trains.
+
+    Args:
+        run_name: The one that was asked for, empty for a new one.
+        new_name: What the name of a new run begins with.
+        job_id: What it ends in: the id of the pipeline's run.
+        phase: Name of one training of several, empty where there is one.
+    """
+    name = run_name or f"{new_name}-{job_id}"
+    return f"{name}-{phase}" if phase else name
 
 
 def check_name(name: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import links
@@ -20,6 +20,9 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
 logger = logging.getLogger("baton")
+
+Ended = Literal["FINISHED", "FAILED", "KILLED"]
+"""How MLflow calls the end of a run."""
 
 TIMEOUT = "5"
 """Seconds a call to a tracking server may take, and it is tried twice: training matters more."""
@@ -89,6 +92,11 @@ def tag(run: Run, tags: dict[str, str]) -> None:
 
 def finish(run: Run, report_path: str | None) -> None:
     """Marks the tracking run finished and keeps the report with it."""
+    close(run, "FINISHED", report_path)
+
+
+def close(run: Run, status: Ended, report_path: str | None = None) -> None:
+    """Ends the tracking run, if there is one, and keeps the report with it; a server out of reach is a warning."""
     tracking = run.read(Tracking)
     if tracking is None:
         return
@@ -96,9 +104,9 @@ def finish(run: Run, report_path: str | None) -> None:
         client = connect(tracking.mlflow)
         if report_path:
             client.log_artifact(tracking.run_id, report_path)
-        client.set_terminated(tracking.run_id)
+        client.set_terminated(tracking.run_id, status)
     except Exception as error:
-        logger.warning("tracking at %s was not finished: %s", tracking.mlflow, error)
+        logger.warning("tracking at %s was not told that this run is %s: %s", tracking.mlflow, status.lower(), error)
 
 
 class Tracker:
