@@ -95,10 +95,11 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
         planned = max([*report.targets, report.steps])
         where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
-        ended = "The run failed"
+        ended = f"The run failed {where}. {told[:1].upper()}{told[1:]}."
         if failure := report.failure:
-            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage},"
-        return "bad", f"{ended} {where}. {told[:1].upper()}{told[1:]}."
+            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage}"
+            ended += "." if report.is_bare else f", {where}."
+        return "bad", ended
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
     extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"

@@ -81,6 +81,11 @@ class Report:
     failure: Failure | None = None
 
     @property
+    def is_bare(self) -> bool:
+        """Whether nothing is known but why the run failed."""
+        return self.failure is not None and not self.recipe_yaml
+
+    @property
     def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
         """How the run ended."""
         if self.failure:
