@@ -14,10 +14,9 @@ def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
         index: Number of the chunk, from 1.
         proof: The chunk's part of the resume proof.
     """
-    from baton.components.checkpoint.page import as_markdown
-    from baton.components.checkpoint.promote import promote
+    from baton.components.checkpoint.promote import read_back
     from baton.components.shared.core import events
     from baton.components.shared.runs.baton import Baton
 
     with events.stage(f"checkpoint {index}"), open(proof.path, "w", encoding="utf-8") as file:
-        file.write(as_markdown(promote(Baton.read(baton).run_uri, index)))
+        file.write(read_back(Baton.read(baton).run_uri, index))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from baton.components.checkpoint import page
 from baton.components.shared.checkpoints import retention
 from baton.components.shared.checkpoints.proof import proof_part
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
@@ -18,6 +19,24 @@ from baton.components.shared.runs.run import Run, now
 logger = logging.getLogger("baton")
 
 FIGURES = frozenset(Attempt.model_fields)
+
+
+def read_back(run_uri: str, index: int) -> str:
+    """Verifies the checkpoint that a chunk left, see `promote`, and returns the chunk's part of the proof in Markdown.
+
+    Damage is an error after the last chunk alone. It stops no other one: who restores passes over what is damaged.
+
+    Raises:
+        DamagedError: the last chunk's checkpoint is not what was committed.
+    """
+    try:
+        return page.as_markdown(promote(run_uri, index))
+    except DamagedError as error:
+        run = Run.open(run_uri)
+        if index >= run.plan().slots(run.recipe().chunks.spare):
+            raise
+        logger.warning("%s A later chunk makes up for it", error)
+        return f"# Chunk {index}: not proven\n\n{error}\n\nA later chunk makes up for it.\n"
 
 
 def promote(run_uri: str, index: int) -> ProofPart | None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import ACCEPTED, Recipe
-from baton.components.shared.runs import accepted
+from baton.components.shared.runs import accepted, servers
 from baton.components.shared.runs.documents.outcome import RetrainNote
-from baton.components.shared.runs.documents.training import Tracking
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> Produ
     match = REGISTERED.fullmatch(reference)
     if match is None:
         raise UserError(f"evaluation.production {reference!r} is not of the form models:/NAME@ALIAS.")
-    tracking = run.read(Tracking)
-    uri = (tracking and tracking.mlflow) or recipe.tracking.mlflow
+    uri = servers.address(run, recipe)
     if uri is None:
         raise UserError(
             f"evaluation.production {reference!r} is in MLflow's registry, and the run has no MLflow.",

@@ -17,6 +17,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.document import Document
 from baton.components.shared.models import exportable
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs import servers
 from baton.components.shared.runs.documents.outcome import ExportedModel, ExportEntry, ModelMeta
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -40,6 +41,7 @@ def export_run(run_uri: str) -> ExportedModel:
     run = Run.open(run_uri)
     recipe = run.recipe()
     exportable.check(recipe)
+    exportable.check_registry(recipe, servers.address(run, recipe))
     with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
         source = ExportSource(run, recipe, scratch)
         main_format, *others = _order(recipe)

@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import tracking
+from baton.components.shared.runs import servers, tracking
 from baton.components.shared.runs.documents.outcome import Evaluation, Registered
 from baton.components.shared.runs.documents.training import Tracking
 from baton.components.shared.runs.run import Run
@@ -43,7 +43,7 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
     tracked = run.read(Tracking)
-    server = tracked.mlflow if tracked else recipe.tracking.mlflow
+    server = servers.address(run, recipe)
     run_id = tracked.run_id if tracked else None
     if server is None:
         return None
@@ -82,7 +82,9 @@ def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> st
     """Returns the experiment of the tracked run, or the recipe's own where nothing was tracked."""
     if run_id:
         return str(client.get_run(run_id).info.experiment_id)
-    return tracking.experiment(client, recipe.tracking.experiment or recipe.name, run.storage, recipe)
+    server = servers.of(recipe)
+    assert server  # what is not tracked yet goes to where it would be
+    return server.experiment(client, recipe, run.storage)
 
 
 def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import links, tracking
+from baton.components.shared.runs import links, servers, tracking
 from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepTracking
 from baton.components.shared.sweeps.sweep import Sweep
 
@@ -18,36 +18,38 @@ def parent(sweep: Sweep, recipe: Recipe) -> str | None:
     """Returns the id of the sweep's tracking run, which is made once; None where nothing is tracked."""
     tracked = sweep.read(SweepTracking)
     if tracked is None:
-        tracked = SweepTracking(run_id=_start(sweep, recipe))
+        tracked = _start(sweep, recipe)
         sweep.write(tracked)
     return tracked.run_id
 
 
-def _start(sweep: Sweep, recipe: Recipe) -> str | None:
-    if recipe.tracking.mlflow is None or recipe.sweep is None:
-        return None
+def _start(sweep: Sweep, recipe: Recipe) -> SweepTracking:
+    server = servers.of(recipe)
+    if server is None or recipe.sweep is None:
+        return SweepTracking()
     try:
-        client = tracking.connect(recipe.tracking.mlflow)
-        name = recipe.tracking.experiment or recipe.name
+        client = tracking.connect(server.uri)
+        experiment = server.experiment(client, recipe, sweep.storage)
         tags = {"baton.sweep": sweep.name, "baton.sweep_uri": sweep.uri, **links.tags()}
-        experiment = tracking.experiment(client, name, sweep.storage, recipe)
+        tags |= server.parent(client, experiment)
         run_id: str = client.create_run(experiment, run_name=sweep.name, tags=tags).info.run_id
         for key, value in recipe.sweep.model_dump(mode="json").items():
             client.log_param(run_id, f"sweep.{key}", str(value)[:500])
     except Exception as error:
-        logger.warning("tracking at %s is off for this sweep: %s", recipe.tracking.mlflow, error)
-        return None
-    return run_id
+        logger.warning("tracking at %s is off for this sweep: %s", server.uri, error)
+        return SweepTracking()
+    return SweepTracking(mlflow=server.uri, run_id=run_id)
 
 
 def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_last: bool) -> None:
     """Logs the scores of a rung under the trials' names, the best of them as `best`, and the page."""
     tracked = sweep.read(SweepTracking)
     run_id = tracked.run_id if tracked else None
-    if run_id is None or recipe.tracking.mlflow is None:
+    uri = (tracked and tracked.mlflow) or recipe.tracking.mlflow
+    if run_id is None or uri is None:
         return
     try:
-        client = tracking.connect(recipe.tracking.mlflow)
+        client = tracking.connect(uri)
         scores = {trial: score for trial, score in rung.scores.items() if score.value is not None}
         for trial, score in scores.items():
             client.log_metric(run_id, trial, score.value, step=score.step)
@@ -61,4 +63,4 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_l
         if is_last:
             client.set_terminated(run_id)
     except Exception as error:
-        logger.warning("tracking at %s has no scores of rung %d: %s", recipe.tracking.mlflow, rung.rung, error)
+        logger.warning("tracking at %s has no scores of rung %d: %s", uri, rung.rung, error)

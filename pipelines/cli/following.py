@@ -50,6 +50,9 @@ class Shown(TypedDict, total=False):
     sweep_uri: str
     stages: list[StageShown]
     failed: list[Failed]
+    error: str
+    """Why the command failed, in place of all else."""
+    exit_code: int
 
 
 def shown(endpoint: str, run: Run, state: str) -> Shown:
@@ -84,8 +87,9 @@ def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours
     failed = [stage for stage in follow.view.stages if stage.state == "FAILED"]
     advise(follow.view, run_id)
     ended: Shown = {"state": run_view.outcome(state, follow.view.stages)}
-    client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
-    leave_word(client, client.get_run(run_id), follow.view.stages, ended["state"])
+    if ended["state"] in ("failed", "canceled"):
+        client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+        conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
     if failed:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
@@ -140,12 +144,13 @@ def advise(view: View, run_id: str) -> None:
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
-def leave_word(client: Client, run: Run, stages: list[Stage], state: str) -> None:
-    """Leaves with a run that ended before its end why it did, if nobody has, and says where."""
-    from baton.pipelines.kubeflow import ended
+def conclude(client: Client, run: Run, stages: list[Stage], state: str) -> None:
+    """Ends what a run that has failed or was cancelled has left running in MLflow, keeps why it did, and says so."""
+    from baton.pipelines.kubeflow import ended, tracked
 
-    if line := ended.leave_word(client, run, stages, state):
-        console.print(line, soft_wrap=True, markup=False)
+    for line in (*tracked.close(client, run, state), ended.leave_word(client, run, stages, state)):
+        if line:
+            console.print(line, soft_wrap=True, markup=False)
 
 
 def end(told: Shown, output: Output) -> None:

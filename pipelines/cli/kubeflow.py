@@ -53,7 +53,8 @@ def status(
         if view.is_frozen:
             console.print(run_view.FROZEN, soft_wrap=True)
         following.advise(view, remote.run_id)
-        following.leave_word(client, remote, view.stages, shown["state"])
+        if remote.state in FINAL_STATES:
+            following.conclude(client, remote, view.stages, shown["state"])
         following.end(shown, output)
 
 
@@ -72,7 +73,7 @@ def cancel(
             )
         stages = run_view.stages(client, remote)
         client.terminate_run(remote.run_id)
-        following.leave_word(client, remote, stages, "canceled")
+        following.conclude(client, remote, stages, "canceled")
         following.end(following.shown(endpoint, remote, "canceling"), output)
 
 
@@ -98,7 +99,7 @@ def retry(
             resume(client, remote.run_id)
         except BatonError as error:
             stages = store_view.explained(client, remote, run_view.stages(client, remote)).stages
-            following.leave_word(client, remote, stages, run_view.outcome(remote.state, stages))
+            following.conclude(client, remote, stages, run_view.outcome(remote.state, stages))
             raise BatonError(
                 f"Kubeflow cannot retry run '{name}': {error}",
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",

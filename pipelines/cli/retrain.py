@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Retraining
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
+from baton.components.shared.runs.run import Run, now
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli import options
+from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import Display, console
+from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
@@ -27,6 +32,8 @@ SAID = {
     "failed": "failed, the model in use stays",
 }
 """State of a retraining → in words."""
+ENDED = {"succeeded": "succeeded", "rejected": "rejected by its gate", "failed": "failed", "canceled": "cancelled"}
+"""State of any other run → in words."""
 
 
 def retrain(
@@ -57,35 +64,97 @@ def retrain(
 
 def outcome(
     recipe: options.RecipePath,
-    run_id: Annotated[str, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")],
+    run_id: Annotated[
+        str | None, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")
+    ] = None,
+    result: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Instead of --id: what `baton submit --wait --output json` has printed."),
+    ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Tells what a retraining on a cluster came to, as Markdown for a comment.
+    """Tells what a run on a cluster came to, as Markdown for a comment: by its id a retraining, else any.
 
-    The exit code is 0 where it was promoted or had nothing to do, and 3 where the gate rejected the model.
+    The exit code is 0 where it was promoted, has succeeded or had nothing to do, 3 where the gate
+    rejected the model, and else that of what failed.
     """
     with reported(output):
         loaded = recipe_file.load(recipe, [*(overrides or ()), *([f"store.uri={json.dumps(store)}"] if store else [])])
         storage = Storage(loaded.store.uri)
-        path = f"models/{loaded.name}/outcomes/{run_id}.json"
+        if (run_id is None) == (result is None):
+            raise UserError("expected one of --id and --result.")
+        told = _told(result) if result else Shown(run_id=run_id or "")
         try:
-            document = json.loads(storage.read(path))
-        except FileNotFoundError:
-            raise UserError(
-                f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
-                remedy="Check the id and the store, and that the run has ended.",
-            ) from None
-        outcome = Retraining.read(document)
-        print_json(document) if output is Output.json else typer.echo(markdown(loaded.name, outcome))
-        if outcome.state in ("rejected", "failed"):
-            raise typer.Exit(REJECTED if outcome.state == "rejected" else 1)
+            came_to = _kept(storage, loaded.name, told["run_id"])
+            heading = f"Retraining of {loaded.name}: {SAID[came_to.state]}"
+        except (BatonError, KeyError):
+            if result is None:
+                raise
+            came_to = _of_run(storage, loaded, told)
+            heading = f"Training of {loaded.name}: {ENDED.get(came_to.state, came_to.state)}"
+        print_json(came_to.fields()) if output is Output.json else typer.echo(markdown(heading, came_to, told))
+        if code := told.get("exit_code") or following.EXIT_CODES.get(came_to.state):
+            raise typer.Exit(code)
 
 
-def markdown(name: str, outcome: Retraining) -> str:
-    """Returns what a retraining, by its recipe's name, came to, for a comment."""
-    lines = [f"### Retraining of {name}: {SAID[outcome.state]}", "", outcome.words]
+def _told(result: str) -> Shown:
+    """Returns what `baton submit` has printed; that it has failed where it came to print nothing."""
+    with open(result, encoding="utf-8") as file:
+        text = file.read()
+    told: Shown = json.loads(text) if text.strip() else {"state": "failed", "error": "It ended without saying why."}
+    return told
+
+
+def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
+    """Returns what a retraining came to, as its last stage has left it in the store.
+
+    Raises:
+        BatonError: it has left nothing, or the store cannot be read.
+    """
+    path = f"models/{name}/outcomes/{run_id}.json"
+    try:
+        return Retraining.read(json.loads(storage.read(path)))
+    except FileNotFoundError:
+        raise UserError(
+            f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
+            remedy="Check the id and the store, and that the run has ended.",
+        ) from None
+
+
+def _of_run(storage: Storage, recipe: Recipe, told: Shown) -> Retraining:
+    """Returns what a run came to: its state as Kubeflow tells it, and its figures where the store can be read."""
+    came_to = Retraining(told["state"], told.get("error", ""), now(), run=told.get("run"))
+    if came_to.run is None or came_to.state not in ("succeeded", "rejected"):
+        return came_to
+    run = Run(storage, prepare.last_run_name(recipe, came_to.run))
+    try:
+        evaluation, exported, page = run.read(Evaluation), run.read(ExportedModel), run.read(ReportPage)
+    except BatonError:
+        return came_to
+    gate = evaluation.gate.lines if evaluation and evaluation.gate else []
+    return replace(
+        came_to,
+        run_uri=run.uri,
+        summary=evaluation.summary if evaluation else None,
+        gate=[{"words": line.words, "held": line.held} for line in gate],
+        model_uri=exported.model_uri if exported and came_to.state == "succeeded" else None,
+        report_uri=page.report_uri if page else None,
+    )
+
+
+def markdown(heading: str, outcome: Retraining, told: Shown) -> str:
+    """Returns what a run came to, for a comment.
+
+    Args:
+        heading: What it was, and how it ended.
+        outcome: What it came to.
+        told: What Kubeflow says of it.
+    """
+    lines = [f"### {heading}", "", outcome.words]
+    # As code: a message may quote rows, and no part of it is to become a mention, a link or HTML.
+    lines += [f"- {stage['stage']}: `{_plain(stage['message'])}`" for stage in told.get("failed", [])]
     if outcome.summary:
         lines += ["", outcome.summary]
     if outcome.gate:
@@ -95,7 +164,12 @@ def markdown(name: str, outcome: Retraining) -> str:
             for line in outcome.gate
         ]
     lines += ["", *(f"- {what}: `{uri}`" for what, uri in _links(outcome))]
-    return "\n".join(lines).rstrip()
+    lines += [f"- Kubeflow: {told['url']}"] if "url" in told else []
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
+
+
+def _plain(message: str | None) -> str:
+    return " ".join((message or "its pod says nothing").split()).replace("`", "'")
 
 
 def _run(recipe: Recipe, runner: options.Runner) -> Retraining:

@@ -96,6 +96,7 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         _localise_evaluation(section, base_dir)
     for part in recipe.phase_recipes() or [recipe]:
         exportable.check(part, _architecture(document["model"]))
+        exportable.check_registry(part, recipe.tracking.mlflow)
         for name in part.export.formats:
             exportable.require_packages(name)
     return recipe_file.validate(document, origin=recipe_path)

@@ -144,7 +144,11 @@ def _devices(recipe: Recipe | None) -> Check:
     summary = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
     if recipe and recipe.resources.gpus:
         return Check(
-            "device", "note", summary, f"The recipe asks for {recipe.resources.gpus} per pod; this machine has none."
+            "device",
+            "note",
+            summary,
+            f"The recipe asks for {recipe.resources.gpus} per pod; here it trains on the CPU, and a pod that sees less "
+            "ends before it fetches anything.",
         )
     return Check("device", "ok", summary)
 

@@ -144,10 +144,12 @@ def test_the_nodes_are_restricted_and_placed_as_the_recipe_says() -> None:
 
 def test_the_name_is_that_of_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _job("resources.nodes=2")["metadata"]["name"]
-    monkeypatch.setenv("KFP_RUN_ID", "another-submission")
+    for name in ("KFP_RUN_ID", "MLFLOW_WORKSPACE", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.setenv(name, "another-submission")
     again = _job("resources.nodes=2", owner=Owner("stage-2", "7f"))
     assert again["metadata"]["name"] == first
-    assert {"name": "KFP_RUN_ID", "value": "another-submission"} in again["spec"]["trainer"]["env"]
+    handed_on = [entry["name"] for entry in again["spec"]["trainer"]["env"] if entry["value"] == "another-submission"]
+    assert handed_on == ["KFP_RUN_ID", "MLFLOW_WORKSPACE"]  # and no token
     others = [
         _job("resources.nodes=4"),
         _job("resources.nodes=2", index=4),

@@ -37,7 +37,7 @@ def task_states(spec: dict[str, Any], state: str, *, at: str | None, verdict: st
         spec: The compiled pipeline.
         state: The run's.
         at: The task at which a run fails, or where a running one is; by default the first.
-        verdict: Name of the branch that a condition takes.
+        verdict: Name of the branch that is taken of several; a condition alone holds.
     """
     states: dict[Path, str] = {}
     if state != "PENDING":
@@ -56,13 +56,15 @@ def _walk(
 ) -> None:
     tasks = dag["tasks"]
     left = dict(tasks)
+    branches = [task["taskInfo"]["name"] for task in tasks.values() if "condition" in task.get("triggerPolicy", {})]
+    skipped = {name for name in branches if len(branches) > 1 and name != verdict}
     while left:
         ready = [key for key in left if not set(left[key].get("dependentTasks", [])) & set(left)]
         for key in sorted(ready):
             task = left.pop(key)
             before = [states[(*around, name)] for name in task.get("dependentTasks", [])]
             place = (*around, key)
-            states[place] = _state(key, task, state, at, before, verdict)
+            states[place] = _state(key, task, state, at, before, skipped)
             inner = spec["components"][task["componentRef"]["name"]].get("dag")
             if inner and states[place] == "SUCCEEDED":
                 _walk(spec, inner, state, at, verdict, states, place)
@@ -70,10 +72,12 @@ def _walk(
                 states[place] = next((s for s in ("FAILED", "RUNNING") if s in inside), "SUCCEEDED")
 
 
-def _state(key: str, task: dict[str, Any], state: str, at: str | None, before: list[str], verdict: str) -> str:
-    if set(before) & {"FAILED", "RUNNING", OMITTED}:
+def _state(key: str, task: dict[str, Any], state: str, at: str | None, before: list[str], skipped: set[str]) -> str:
+    # What runs whatever came before it: the exit handler's task.
+    goes_on = task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
+    if set(before) & ({"RUNNING", OMITTED} | (set() if goes_on else {"FAILED"})):
         return OMITTED
-    if "triggerPolicy" in task and task["taskInfo"]["name"] != verdict:
+    if task["taskInfo"]["name"] in skipped:
         return "SKIPPED"
     here = at == key if at else not before
     if here and state in ("FAILED", "CANCELING"):

@@ -79,7 +79,7 @@ def test_the_condition_is_in_the_compiled_file(tmp_path: Path) -> None:
     pipeline = next(yaml.safe_load_all(package.read_text(encoding="utf-8")))
     branches = pipeline["components"]["comp-condition-branches-1"]["dag"]["tasks"]
     conditions = {task["taskInfo"]["name"]: task["triggerPolicy"]["condition"] for task in branches.values()}
-    verdict = "inputs.parameter_values['pipelinechannel--gate-Output'] == 'accepted'"
+    verdict = "inputs.parameter_values['pipelinechannel--gate-verdict'] == 'accepted'"
     assert conditions == {"accepted": verdict, "rejected": f"!({verdict})"}
     report = pipeline["root"]["dag"]["tasks"]["report"]
     assert "condition-branches-1" in report["dependentTasks"]

@@ -206,6 +206,10 @@ def test_a_recipe_of_phases_is_retrained_too(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--store", "s3://baton"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
-    trained = next(yaml.safe_load_all(text))["components"]["comp-condition-2"]["dag"]["tasks"]
-    assert trained["promote-or-keep"]["inputs"]["parameters"]["phase"] == {"runtimeValue": {"constant": "answers"}}
-    assert trained["train-chunk-2"]["taskInfo"]["name"] == "pretrain: train chunk 2"
+    components = next(yaml.safe_load_all(text))["components"]
+    trained = components["comp-condition-2"]["dag"]["tasks"]
+    baton = trained["promote-or-keep"]["inputs"]["parameters"]["baton"]["taskOutputParameter"]
+    assert baton == {"producerTask": "answers", "outputParameterKey": "baton"}  # the last phase's run is promoted
+    assert trained["answers"]["dependentTasks"] == ["pretrain"]
+    inside = components["comp-pretrain"]["dag"]["tasks"]
+    assert inside["train-chunk-2"]["taskInfo"]["name"] == "train chunk 2"

@@ -29,6 +29,23 @@ def supported(architecture: str) -> bool:
     return architecture in GGUF_NAMES
 
 
+def check_registry(recipe: Recipe, server: str | None) -> None:
+    """Refuses to register a model where there is no registry.
+
+    Args:
+        recipe: The recipe.
+        server: Address of the MLflow that the run is tracked in.
+
+    Raises:
+        UserError: there is none.
+    """
+    if recipe.export.registered_model and server is None:
+        raise UserError(
+            f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
+            remedy="Set tracking.mlflow to the address of the registry's server.",
+        )
+
+
 def check(recipe: Recipe, architecture: str | None = None) -> None:
     """Refuses what the export stage could only refuse after the training.
 
@@ -37,15 +54,9 @@ def check(recipe: Recipe, architecture: str | None = None) -> None:
         architecture: Transformers' model type, where it is known.
 
     Raises:
-        UserError: a format cannot hold the model, the manifest for KServe would name no address, or a model is to be
-            registered where there is no registry.
+        UserError: a format cannot hold the model, or the manifest for KServe would name no address.
     """
     formats = recipe.export.formats
-    if recipe.export.registered_model and recipe.tracking.mlflow is None:
-        raise UserError(
-            f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
-            remedy="Set tracking.mlflow to the address of the registry's server.",
-        )
     if "gguf" in formats:
         if recipe.training.spec.scores:
             raise UserError(

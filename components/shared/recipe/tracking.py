@@ -13,11 +13,11 @@ class Tracking(Section):
     """Where metrics go."""
 
     mlflow: str | None = "sqlite:///mlflow.db"
-    """MLflow tracking URI; null turns tracking off."""
+    """MLflow tracking URI; null turns tracking off, but where Kubeflow gives its pods the address of its own MLflow."""
     mlflow_page: str | None = None
     """Address at which people reach MLflow, for links, where it is another than `mlflow`."""
     experiment: str | None = None
-    """MLflow experiment; the recipe's name when left out."""
+    """MLflow experiment; the recipe's name when left out, in Kubeflow's own MLflow the Kubeflow run's."""
     tensorboard: bool = False
     """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
     wandb: str | None = None

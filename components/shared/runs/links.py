@@ -30,8 +30,10 @@ def kubeflow_url() -> str | None:
 def mlflow_url(run: Run, recipe: Recipe) -> str | None:
     """Returns where the tracking run of a training run is shown, or None where it has no page."""
     tracking = run.read(Tracking)
-    page = recipe.tracking.mlflow_page or recipe.tracking.mlflow or ""
-    if tracking is None or tracking.experiment_id is None or not page.startswith(("http://", "https://")):
+    if tracking is None or tracking.experiment_id is None:
+        return None
+    page = recipe.tracking.mlflow_page or tracking.mlflow
+    if not page.startswith(("http://", "https://")):
         return None
     return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
 

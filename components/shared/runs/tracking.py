@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import links
+from baton.components.shared.runs import links, servers
 from baton.components.shared.runs.documents.sweeps import TrialNote
 from baton.components.shared.runs.documents.training import ForkNote, Tracking
 from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.components.shared.runs.servers import Server
 
 logger = logging.getLogger("baton")
 
@@ -29,46 +30,64 @@ TIMEOUT = "5"
 
 
 def start(run: Run, recipe: Recipe) -> None:
-    """Creates the tracking run of a new training run; a server out of reach is a warning."""
-    if recipe.tracking.mlflow is None:
+    """Creates a new run's tracking run, and sets a resumed run's running again; a server out of reach is a warning."""
+    server, tracking = servers.of(recipe), run.read(Tracking)
+    if tracking:
+        _resume(run, tracking, server)
         return
-    if run.read(Tracking):
-        tag(run, links.tags())
+    if server is None:
         return
     try:
         from mlflow.entities import Param
 
-        client = connect(recipe.tracking.mlflow)
-        name = recipe.tracking.experiment or recipe.name
-        number = experiment(client, name, run.storage, recipe)
+        client = connect(server.uri)
+        number = server.experiment(client, recipe, run.storage)
         tags = {"baton.run": run.name, "baton.run_uri": run.uri, **links.tags()}
-        tags |= _of_fork(run, recipe, number)
-        if (trial := run.read(TrialNote)) and trial.tracking:
-            tags |= {"mlflow.parentRunId": trial.tracking, "baton.sweep": trial.sweep}
+        # The parent that Baton knows goes before Kubeflow's run: the run forked from, the sweep of a trial.
+        tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
         tracked = client.create_run(number, run_name=run.name, tags=tags)
         settings = _flat(recipe.model_dump(mode="json", exclude={"store", "resources"}))
         params = [Param(path, str(value)[:500]) for path, value in settings]
         for first in range(0, len(params), 100):  # as many as a server takes at once
             client.log_batch(tracked.info.run_id, params=params[first : first + 100])
     except Exception as error:
-        logger.warning("tracking at %s is off for this run: %s", recipe.tracking.mlflow, error)
+        logger.warning("tracking at %s is off for this run: %s", server.uri, error)
         return
     # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
-    run.write(
-        Tracking(mlflow=recipe.tracking.mlflow, run_id=tracked.info.run_id, experiment_id=str(number)),
-    )
+    run.write(Tracking(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
 
 
-def _of_fork(run: Run, recipe: Recipe, number: str) -> dict[str, str]:
+def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
+    """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
+    try:
+        client = connect(tracking.mlflow)
+        reopen(client, tracking.run_id)
+        tags = links.tags()
+        if server and server.uri == tracking.mlflow:
+            number = tracking.experiment_id
+            tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
+        for name, value in tags.items():
+            client.set_tag(tracking.run_id, name, value)
+    except Exception as error:
+        logger.warning("tracking at %s does not know that this run resumes: %s", tracking.mlflow, error)
+
+
+def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
     """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
     fork = run.read(ForkNote)
     if fork is None:
         return {}
     tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
     theirs = Run.open(fork.parent).read(Tracking)
-    if theirs and (theirs.mlflow, theirs.experiment_id) == (recipe.tracking.mlflow, number):
-        tags["mlflow.parentRunId"] = theirs.run_id
+    if theirs and (theirs.mlflow, theirs.experiment_id) == (uri, number):
+        tags[servers.PARENT] = theirs.run_id
     return tags
+
+
+def _of_trial(run: Run) -> dict[str, str]:
+    """Returns what shows a trial below its sweep."""
+    trial = run.read(TrialNote)
+    return {servers.PARENT: trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
 
 
 def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
@@ -107,6 +126,41 @@ def close(run: Run, status: Ended, report_path: str | None = None) -> None:
         client.set_terminated(tracking.run_id, status)
     except Exception as error:
         logger.warning("tracking at %s was not told that this run is %s: %s", tracking.mlflow, status.lower(), error)
+
+
+def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: Ended) -> list[str]:
+    """Ends what a Kubeflow run that has ended left running: its runs, its sweep, its trials.
+
+    A run that another Kubeflow run has resumed since is that one's, and stays as it is.
+
+    Args:
+        uri: Address of the server.
+        experiments: Names of the experiments to look through.
+        kubeflow_run: Id of the Kubeflow run.
+        status: How it ended.
+
+    Returns:
+        Names of the tracking runs that were ended.
+
+    Raises:
+        Exception: MLflow's own, where the server cannot be had.
+    """
+    client = connect(uri, retries="0")
+    existing = [client.get_experiment_by_name(name) for name in sorted(set(experiments))]
+    numbers = [found.experiment_id for found in existing if found]
+    if not numbers:
+        return []
+    wanted = f"tags.`kubeflow.run_id` = '{kubeflow_run}' and attributes.status = 'RUNNING'"
+    left = client.search_runs(numbers, wanted, max_results=1000)
+    for tracked in left:
+        client.set_terminated(tracked.info.run_id, status)
+    return [str(tracked.info.run_name) for tracked in left]
+
+
+def reopen(client: Any, run_id: str) -> None:
+    """Sets a tracking run running again."""
+    if client.get_run(run_id).info.status != "RUNNING":
+        client.update_run(run_id, "RUNNING")
 
 
 class Tracker:
@@ -163,6 +217,8 @@ def serve(run_uri: str, system_metrics: bool) -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     try:
         client = connect(tracking.mlflow)
+        if system_metrics:
+            reopen(client, tracking.run_id)  # a chunk may train again after its run was called failed or killed
         monitor = _monitor(tracking.run_id) if system_metrics else None
         while (batch := _drain(lines)) != [None]:
             entities = [entity for line in batch if line for entity in _entities(*json.loads(line))]
@@ -214,15 +270,6 @@ def connect(uri: str, timeout: str = TIMEOUT, retries: str = "1") -> Any:
 
     mlflow.set_tracking_uri(uri)
     return mlflow.MlflowClient(uri)
-
-
-def experiment(client: Any, name: str, storage: Storage, recipe: Recipe) -> str:
-    """Returns the number of an experiment, made where there is none; beside a local database its artifacts go into the
-    store."""
-    if existing := client.get_experiment_by_name(name):
-        return str(existing.experiment_id)
-    local = str(recipe.tracking.mlflow).startswith("sqlite:") and storage.is_local
-    return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
 
 
 def _flat(document: dict[str, object], path: str = "") -> list[tuple[str, Any]]:

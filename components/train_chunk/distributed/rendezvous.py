@@ -7,7 +7,7 @@ import os
 from typing import TypedDict
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.errors import BatonError, NodeError
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 
@@ -63,10 +63,15 @@ def join(ranks: Ranks, recipe: Recipe) -> None:
     """Joins the other ranks; those other than the first log nothing but warnings, under their number.
 
     Raises:
-        BatonError: there are not as many as the recipe asks for.
+        NodeError: there are fewer than the recipe asks for.
+        BatonError: there are more.
     """
     if ranks.size != recipe.world_size:
-        raise BatonError(f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}.")
+        told = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
+        told += f": on {ranks.nodes} of {recipe.resources.nodes} machines, {recipe.processes} on each."
+        if ranks.size < recipe.world_size:
+            raise NodeError(told, remedy="Look at the job's pods: a machine or a GPU is missing.")
+        raise BatonError(told, remedy="Let resources.nodes and resources.gpus be what the job has.")
     import torch
 
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.processes)))

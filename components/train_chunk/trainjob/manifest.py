@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.base import seconds
+from baton.components.shared.runs import servers
 from baton.components.shared.runs.links import KUBEFLOW_RUN, kubeflow_run
 from baton.components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
 
@@ -65,6 +66,9 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
     digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
     if kubeflow := kubeflow_run():  # not in the name: a run that is submitted again follows the job that it finds
         spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": kubeflow})
+    named = {variable["name"] for variable in spec["trainer"]["env"]}
+    reaching = [name for name in servers.ACCESS if name in os.environ and name not in named]
+    spec["trainer"]["env"] += [{"name": name, "value": os.environ[name]} for name in reaching]
     run_name = run_uri.rpartition("/")[2][:LONGEST_NAME].strip("-")
     return {
         "apiVersion": f"{GROUP}/{VERSION}",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.checkpoint.promote import promote
+from baton.components.checkpoint.promote import promote, read_back
 from baton.components.shared.checkpoints.meta import CheckpointMeta, Restoration
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import DamagedError
@@ -83,3 +83,18 @@ def test_any_other_chunk_that_left_no_checkpoint_is_an_error(run: Run, is_trial:
     _attempt(run, outcome)
     with pytest.raises(DamagedError, match=r"step-00000006: the chunk left no checkpoint there"):
         promote(run.uri, 2)
+
+
+def test_damage_stops_no_chunk_but_is_an_error_after_the_last(run: Run, tmp_path: Path) -> None:
+    _commit(run, tmp_path, 12, CheckpointMeta(digest="d12"))
+    for index, step in ((3, REACHED), (4, 12)):
+        run.record(f"train-chunk-{index:03d}", {"chunk": index, "from_step": 6, "to_step": step, "outcome": "done"})
+        (checkpoint,) = (found for found in CheckpointStore(run).committed() if found.step == step)
+        Path(CheckpointStore(run).uri(checkpoint), "trainer_state.json").write_text("other bytes")
+    told = read_back(run.uri, 3)
+    assert told.startswith("# Chunk 3: not proven")
+    assert "trainer_state.json" in told
+    assert run.path("proof/chunk-003.json") not in run.storage.list(run.path("proof"))
+    assert [found.step for found in CheckpointStore(run).whole()] == []  # nobody restores it
+    with pytest.raises(DamagedError, match=r"trainer_state\.json"):
+        read_back(run.uri, 4)

@@ -10,14 +10,16 @@ import mlflow
 import pytest
 
 from baton.components.export import registry
-from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import exportable
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs import tracking
+from baton.components.shared.runs import servers, tracking
 from baton.components.shared.runs.documents.outcome import Registered
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
 from baton.components.shared.store.storage import Storage
+from tests.kubeflows_mlflow import KubeflowsMLflow
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +116,43 @@ def test_a_server_that_is_away_is_said_without_its_password(
         exported.log()
     assert "secret" not in str(raised.value)
     assert bundles.read_manifest(exported.run.storage, exported.run.path("export")) is None
+
+
+@pytest.fixture
+def kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubeflowsMLflow:
+    """Kubeflow's own MLflow, with the variables of a stage in this process."""
+    there = KubeflowsMLflow(tmp_path)
+    for name, value in there.stage(there.pipeline_run(), "export").items():
+        monkeypatch.setenv(name, value)
+    return there
+
+
+@pytest.mark.parametrize("tracked", [True, False], ids=["tracked", "not tracked"])
+def test_kubeflows_registry_takes_the_model_of_a_recipe_without_a_server(
+    tracked: bool, kubeflow: KubeflowsMLflow, tmp_path: Path, scratch_recipe: dict[str, Any]
+) -> None:
+    export = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
+    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
+    run = Run(Storage(str(tmp_path / "store")), "r")
+    run.create(recipe)
+    if tracked:
+        tracking.start(run, recipe)
+    exportable.check_registry(recipe, servers.address(run, recipe))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    mlflow.models.Model(flavors={"transformers": {}}).save(str(folder / "MLmodel"))
+    logged = registry.log(run, recipe, Manifest(kind="model", folder="one", files={}), str(folder), "5" * 64)
+    assert logged
+    assert (logged.mlflow, logged.name, logged.version) == (kubeflow.uri, "docs", "1")
+    version = kubeflow.client.get_model_version("docs", "1")
+    assert version.run_id == (run.require("tracking.json")["run_id"] if tracked else None)  # and not the stage's
+    model = kubeflow.client.get_logged_model(logged.model_id)
+    assert model.experiment_id == kubeflow.experiment
+
+
+def test_a_model_without_a_registry_is_refused(tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
+    export = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
+    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
+    run = Run(Storage(str(tmp_path / "store")), "r")
+    with pytest.raises(UserError, match=r"'docs' has no registry, as tracking\.mlflow is null"):
+        exportable.check_registry(recipe, servers.address(run, recipe))

@@ -147,4 +147,6 @@ class SweepTracking(NamedDocument):
 
     NAME: ClassVar[str] = "tracking.json"
 
+    mlflow: str | None = None
+    """The recipe's server where left out."""
     run_id: str | None = None
