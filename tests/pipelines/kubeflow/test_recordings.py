@@ -251,8 +251,8 @@ def _run_of(name: str, store: Path) -> Run:
 @pytest.mark.parametrize(
     ("name", "stage", "message", "remedy", "shown"),
     [
-        ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2,"),
-        ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split,"),
+        ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2."),
+        ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split."),
     ],
 )
 def test_who_looks_leaves_why_a_run_ended(
