@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
+from kfp.dsl.graph_component import GraphComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
 
 from baton.components.data_split.component import data_split
@@ -139,9 +140,27 @@ def phase_graphs(recipe: Recipe) -> list[Graph]:
             trained, _ = _trained(part, split, inner, placing(part))
             return PhaseOutputs(baton=trained.baton, model=trained.model)
 
+        _own_executors(phase, name)
         return Graph(name, phase)
 
     return [graph(phase.name, part) for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True)]
+
+
+def _own_executors(graph: GraphComponent, name: str) -> None:
+    """Names a graph's executors after it.
+
+    Where graphs have executors of the same names, kfp 2.17 renames those of the second, and gives to those of the first
+    what Kubernetes is told of the second's before that; to which of them is chance.
+    """
+    spec, platforms = graph.component_spec.implementation.graph, graph.component_spec.platform_spec.platforms
+    settings = [platforms[platform].deployment_spec.executors for platform in sorted(platforms)]
+    for executors in (spec.deployment_spec["executors"].fields, *settings):
+        for label in sorted(executors):
+            executors[f"{label}-{name}"].CopyFrom(executors[label])
+            del executors[label]
+    for component in spec.components.values():
+        if component.executor_label:
+            component.executor_label += f"-{name}"
 
 
 def split_task(

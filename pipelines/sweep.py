@@ -8,7 +8,6 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.report.component import report
-from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.sweeps.rungs import Bracket, Rung, brackets, check_trials
 from baton.components.sweep.component import begin, enter, judge
@@ -18,27 +17,16 @@ from baton.pipelines.chunks import Value
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
-MAX_CHUNKS = 50
-"""Train-chunks of a sweep's pipeline. Each is some 10 kB of the workflow, which is one object of Kubernetes, of 1 MiB
-at most; as much again is left for the state of all pods, which is part of it."""
 
 
 def sweep(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline that compares the configurations of a recipe.
 
     Raises:
-        UserError: the recipe has no sweep, a trial is no recipe, or its chunks do not fit a workflow.
+        UserError: the recipe has no sweep, or a trial is no recipe.
     """
     check_trials(recipe)
     planned = brackets(recipe)
-    count, spare = recipe.chunks.count, recipe.chunks.spare
-    slots = sum(count + spare * len(bracket.rungs) for bracket in planned)
-    if slots > MAX_CHUNKS:
-        raise UserError(
-            f"the sweep has {slots} train-chunks, {count} in each of {len(planned)} bracket(s) and {spare} spare "
-            f"one(s) in each rung; a workflow has room for {MAX_CHUNKS}.",
-            remedy="Lower chunks.count, chunks.spare or sweep.brackets, or raise eta; `baton sweep run` has no limit.",
-        )
 
     @dsl.pipeline(
         name=f"{recipe.name}-sweep",

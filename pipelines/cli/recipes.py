@@ -13,7 +13,7 @@ from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import memory, prepare, profiles
+from baton.pipelines.compiling import fits, memory, prepare, profiles
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 
@@ -83,9 +83,24 @@ def compile_recipe(
     chunks: options.ChunkCount = None,
     image: options.Image = None,
     pipeline: options.PipelineOption = Pipeline.finetune,
+    picture: Annotated[
+        str | None,
+        typer.Option("--graph", metavar="FILE.svg", help="Draw its graph, too, as Kubeflow's page does."),
+    ] = None,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
+        from baton.pipelines.compiling import graph
+
+        if picture:
+            graph.check_ending(picture)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)
         typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
+        size = fits.check_fits(output, loaded, pipeline)
+        typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
+        if note := fits.frozen_note(size):
+            typer.echo(f"note: {note}")
+        if picture:
+            graph.write(output, picture)
+            typer.echo(picture)

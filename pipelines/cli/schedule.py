@@ -9,9 +9,9 @@ import typer
 
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods
+from baton.pipelines.cli.submit import load_for_pods, packaged_to_fit
 from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.package import Pipeline, packaged
+from baton.pipelines.compiling.package import Pipeline
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def schedule(
 
         line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        with packaged(prepare.for_cluster(loaded), f"{loaded.name}-retrain", Pipeline.retrain) as package:
+        with packaged_to_fit(prepare.for_cluster(loaded), f"{loaded.name}-retrain", Pipeline.retrain) as package:
             made = recurring.create(
                 package,
                 endpoint,

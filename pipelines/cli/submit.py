@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import fits, prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
@@ -58,7 +59,7 @@ def submit(
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         name = check_name(run_name or prepare.new_run_name(loaded))
-        with packaged(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
+        with packaged_to_fit(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
             post = functools.partial(
                 kubeflow.submit,
                 package,
@@ -105,6 +106,19 @@ def load_for_pods(
     for warning in prepare.cluster_warnings(loaded):
         console.print(f"[yellow]note:[/] {warning}")
     return loaded
+
+
+@contextlib.contextmanager
+def packaged_to_fit(recipe: Recipe, name: str, pipeline: Pipeline) -> Iterator[str]:
+    """Yields the path of a recipe's package, and tells from where on Kubeflow's record of the run cannot be read.
+
+    Raises:
+        UserError: the workflow would be too large to end.
+    """
+    with packaged(recipe, name, pipeline) as package:
+        if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
+            console.print(f"[yellow]note:[/] {note}")
+        yield package
 
 
 def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:

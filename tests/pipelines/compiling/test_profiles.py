@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -187,7 +188,9 @@ def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) ->
     done = _baton("compile", recipe_path, "-o", str(tmp_path / "p.yaml"))
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
-    assert re.search(r'"optimizer":\s+"paged_adamw_8bit"', text)
+    task = next(yaml.safe_load_all(text))["root"]["dag"]["tasks"]["data-split"]
+    compiled = json.loads(task["inputs"]["parameters"]["recipe"]["runtimeValue"]["constant"])
+    assert compiled["training"]["optimizer"] == "paged_adamw_8bit"
     assert "nvidia.com/gpu" in text
 
 

@@ -1,0 +1,79 @@
+"""What recipes compile to, and how that looks on Kubeflow's page: golden files, which `make golden` writes anew.
+
+A difference is what a change of the code does to every user's pipeline: read it before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baton.components.shared.recipe import recipe_file
+from baton.pipelines.compiling import conformance, graph, prepare
+from baton.pipelines.compiling.package import Pipeline, write_package
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+QUICKSTART = ROOT / "pipelines/recipes/quickstart.yaml"
+PHASES = HERE.parent / "recipes/phases.yaml"
+SWEEP = ROOT / "pipelines/recipes/sweep.yaml"
+GATE = 'evaluation.gate={perplexity: "<= baseline"}'
+Source = tuple[Path, tuple[str, ...], Pipeline]
+"""A recipe, settings that change it, and what it is compiled to."""
+
+FILES: dict[str, Source] = {
+    "quickstart": (QUICKSTART, (), Pipeline.finetune),
+    "gsm8k-lora": (ROOT / "docs/examples/gsm8k-lora.yaml", (), Pipeline.finetune),
+    "sweep": (SWEEP, ("resources.gpus=1", "chunks.spare=1", "sweep.parallel=3"), Pipeline.sweep),
+    "gate": (QUICKSTART, (GATE,), Pipeline.finetune),
+    "phases": (PHASES, (), Pipeline.finetune),
+    "lr-find": (QUICKSTART, ("training.lr_find={steps: 20}",), Pipeline.finetune),
+    "retrain": (QUICKSTART, (GATE, "evaluation.production=accepted"), Pipeline.retrain),
+    "nodes": (QUICKSTART, ("resources.gpus=2", "resources.nodes=2", "training.micro_batch_size=4"), Pipeline.finetune),
+    "20-chunks": (QUICKSTART, ("chunks.count=20",), Pipeline.finetune),
+}
+_CODE = re.compile(rf"\b{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}\b")
+"""Version of Baton and digest of a stage's component, which any change of that changes."""
+PICTURES: dict[str, Source] = {
+    "4-chunks": (QUICKSTART, ("chunks.count=4",), Pipeline.finetune),
+    "gate": (QUICKSTART, ("chunks.count=4", GATE), Pipeline.finetune),
+    "phases": (PHASES, (), Pipeline.finetune),
+    "sweep": (SWEEP, (), Pipeline.sweep),
+    "100-chunks": (QUICKSTART, ("chunks.count=100",), Pipeline.finetune),
+}
+
+
+def _compile(source: Source, target: Path) -> None:
+    recipe, settings, pipeline = source
+    write_package(prepare.for_cluster(recipe_file.load(str(recipe), settings)), str(target), pipeline)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_golden_file(name: str, tmp_path: Path) -> None:
+    _compile(FILES[name], tmp_path / "pipeline.yaml")
+    compiled = _CODE.sub("VERSION-DIGEST", (tmp_path / "pipeline.yaml").read_text())
+    documents = list(yaml.load_all(compiled, yaml.CSafeLoader))
+    documents[0].pop("sdkVersion")
+    golden = HERE / "golden" / f"{name}.yaml"
+    if os.environ.get("BATON_GOLDEN"):
+        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True))
+    kept = list(yaml.load_all(golden.read_text(), yaml.CSafeLoader))
+    assert documents == kept, "run `make golden` and read the diff"
+    assert conformance.check_documents(kept) == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_golden_picture(name: str, tmp_path: Path) -> None:
+    _compile(PICTURES[name], tmp_path / "pipeline.yaml")
+    graph.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.svg"))
+    drawn = (tmp_path / "graph.svg").read_text()
+    golden = ROOT / "docs/pictures" / f"graph-{name}.svg"
+    if os.environ.get("BATON_GOLDEN"):
+        golden.write_text(drawn)
+    assert drawn == golden.read_text(), "run `make golden` and look at the picture"
+    assert f"(pictures/{golden.name})" in (ROOT / "docs/kubeflow.md").read_text()
