@@ -1,13 +1,12 @@
 """The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.graph_component import GraphComponent
-from kfp.dsl.pipeline_channel import PipelineChannel
 
 from baton.components.data_split.component import data_split
 from baton.components.evaluate.component import evaluate
@@ -20,6 +19,9 @@ from baton.components.shared.store import sources
 from baton.components.tokenize.component import tokenize
 from baton.pipelines import resources
 from baton.pipelines.chunks import Graph, Placed, Value, groups, line, one_checkpoint, placing, slots_of
+
+Given: TypeAlias = Value | float | dict[str, object]
+"""Value of a pipeline's parameter for the first stage."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ def _single(recipe: Recipe) -> BaseComponent:
         learning_rate: float = training.learning_rate,
         epochs: float = epochs_parameter(recipe),
         max_steps: int = training.max_steps or 0,
+        base_model: str = recipe.model.base or "",
+        seed: int = recipe.seed,
+        batch_size: int = training.batch_size,
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
         """Trains a model in chunks.
 
@@ -69,17 +75,21 @@ def _single(recipe: Recipe) -> BaseComponent:
             learning_rate: Peak learning rate.
             epochs: Passes over the training rows; 0 where max_steps counts.
             max_steps: Optimizer steps; 0 where epochs counts.
+            base_model: Model that training starts from: hub id, folder or URI. Empty: one from scratch.
+            seed: Decides the split, initial weights, the order of rows and every random draw.
+            batch_size: Rows per optimizer step.
+            overrides: Other settings of the recipe by their paths, such as {"training.weight_decay": 0.1}.
         """
+        start = {"source": source, "base_model": base_model, "epochs": epochs, "max_steps": max_steps}
+        rest = {"learning_rate": learning_rate, "batch_size": batch_size, "seed": seed, "overrides": overrides}
         split = split_task(
             recipe,
             store,
             run_name=run_name,
             new_name=recipe.name,
             job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            source=source,
-            learning_rate=learning_rate,
-            epochs=epochs,
-            max_steps=max_steps,
+            **start,
+            **rest,
         )
         return stages(recipe, split, graphs).model
 
@@ -95,26 +105,41 @@ def _phased(recipe: Recipe) -> BaseComponent:
         description=f"Trains {recipe.name} in phases, each in chunks: {names}.",
         pipeline_config=resources.of_run(recipe.resources),
     )
-    def pipeline(run_name: str = "", store: str = recipe.store.uri) -> str:
+    def pipeline(
+        run_name: str = "",
+        store: str = recipe.store.uri,
+        base_model: str = recipe.model.base or "",
+        seed: int = recipe.seed,
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
+    ) -> str:
         """Trains a model in phases.
 
         Args:
             run_name: Name of the training run; the same name resumes where it stopped. Empty: a new run.
             store: Folder, s3://, gs:// or az:// bucket, for runs and data.
+            base_model: Model that the first phase starts from: hub id, folder or URI. Empty: one from scratch.
+            seed: Decides the splits, initial weights, the order of rows and every random draw.
+            overrides: Other settings of the recipe by their paths, such as {"training.weight_decay": 0.1}; those of a
+                phase after its name, {"sft.training.learning_rate": 0.0001}.
         """
-        return phases(recipe, graphs, run_name, store).model
+        given = {"base_model": base_model, "seed": seed, "overrides": overrides}
+        return phases(recipe, graphs, run_name, store, given).model
 
     return pipeline
 
 
-def phases(recipe: Recipe, graphs: Sequence[Graph], run_name: Value, store: Value) -> Trained:
+def phases(
+    recipe: Recipe, graphs: Sequence[Graph], run_name: Value, store: Value, given: Mapping[str, Given]
+) -> Trained:
     """Adds all phases, each the graph that `phase_graphs` made of it, and returns what the last one came to.
 
-    The report of a phase lies beside the next one: a graph has ended only when all in it has.
+    Each is given base model, seed and overrides of all, so that the first tells what is wrong with the last. The report
+    of a phase lies beside the next one: a graph has ended only when all in it has.
     """
     trained = Trained("", "")
     for part, graph in zip(recipe.phase_recipes(), graphs, strict=True):
-        task = graph.of(run_name=run_name, store=store, start_from=trained.model).set_display_name(graph.name)
+        task = graph.of(run_name=run_name, store=store, start_from=trained.model, **given)
+        task.set_display_name(graph.name)
         trained = Trained(task.outputs["baton"], task.outputs["model"])
         placing(part, f"{graph.name}: ")(report(baton=trained.baton), "report")
     return trained
@@ -127,13 +152,18 @@ def phase_graphs(recipe: Recipe) -> list[Graph]:
         inner = groups(part)
 
         @dsl.pipeline(name=name)
-        def phase(run_name: str, store: str, start_from: str) -> PhaseOutputs:
+        def phase(
+            run_name: str, store: str, base_model: str, seed: int, overrides: dict[str, object], start_from: str
+        ) -> PhaseOutputs:
             split = split_task(
-                part,
+                recipe,
                 store,
                 run_name=run_name,
                 new_name=recipe.name,
                 job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                base_model=base_model,
+                seed=seed,
+                overrides=overrides,
                 phase=name,
                 start_from=start_from,
             )
@@ -169,45 +199,20 @@ def split_task(
     *,
     run_name: Value,
     document: Value | None = None,
-    new_name: str = "",
-    job_id: str = "",
-    source: Value | None = None,
-    learning_rate: PipelineChannel | float | None = None,
-    epochs: PipelineChannel | float | None = None,
-    max_steps: PipelineChannel | int | None = None,
-    phase: str = "",
-    start_from: Value = "",
+    **given: Given,
 ) -> dsl.PipelineTask:
     """Adds the data split of a training.
 
     Args:
-        recipe: The recipe, whose values stand where the others are None.
-        store: See `baton.components.data_split.component` for this and the rest.
+        recipe: The recipe.
+        store: Folder or bucket for runs and data.
         run_name: Name of the run.
-        document: The recipe as JSON.
-        new_name: What the name of a new run begins with.
-        job_id: What it ends in.
-        source: Rows to learn from.
-        learning_rate: Peak learning rate.
-        epochs: Passes over the rows.
-        max_steps: Optimizer steps.
-        phase: Name of one training of several.
-        start_from: Address of the model of the phase before.
+        document: The recipe as JSON, where it is known only when the pipeline runs.
+        given: See `baton.components.data_split.component`; the recipe's values hold where they are left out.
     """
-    training = recipe.training
-    return data_split(
-        recipe=recipe_file.dumps(recipe) if document is None else document,
-        run_name=run_name,
-        new_name=new_name,
-        job_id=job_id,
-        store=store,
-        source=source_parameter(recipe) if source is None else source,
-        learning_rate=training.learning_rate if learning_rate is None else learning_rate,
-        epochs=epochs_parameter(recipe) if epochs is None else epochs,
-        max_steps=(training.max_steps or 0) if max_steps is None else max_steps,
-        phase=phase,
-        start_from=start_from,
-    )
+    document = recipe_file.dumps(recipe) if document is None else document
+    named = {"new_name": "", "job_id": ""}
+    return data_split(recipe=document, run_name=run_name, store=store, **{**named, **given})
 
 
 def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> Trained:

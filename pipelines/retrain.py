@@ -28,20 +28,34 @@ def retrain(recipe: Recipe) -> BaseComponent:
         description=f"Trains {recipe.name} again if data or recipe have changed, and promotes what its gate accepts.",
         pipeline_config=resources.of_run(recipe.resources),
     )
-    def pipeline(store: str = recipe.store.uri, source: str = "") -> None:
+    def pipeline(
+        store: str = recipe.store.uri,
+        source: str = "",
+        base_model: str = recipe.model.base or "",
+        seed: int = recipe.seed,
+        batch_size: int = 0 if recipe.phases else recipe.training.batch_size,
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
+    ) -> None:
         """Looks for a change, trains, judges against the model in use, promotes or keeps.
 
         Args:
             store: Folder, s3://, gs:// or az:// bucket, for runs, data and the model in use.
             source: Rows to learn from instead of the recipe's, several joined by a comma. Empty: the recipe's.
+            base_model: Model that training starts from: hub id, folder or URI. Empty: one from scratch.
+            seed: Decides the split, initial weights, the order of rows and every random draw.
+            batch_size: Rows per optimizer step. 0: the recipe's, as with phases.
+            overrides: Other settings of the recipe by their paths, such as {"training.weight_decay": 0.1}; those of a
+                phase after its name. Another value counts as a change of the recipe.
         """
         owner = dsl.PIPELINE_JOB_ID_PLACEHOLDER
         last = _placed(release(model=recipe.name, store=store, owner=owner), recipe, "release")
         with dsl.ExitHandler(last, "one at a time"):
-            seen = look(recipe=recipe_file.dumps(recipe), store=store, source=source, owner=owner)
+            given = {"base_model": base_model, "seed": seed, "overrides": overrides}
+            document = recipe_file.dumps(recipe)
+            seen = look(recipe=document, store=store, source=source, batch_size=batch_size, owner=owner, **given)
             outputs = _placed(seen, recipe, "look").outputs
             with dsl.If(outputs["Output"] == "train", "changed"):
-                _placed(_trained(recipe, graphs, outputs, store), recipe, "promote or keep")
+                _placed(_trained(recipe, graphs, outputs, store, given), recipe, "promote or keep")
 
     return pipeline
 
@@ -61,14 +75,17 @@ def require_gate(recipe: Recipe) -> None:
 
 
 def _trained(
-    recipe: Recipe, graphs: Sequence[chunks.Graph], outputs: Mapping[str, chunks.Value], store: chunks.Value
+    recipe: Recipe,
+    graphs: Sequence[chunks.Graph],
+    outputs: Mapping[str, chunks.Value],
+    store: chunks.Value,
+    given: Mapping[str, finetune.Given],
 ) -> dsl.PipelineTask:
     """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""
+    run_name = outputs["run_name"]
     if recipe.phases:
-        return promote_or_keep(baton=finetune.phases(recipe, graphs, outputs["run_name"], store).baton)
-    split = finetune.split_task(
-        recipe, store, run_name=outputs["run_name"], document=outputs["changed"], source=outputs["sources"]
-    )
+        return promote_or_keep(baton=finetune.phases(recipe, graphs, run_name, store, given).baton)
+    split = finetune.split_task(recipe, store, run_name=run_name, document=outputs["changed"])
     return promote_or_keep(baton=finetune.stages(recipe, split, graphs).baton)
 
 

@@ -4,6 +4,8 @@ For each bracket: begin → (data split → tokenize for each different data) �
 left, at most so many at once, train its chunks → judge. Then the winner as in `baton.pipelines.finetune`.
 """
 
+from collections.abc import Mapping
+
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
@@ -33,16 +35,28 @@ def sweep(recipe: Recipe) -> BaseComponent:
         description=f"Compares {sum(x.trials for x in planned)} configurations of {recipe.name} in rungs of chunks.",
         pipeline_config=resources.of_run(recipe.resources),
     )
-    def pipeline(sweep_name: str = "", store: str = recipe.store.uri) -> str:
+    def pipeline(
+        sweep_name: str = "",
+        store: str = recipe.store.uri,
+        base_model: str = recipe.model.base or "",
+        seed: int = recipe.seed,
+        batch_size: int = recipe.training.batch_size,
+        overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
+    ) -> str:
         """Compares configurations while they train, and hands out the best.
 
         Args:
             sweep_name: Name of the sweep; the same name resumes where it stopped. Empty: a new sweep.
             store: Folder, s3://, gs:// or az:// bucket, for runs and data.
+            base_model: Model that trials start from: hub id, folder or URI. Empty: one from scratch.
+            seed: Decides the trials' values, the split, initial weights, the order of rows and every random draw.
+            batch_size: Rows per optimizer step.
+            overrides: Other settings that trials share by their paths, such as {"training.weight_decay": 0.1}.
         """
         last = None
+        given = {"base_model": base_model, "seed": seed, "batch_size": batch_size, "overrides": overrides}
         for bracket in planned:
-            last = _bracket(recipe, bracket, sweep_name, store, last)
+            last = _bracket(recipe, bracket, sweep_name, store, given, last)
         assert last  # there is a bracket
         return handed_out(recipe, last.outputs["winner"])
 
@@ -68,7 +82,12 @@ def handed_out(recipe: Recipe, run_uri: Value) -> Value:
 
 
 def _bracket(
-    recipe: Recipe, bracket: Bracket, sweep_name: Value, store: Value, before: dsl.PipelineTask | None
+    recipe: Recipe,
+    bracket: Bracket,
+    sweep_name: Value,
+    store: Value,
+    given: Mapping[str, finetune.Given],
+    before: dsl.PipelineTask | None,
 ) -> dsl.PipelineTask:
     """Adds the stages of a bracket, after the last one of the bracket before, and returns its last one."""
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
@@ -80,6 +99,7 @@ def _bracket(
         job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         store=store,
         bracket=bracket.number,
+        **given,
     )
     if before:
         begun.after(before)

@@ -12,50 +12,65 @@ def data_split(
     new_name: str,
     job_id: str,
     store: str,
-    source: str,
-    learning_rate: float,
-    epochs: float,
-    max_steps: int,
-    phase: str,
-    start_from: str,
     quality: dsl.Output[dsl.HTML],
+    source: str = "",
+    base_model: str = "",
+    seed: int = -1,
+    batch_size: int = 0,
+    learning_rate: float = 0.0,
+    epochs: float = 0.0,
+    max_steps: int = 0,
+    overrides: dict = {},  # noqa: B006 - kfp reads it
+    phase: str = "",
+    start_from: str = "",
 ) -> str:
     """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
-        recipe: The recipe as JSON.
+        recipe: The whole recipe as JSON.
         run_name: Name of the run; one that exists resumes. Empty: a new one.
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
-        source: Rows to learn from; several joined by a comma.
+        quality: What was found in the rows.
+        source: Rows to learn from; several joined by a comma. The recipe's where this and those below are left out.
+        base_model: What training starts from.
+        seed: Decides every random draw.
+        batch_size: Rows per optimizer step.
         learning_rate: Peak learning rate.
         epochs: Passes over the rows; 0 where max_steps counts.
         max_steps: Optimizer steps; 0 where epochs counts.
+        overrides: Other settings of the recipe, by dotted path.
         phase: Name of one training of several, added to the run's; empty where there is one.
         start_from: Address of the model of the phase before; empty for the recipe's own start.
-        quality: What was found in the rows.
 
     Returns:
         The baton.
     """
+    import json
+
     from baton.components.data_split import losses
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
+    from baton.components.shared.recipe import parameters, recipe_file
     from baton.components.shared.runs.run import Run, chosen_name
     from baton.components.shared.store import sources
 
     with events.stage("data split"):
-        changes = {
-            "store.uri": store,
-            "data.source": sources.parse(source),
-            "training.learning_rate": learning_rate,
-            "training.epochs": epochs or None,
-            "training.max_steps": max_steps or None,
-        }
+        given = parameters.of(
+            store=store,
+            source=sources.parse(source) if source else None,
+            base_model=base_model,
+            seed=seed,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            epochs=epochs,
+            max_steps=max_steps,
+        )
+        chosen = parameters.of_phase(parameters.changed(recipe_file.loads(recipe), given, overrides), phase)
         if start_from:
-            changes |= {"model.base": start_from}
-        split = split_data(recipe, chosen_name(run_name, new_name, job_id, phase), changes)
+            chosen = recipe_file.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
+        split = split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         with open(quality.path, "w", encoding="utf-8") as file:
             file.write(split["page"])
         return str(losses.baton(Run.open(split["run_uri"])))

@@ -8,20 +8,19 @@ from typing import Any
 
 from baton.components.data_split.placement import SIDES, split_into
 from baton.components.shared.core import events
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code, tracking
 from baton.components.shared.runs.documents.data import SplitCounts, SplitData
 from baton.components.shared.runs.run import Run, check_name
 from baton.components.shared.store.storage import Storage
 
 
-def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> dict[str, Any]:
+def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     """Starts a run and splits its data.
 
     Args:
-        recipe_json: The recipe as `recipe_file.dumps` writes it.
+        recipe: The recipe.
         run_name: Name of the run.
-        changes: Dotted path → value, for what was filled in on the pipeline's page.
 
     Returns:
         `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, and the
@@ -32,7 +31,6 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> d
             a run of this name with another recipe.
     """
     started = time.time()
-    recipe = with_changes(recipe_file.loads(recipe_json), changes)
     run = Run(Storage(recipe.store.uri), check_name(run_name))
     # First: a name that is another recipe's is refused before a row is read or anything is written.
     run.create(recipe)
@@ -46,12 +44,3 @@ def split_data(recipe_json: str, run_name: str, changes: dict[str, object]) -> d
     run.record("data-split", {"seconds": time.time() - started})
     events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
     return {"run_uri": run.uri, **counts, "page": page}
-
-
-def with_changes(recipe: Recipe, changes: dict[str, object]) -> Recipe:
-    """Returns the recipe with values from the pipeline's parameters, checked like any recipe."""
-    document = recipe.model_dump(mode="json")
-    for path, value in changes.items():
-        section, _, key = path.rpartition(".")
-        (document[section] if section else document)[key] = value
-    return recipe_file.validate(document, origin="pipeline parameters")

@@ -10,11 +10,14 @@ def look(
     recipe: str,
     store: str,
     source: str,
+    base_model: str,
+    seed: int,
+    batch_size: int,
+    overrides: dict,
     owner: str,
     changes: dsl.Output[dsl.Markdown],
     run_name: dsl.OutputPath(str),  # type: ignore[valid-type]
     changed: dsl.OutputPath(str),  # type: ignore[valid-type]
-    sources: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> str:
     """Looks whether data or recipe have changed since a model was accepted, and takes the turn.
 
@@ -22,27 +25,29 @@ def look(
         recipe: The recipe as JSON.
         store: Folder or bucket for runs and data.
         source: Rows to learn from; empty for those of the recipe.
+        base_model: What training starts from; empty for the recipe's.
+        seed: Decides every random draw.
+        batch_size: Rows per optimizer step; 0 for the recipe's.
+        overrides: Other settings of the recipe, by dotted path.
         owner: This retraining.
         changes: What was found.
         run_name: Name of the run to train.
         changed: The recipe to train, which may start from the model in use.
-        sources: Its sources, as one parameter.
 
     Returns:
         `train`, `unchanged` where there is nothing to do, or `busy`.
     """
     from baton.components.retrain.look import look
     from baton.components.shared.core import events
+    from baton.components.shared.recipe import parameters, recipe_file
+    from baton.components.shared.store import sources
 
     with events.stage("look"):
-        finding = look(recipe, store, source, owner)
+        rows = sources.parse(source) if source else None
+        given = parameters.of(store=store, source=rows, base_model=base_model, seed=seed, batch_size=batch_size)
+        finding = look(parameters.changed(recipe_file.loads(recipe), given, overrides), owner)
         words = f"**{finding.decision}**: {finding.words}\n"
-        for path, text in (
-            (changes.path, words),
-            (run_name, finding.run),
-            (changed, finding.recipe),
-            (sources, finding.source),
-        ):
+        for path, text in ((changes.path, words), (run_name, finding.run), (changed, finding.recipe)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
     return finding.decision

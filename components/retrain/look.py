@@ -12,7 +12,6 @@ from baton.components.shared.runs import accepted
 from baton.components.shared.runs.documents.outcome import RetrainNote
 from baton.components.shared.runs.run import Run, now
 from baton.components.shared.runs.turns import Holder, Turns
-from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
 
 
@@ -25,35 +24,26 @@ class Decision:
         words: Why, for people.
         run: Name of the run; that of the same retraining broken off before, if there was one.
         recipe: The recipe to train, as JSON.
-        source: Its sources, as `sources.parse` takes them.
     """
 
     decision: str
     words: str
     run: str = ""
     recipe: str = ""
-    source: str = ""
 
 
-def look(recipe_json: str, store: str, source: str, owner: str) -> Decision:
+def look(recipe: Recipe, owner: str) -> Decision:
     """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
 
     Args:
-        recipe_json: The recipe as `recipe_file.dumps` writes it.
-        store: Folder or bucket.
-        source: Rows to learn from, as `sources.parse` takes them; empty for the recipe's own.
+        recipe: The recipe.
         owner: The retraining, by a name that a second attempt at this stage has too.
 
     Raises:
         UserError: a source cannot be found or read.
     """
-    document = recipe_file.loads(recipe_json).model_dump(mode="json")
-    document["store"]["uri"] = store
-    if source:
-        document["data"]["source"] = sources.parse(source)
-    recipe = recipe_file.validate(document, origin="pipeline parameters")
     storage = Storage(recipe.store.uri)
     result, _ = _examine(recipe, storage)
     turns = Turns(storage, recipe.name, owner)
@@ -106,8 +96,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
     note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **digests)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
-    source_parameter = sources.as_parameter(recipe.model_dump(mode="json")["data"]["source"])
-    return Decision("train", words, run, recipe_file.dumps(recipe), source_parameter), note
+    return Decision("train", words, run, recipe_file.dumps(recipe)), note
 
 
 def _tell_waiting(holder: Holder) -> None:

@@ -40,7 +40,9 @@ if __name__ == "__main__":
             events.emit(events.Entered(runs=enter(Sweep.open(given.sweep_uri), given.bracket)))
     else:
         with events.stage(f"begin bracket {given.bracket}"):
+            from baton.components.shared.recipe import parameters, recipe_file
             from baton.components.sweep.begin import begin
 
-            recipe = given.recipe.read_text(encoding="utf-8")
-            events.emit(events.Prepares(preparations=begin(recipe, given.name, given.store, given.bracket)[1]))
+            recipe = recipe_file.loads(given.recipe.read_text(encoding="utf-8"))
+            recipe = parameters.changed(recipe, parameters.of(store=given.store), {})
+            events.emit(events.Prepares(preparations=begin(recipe, given.name, given.bracket)[1]))

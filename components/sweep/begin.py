@@ -15,13 +15,12 @@ from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep import drawing, tracked, trial_data
 
 
-def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
+def begin(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
     """Draws the trials of a bracket, and tells which data has to be made for them.
 
     Args:
-        recipe_json: The recipe with its sweep, as `recipe_file.dumps` writes it.
+        recipe: The recipe with its sweep.
         name: The sweep's name; one that exists resumes.
-        store: Folder or bucket.
         bracket: Number of the bracket, from 1.
 
     Returns:
@@ -30,9 +29,6 @@ def begin(recipe_json: str, name: str, store: str, bracket: int) -> tuple[Sweep,
     Raises:
         UserError: there is a sweep of this name with another recipe, or a trial's values make no recipe.
     """
-    document = recipe_file.loads(recipe_json).model_dump(mode="json")
-    document["store"]["uri"] = store
-    recipe = recipe_file.validate(document, origin="pipeline parameters")
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
     planned = brackets(recipe)
     if bracket == 1:

@@ -13,6 +13,10 @@ def begin(
     job_id: str,
     store: str,
     bracket: int,
+    base_model: str,
+    seed: int,
+    batch_size: int,
+    overrides: dict,
     sweep_uri: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> list:
     """Draws the trials of a bracket.
@@ -24,16 +28,25 @@ def begin(
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
         bracket: Number of the bracket, from 1.
+        base_model: What training starts from; empty for the recipe's.
+        seed: Decides every random draw.
+        batch_size: Rows per optimizer step.
+        overrides: Other settings of the recipe, by dotted path.
         sweep_uri: Address of the sweep.
 
     Returns:
         For each different data of the trials what split and tokenize are given: recipe, run and source.
     """
     from baton.components.shared.core import events
+    from baton.components.shared.recipe import parameters, recipe_file
     from baton.components.sweep.begin import begin
 
     with events.stage(f"begin bracket {bracket}"):
-        sweep, preparations = begin(recipe, sweep_name or f"{new_name}-{job_id}", store, bracket)
+        compiled = recipe_file.loads(recipe)
+        given = parameters.of(store=store, base_model=base_model, seed=seed, batch_size=batch_size)
+        parameters.require_undrawn(compiled, given, overrides)
+        chosen = parameters.changed(compiled, given, overrides)
+        sweep, preparations = begin(chosen, sweep_name or f"{new_name}-{job_id}", bracket)
         with open(sweep_uri, "w", encoding="utf-8") as file:
             file.write(sweep.uri)
     return preparations

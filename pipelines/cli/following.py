@@ -47,6 +47,9 @@ class Shown(TypedDict, total=False):
     run_id: str
     url: str
     state: str
+    pipeline: str
+    version: str
+    """Names of the registered pipeline and of the version that the run was started from."""
     sweep_uri: str
     stages: list[StageShown]
     failed: list[Failed]

@@ -59,6 +59,12 @@ Endpoint = Annotated[
 ]
 Experiment = Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")]
 ServiceAccount = Annotated[str | None, typer.Option(help="Service account of the pods.")]
+Cache = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
+]
+Registers = Annotated[
+    bool, typer.Option("--register/--no-register", help="Register the pipeline on Kubeflow, for its page to start it.")
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
 Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
 Retries = Annotated[

@@ -24,6 +24,7 @@ def schedule(
     ],
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
+    registers: options.Registers = True,
     overrides: options.Overrides = None,
     store: options.Store = None,
     chunks: options.ChunkCount = None,
@@ -49,6 +50,7 @@ def schedule(
                 token=connection.token(),
                 namespace=namespace,
                 service_account=service_account,
+                registers=registers,
             )
         if output is Output.json:
             print_json(asdict(made))

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
@@ -24,8 +22,8 @@ from baton.pipelines.kubeflow import capacity
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.submit import Submission
 
-NAMED_BY = {Pipeline.finetune: "run_name", Pipeline.sweep: "sweep_name"}
-"""Pipeline → its parameter for the name."""
+NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
+"""Pipeline → its parameters for the name."""
 
 
 def submit(
@@ -37,9 +35,8 @@ def submit(
     retries: options.Retries = 0,
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
-    cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
-    ] = True,
+    cache: options.Cache = True,
+    registers: options.Registers = True,
     overrides: options.Overrides = None,
     store: options.Store = None,
     run_name: options.RunName = None,
@@ -50,8 +47,8 @@ def submit(
 ) -> None:
     """Uploads a recipe's pipeline to Kubeflow, starts a run and prints its page.
 
-    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1
-    where the run fails, and 3 where the recipe's gate rejects the model.
+    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1 where the run
+    fails, 3 where the gate rejects the model.
     """
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
@@ -66,24 +63,31 @@ def submit(
                 endpoint,
                 experiment=experiment or loaded.name,
                 run_name=name,
-                arguments={NAMED_BY[pipeline]: name} if pipeline in NAMED_BY else {},
+                arguments=dict.fromkeys(NAMED_BY[pipeline], name),
                 token=connection.token(),
                 namespace=namespace,
                 service_account=service_account,
                 cache=cache,
+                registers=registers,
             )
-            shown = _started(loaded, submission := post(), pipeline)
+            shown = _started(loaded, endpoint, submission := post(), pipeline)
             _tell_losses(endpoint, namespace)
             if wait:
                 shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
 
 
-def _started(recipe: Recipe, submission: Submission, pipeline: Pipeline) -> Shown:
-    """Says where a run is to be seen, and returns it."""
+def _started(recipe: Recipe, endpoint: str, submission: Submission, pipeline: Pipeline) -> Shown:
+    """Says where a run and its pipeline are to be seen, and returns the run."""
+    from baton.pipelines.kubeflow import registry
+
     name, url = submission.run_name, submission.url
     console.print(f"started [bold]{name}[/]: {url}", soft_wrap=True)
     shown: Shown = {"run": name, "run_id": submission.run_id, "url": url, "state": "submitted"}
+    if version := submission.registered:
+        shown |= {"pipeline": version.pipeline, "version": version.version}
+        known = "new" if version.is_new else "as before"
+        console.print(f"its pipeline, {known}: {registry.url(endpoint, version)}", soft_wrap=True)
     if pipeline is Pipeline.sweep:
         shown["sweep_uri"] = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
         console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)

@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from typing import Protocol, TypedDict
 
 
+class Installation(TypedDict, total=False):
+    """What an installation's health check tells."""
+
+    tag_name: str
+    multi_user: bool
+
+
 class Status(Protocol):
     """Reason why something ended as it did."""
 
@@ -66,6 +73,7 @@ class Parameter(TypedDict, total=False):
     """Parameter of a compiled pipeline."""
 
     defaultValue: object
+    parameterType: str
 
 
 class Inputs(TypedDict, total=False):
@@ -112,6 +120,19 @@ class VersionReference(Protocol):
 
     pipeline_id: str
     pipeline_version_id: str
+
+
+class Pipeline(Protocol):
+    """A registered pipeline."""
+
+    pipeline_id: str
+
+
+class PipelineVersion(Protocol):
+    """A version of a registered pipeline."""
+
+    pipeline_version_id: str
+    pipeline_spec: PostedSpec | None
 
 
 class Run(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.compiling.checks import Check
-from baton.pipelines.kubeflow import losses
+from baton.pipelines.kubeflow import losses, registry
 from baton.pipelines.kubeflow.endpoint import Client, connect, token
 from baton.pipelines.kubeflow.submit import run_url
 
@@ -18,21 +18,25 @@ def examine(endpoint: str, namespace: str | None) -> list[Check]:
     """
     try:
         client = connect(endpoint, token=token(), namespace=namespace)
-        answers = "multi-user" if client.is_multi_user() else "single-user"
-        checks = [Check("kubeflow", "ok", f"{endpoint} speaks v2beta1, {answers}; pages at {run_url(endpoint, 'ID')}")]
-        return [*checks, _pipelines(client, namespace), *_of_runs(client, namespace)]
+        says = client.installation()
+        is_multi_user, version = bool(says.get("multi_user")), says.get("tag_name", "unknown")
+        kind = "multi-user" if is_multi_user else "single-user"
+        answers = f"{endpoint} speaks v2beta1, version {version}, {kind}; pages at {run_url(endpoint, 'ID')}"
+        pipelines = _pipelines(client, registry.namespace_of(client, namespace), is_multi_user=is_multi_user)
+        return [Check("kubeflow", "ok", answers), pipelines, *_of_runs(client, namespace)]
     except BatonError as error:
         return [Check("kubeflow", "problem", error.message, error.remedy or "")]
 
 
-def _pipelines(client: Client, namespace: str | None) -> Check:
+def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) -> Check:
+    """Says whether `baton submit` can register its pipeline there."""
     try:
         listed = client.list_pipelines(page_size=1, namespace=namespace)
+        if is_multi_user:
+            registry.require_right(client, namespace)
     except BatonError as error:
-        return Check(
-            "pipelines", "note", f"cannot be listed: {error.message}", "`baton submit` needs no right to them."
-        )
-    return Check("pipelines", "ok", f"{listed.total_size or 0} registered")
+        return Check("pipelines", "note", f"cannot be registered: {error.message}", registry.LEAVE_OUT)
+    return Check("pipelines", "ok", f"can be registered; {listed.total_size or 0} are")
 
 
 def _of_runs(client: Client, namespace: str | None) -> list[Check]:

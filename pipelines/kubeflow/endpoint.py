@@ -19,10 +19,18 @@ from typing import TextIO
 from urllib.parse import urlsplit
 
 import kfp
+from kfp_server_api import V2beta1Pipeline  # type: ignore[import-untyped, unused-ignore]
 
 from baton.components.shared.core.errors import BatonError, UserError
-from baton.pipelines.kubeflow.api import PostedSpec, Run, Workflow
-from baton.pipelines.kubeflow.transport import ENDPOINT_REMEDY, LOG_PATH, TOKEN_REMEDY, Transport, one_line
+from baton.pipelines.kubeflow.api import Installation, Pipeline, PostedSpec, Run, Workflow
+from baton.pipelines.kubeflow.transport import (
+    ENDPOINT_REMEDY,
+    HEALTHZ_PATH,
+    LOG_PATH,
+    TOKEN_REMEDY,
+    Transport,
+    one_line,
+)
 
 
 def token() -> str | None:
@@ -76,6 +84,12 @@ class Client(kfp.Client):  # type: ignore[misc]
         """Starts the failed stages of a run again."""
         self._run_api.run_service_retry_run(run_id)
 
+    def create_pipeline(self, name: str, namespace: str | None) -> Pipeline:
+        """Registers a pipeline that has no version yet."""
+        body = V2beta1Pipeline(name=name, display_name=name, namespace=namespace)
+        pipeline: Pipeline = self._pipelines_api.pipeline_service_create_pipeline(body)
+        return pipeline
+
     def specification(self, run: Run) -> PostedSpec:
         """Returns the compiled pipeline of a run, also of one that refers to a version that was uploaded.
 
@@ -103,9 +117,10 @@ class Client(kfp.Client):  # type: ignore[misc]
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
         return json.loads(manifest) if manifest else {}
 
-    def is_multi_user(self) -> bool:
-        """Returns whether each user has a namespace there."""
-        return bool(self._healthz_api.healthz_service_get_healthz().multi_user)
+    def installation(self) -> Installation:
+        """Returns what an installation says of itself."""
+        answer: Installation = json.loads(self._get(HEALTHZ_PATH))
+        return answer
 
     def own_mlflow(self, run_id: str) -> str | None:
         """Returns the page of a run in the MLflow that Kubeflow itself logs to, None where it does not."""

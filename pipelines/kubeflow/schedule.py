@@ -8,9 +8,11 @@ import re
 from dataclasses import dataclass
 
 from baton.components.shared.core.errors import UserError
+from baton.pipelines.kubeflow import registry
 from baton.pipelines.kubeflow.api import RecurringRun
+from baton.pipelines.kubeflow.compiled import Package
 from baton.pipelines.kubeflow.endpoint import Client, connect, quiet
-from baton.pipelines.kubeflow.submit import check_package, experiment_id_of, required
+from baton.pipelines.kubeflow.submit import experiment_id_of, required, source
 
 PREFIX = "retrain-"
 """How the names of Baton's recurring runs begin; the recipe's name follows."""
@@ -75,6 +77,7 @@ def create(
     token: str | None,
     namespace: str | None,
     service_account: str | None = None,
+    registers: bool = True,
 ) -> Schedule:
     """Creates the recurring run of a recipe, in place of those that there are.
 
@@ -88,16 +91,17 @@ def create(
         token: Bearer token, or None.
         namespace: The user's namespace on a multi-user Kubeflow.
         service_account: Account that the pods run under; the endpoint's own choice when left out.
+        registers: Whether the pipeline is registered, and its runs started from its version.
 
     Raises:
         UserError: the address, the token or the namespace is at fault.
         BatonError: the endpoint cannot be reached or fails.
     """
-    check_package(package_path)
+    package = Package.read(package_path)
     client = connect(endpoint, token=token, namespace=namespace)
+    registered = registry.register(client, package, namespace) if registers else None
     with quiet(io.StringIO()):
-        # The new one is made before these go: a call that dies in between leaves one too many, which the next one
-        # deletes, and never none.
+        # The new one is made before these go: a call that dies in between leaves one too many, and never none.
         before = _find(client, recipe, namespace)
         made = client.create_recurring_run(
             experiment_id_of(client, endpoint, recipe, namespace),
@@ -106,9 +110,9 @@ def create(
             cron_expression=cron,
             max_concurrency=1,
             no_catchup=True,
-            pipeline_package_path=package_path,
-            params={},
+            params=package.defaults,
             service_account=service_account,
+            **source(package, registered),
         )
         for recurring in before:
             client.delete_recurring_run(recurring.identifier)

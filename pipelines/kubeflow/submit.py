@@ -12,16 +12,16 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import kfp
-import yaml
-from google.protobuf import json_format
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.patience import attempts, insist
+from baton.pipelines.kubeflow import registry
 from baton.pipelines.kubeflow.api import Run
+from baton.pipelines.kubeflow.compiled import Package
 from baton.pipelines.kubeflow.endpoint import Client, connect, quiet
+from baton.pipelines.kubeflow.registry import Registered
 from baton.pipelines.kubeflow.transport import ENDPOINT_REMEDY, NameClashError, TransientError, one_line
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
@@ -44,6 +44,8 @@ class Submission:
     run_name: str
     url: str
     """Where the run is shown in the Kubeflow Pipelines UI."""
+    registered: Registered | None = None
+    """The version of the pipeline that it was started from; None where it carries its specification itself."""
 
 
 def submit(
@@ -57,8 +59,11 @@ def submit(
     namespace: str | None = None,
     service_account: str | None = None,
     cache: bool = True,
+    registers: bool = True,
 ) -> Submission:
     """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it.
+
+    It is given every parameter, as Kubeflow's pages show only those.
 
     Args:
         package_path: The compiled pipeline, a `.yaml` file.
@@ -69,33 +74,36 @@ def submit(
         token: Bearer token, or None where the endpoint asks for none.
         namespace: The user's namespace on a multi-user Kubeflow.
         service_account: Account that the pods run under; the endpoint's own choice when left out.
-        cache: Whether finished stages may be taken from Kubeflow's cache, as the package says.
+        cache: Whether finished stages may be taken from Kubeflow's cache, as the package says. Where not, the run
+            carries its specification itself: that of a version cannot be changed for one run.
+        registers: Whether the pipeline is registered, and the run started from its version.
 
     Raises:
         UserError: The package, an argument, the address, the token or a name is at fault.
         BatonError: The endpoint cannot be reached or fails.
     """
-    check_package(package_path)
+    package = Package.read(package_path)
     _check_arguments(arguments)
     client = connect(endpoint, token=token, namespace=namespace)
+    registered = registry.register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
-        try:
-            run = client.run_pipeline(
-                experiment_id_of(client, endpoint, experiment, namespace),
-                run_name,
-                package_path,
-                params=arguments,
-                enable_caching=None if cache else False,  # True would turn it on for every stage
-                service_account=service_account,
-            )
-        except (json_format.ParseError, yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
-            # What kfp raises for a package that is no pipeline; the transport has vouched for the rest.
-            raise UserError(
-                f"'{package_path}' cannot be submitted: {one_line(error)}; expected a compiled pipeline.",
-                remedy="Compile the recipe again.",
-            ) from error
+        run = client.run_pipeline(
+            experiment_id_of(client, endpoint, experiment, namespace),
+            run_name,
+            params={**package.defaults, **arguments},
+            enable_caching=None if cache else False,  # True would turn it on for every stage
+            service_account=service_account,
+            **source(package, registered),
+        )
     run_id = required(run.run_id, "the run", endpoint)
-    return Submission(run_id, run_name, run_url(endpoint, run_id))
+    return Submission(run_id, run_name, run_url(endpoint, run_id), registered)
+
+
+def source(package: Package, registered: Registered | None) -> dict[str, str]:
+    """Returns what a run is started from, as kfp's client takes it: the registered version, else the file."""
+    if registered is None:
+        return {"pipeline_package_path": package.path}
+    return {"pipeline_id": registered.pipeline_id, "version_id": registered.version_id}
 
 
 def wait(
@@ -181,19 +189,6 @@ def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | 
             remedy="Name another experiment.",
         ) from error
     return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
-
-
-def check_package(package_path: str) -> None:
-    """Checks that there is such a package.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not package_path.endswith((".yaml", ".yml")) or not Path(package_path).is_file():
-        raise UserError(
-            f"Package '{package_path}' is not a file ending in .yaml; expected a compiled pipeline.",
-            remedy="Compile the recipe first.",
-        )
 
 
 def _check_arguments(arguments: dict[str, object]) -> None:

@@ -23,10 +23,13 @@ _TIMEOUTS_S = (4, 30)
 _HEALTHZ_TIMEOUTS_S = (4, 10)
 """Seconds to connect and seconds to read."""
 
-_HEALTHZ_PATH = "/apis/v2beta1/healthz"
+HEALTHZ_PATH = "/apis/v2beta1/healthz"
 LOG_PATH = "/log"
 """End of the address of a pod's log, which is text."""
+_FORBIDDEN_UPLOADS = ("Failed to create a pipeline", "Failed to create a pipeline version")
+"""What Kubeflow answers, and no more, where the right to upload is missing; what is wrong with a file it names."""
 TOKEN_REMEDY = "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN."
+CREATE_REMEDY = "Ask for list and create on pipelines of pipelines.kubeflow.org in your namespace."
 
 
 class TransientError(BatonError):
@@ -35,6 +38,10 @@ class TransientError(BatonError):
 
 class NameClashError(UserError):
     """The name is taken."""
+
+
+class ForbiddenError(UserError):
+    """The user may not."""
 
 
 def one_line(text: object) -> str:
@@ -59,7 +66,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         Raises:
             BatonError: The answer is anything but JSON with a 2xx status.
         """
-        is_health_check = url.endswith(_HEALTHZ_PATH)
+        is_health_check = url.endswith(HEALTHZ_PATH)
         options["_request_timeout"] = _HEALTHZ_TIMEOUTS_S if is_health_check else _TIMEOUTS_S
         try:
             response = super().request(method, url, **options)
@@ -81,7 +88,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         return response
 
     def _speaks_v1(self, options: dict[str, object]) -> bool:
-        url = self._endpoint + _HEALTHZ_PATH.replace("v2beta1", "v1beta1")
+        url = self._endpoint + HEALTHZ_PATH.replace("v2beta1", "v1beta1")
         try:
             return _is_json_object(super().request("GET", url, **options).data)
         except (ApiException, urllib3.exceptions.HTTPError):
@@ -101,15 +108,15 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
         )
     if status in (401, 403):
         answer = "refuses the token" if has_token else "asks for a token and got none"
-        return UserError(
+        return ForbiddenError(
             f"'{endpoint}' {answer} ({status}: {reply}); expected to be let in.",
             remedy=f"{TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
-    if status == 404 and _is_json_object(error.body) and not url.endswith(_HEALTHZ_PATH):
+    if status == 404 and _is_json_object(error.body) and not url.endswith(HEALTHZ_PATH):
         return UserError(f"'{endpoint}' does not have it (404: {reply}); expected what was asked for to exist.")
     if status == 404:
         return UserError(
-            f"'{endpoint}' has no Kubeflow Pipelines API (404: {reply}); expected {_HEALTHZ_PATH} there.",
+            f"'{endpoint}' has no Kubeflow Pipelines API (404: {reply}); expected {HEALTHZ_PATH} there.",
             remedy=ENDPOINT_REMEDY,
         )
     if status == 409:
@@ -117,6 +124,11 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
     if status == 429 or status >= 500:
         return TransientError(
             f"'{endpoint}' fails ({status}: {reply}); expected an answer.", remedy="Try again in a minute."
+        )
+    if reply in _FORBIDDEN_UPLOADS:
+        return ForbiddenError(
+            f"'{endpoint}' refuses the upload ({status}: {reply}); expected the right to create pipelines.",
+            remedy=CREATE_REMEDY,
         )
     if "namespace" in reply.lower():
         return UserError(
@@ -165,7 +177,7 @@ def _describe(body: bytes | str | None) -> str:
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
     if _is_json_object(text):
         answer = json.loads(text)
-        return one_line(answer.get("message") or answer.get("error") or text)
+        return one_line(answer.get("message") or answer.get("error_message") or answer.get("error") or text)
     if "<html" in text[:2000].lower():
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         return f"an HTML page titled '{one_line(title[1])}'" if title else "an HTML page"

@@ -28,8 +28,9 @@ WRITES, READS = 3500, 5500
 PREPARE = """
 import sys
 from baton.components.data_split.split import split_data
+from baton.components.shared.recipe import recipe_file
 from baton.components.tokenize.tokenization import tokenize_run
-print(tokenize_run(split_data(sys.argv[1], "counted", {})["run_uri"]))
+print(tokenize_run(split_data(recipe_file.loads(sys.argv[1]), "counted")["run_uri"]))
 """
 CHECKPOINT = (
     "import sys; from baton.components.checkpoint.promote import promote; promote(sys.argv[1], int(sys.argv[2]))"

@@ -43,6 +43,7 @@ RIGHTS = {
         ("baton-runner", "workflowtaskresults", "*", "patch"),
         *(("baton-submitter", "experiments", "*", verb) for verb in ("get", "list", "create")),
         *(("baton-submitter", "runs", "*", verb) for verb in ("create", "get", "list", "terminate", "retry")),
+        *(("baton-submitter", "pipelines", "*", verb) for verb in ("create", "get", "list")),
         *(("baton-submitter", "jobs", "*", verb) for verb in ("create", "get", "list", "delete")),
     },
 }
@@ -136,7 +137,7 @@ def test_each_verb_has_a_reason() -> None:
                 for verb in verbs[1].split(", "):
                     assert re.search(rf"\b{verb}\b[^#]*:", comment), f"{path.name}: {verb} has no reason"
                 rules += 1
-    assert rules == 12
+    assert rules == 13
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

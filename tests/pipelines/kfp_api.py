@@ -14,22 +14,17 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
-from email.parser import BytesParser
-from email.policy import HTTP
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
-
-from tests.pipelines import kfp_tasks
+from tests.pipelines import kfp_registry, kfp_tasks
 from tests.pipelines.kfp_checks import ApiError, check_parameters, check_pipeline
+from tests.pipelines.kfp_registry import Registry
 
 CREATED_AT = "2024-05-01T12:00:00Z"
 STATES = ("PENDING", "RUNNING", "SUCCEEDED")
-# google.rpc.Code, which the gateway puts beside the HTTP status
-RPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
 
 
 @dataclass
@@ -47,7 +42,7 @@ class KfpApi:
     Attributes:
         experiments: Experiments by id, as the API shows them.
         runs: Runs by id, as the API shows them.
-        pipelines: Uploaded pipelines by id; `spec` holds the documents.
+        registry: Registered pipelines and their versions.
         requests: Method and path of each request, in order.
         token: Bearer token that every request must carry, or None.
         final_state: The state in which new runs end.
@@ -57,8 +52,6 @@ class KfpApi:
         logs: What a task has printed.
         serves_first_version: Whether the first version of the API is there too.
         retry_strategy: What the installation merges into every template; stock 2.17's.
-        multi_user: Whether lists need a namespace.
-        refers_to_upload: Whether runs are shown with a reference to a pipeline instead of with the pipeline.
         retry_fails: Whether the backend cannot retry a run any more.
         taken_names: Names whose creation is refused with 409.
         interfere: Called with method and path of each request; an answer it returns is sent instead.
@@ -67,7 +60,7 @@ class KfpApi:
     def __init__(self) -> None:
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
-        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.registry = Registry()
         self.requests: list[tuple[str, str]] = []
         self.token: str | None = None
         self.final_state = "SUCCEEDED"
@@ -76,9 +69,7 @@ class KfpApi:
         self.messages: dict[str, str] = {}
         self.logs: dict[str, str] = {}
         self.serves_first_version = True
-        self.multi_user = False
         self.retry_strategy: dict[str, str] | None = {"limit": "2", "retryPolicy": "OnError"}
-        self.refers_to_upload = False
         self.retry_fails = False
         self.taken_names: set[str] = set()
         self.interfere: Callable[[str, str], RawAnswer | None] = lambda method, path: None
@@ -140,30 +131,22 @@ class KfpApi:
                 found = self._route(method, path, query, headers, body)
                 return RawAnswer(200, (found if isinstance(found, str) else json.dumps(found)).encode())
             except ApiError as error:
-                status = {"code": RPC_CODES[error.status], "message": str(error), "details": []}
-                return RawAnswer(error.status, json.dumps(status).encode())
+                return RawAnswer(error.status, json.dumps(error.document()).encode())
 
     def _route(
         self, method: str, path: str, query: dict[str, list[str]], headers: Message, body: bytes
     ) -> dict[str, Any] | str:
         if older := re.fullmatch(r"/apis/v1(?:alpha1|beta1)/runs/([^/]+)(?:/nodes/([^/]+)/log)?", path):
             return self._first_version(*older.groups())
-        pattern = (
-            r"/apis/v2beta1/(healthz|experiments|runs|pipelines/upload|pipelines)(?:/([^/:]+)(?::(terminate|retry))?)?"
-        )
-        match = re.fullmatch(pattern, path)
+        if registered := re.fullmatch(kfp_registry.PATH, path):
+            return self.registry.answer(registered, method, query, headers, body)
+        match = re.fullmatch(r"/apis/v2beta1/(healthz|experiments|runs)(?:/([^/:]+)(?::(terminate|retry))?)?", path)
         if match is None:
             raise ApiError(404, f"Not Found: {path}")
         resource, identifier, verb = match.groups()
         if resource == "healthz":
-            return {"multi_user": False, "pipeline_store": "database"}
-        if resource == "pipelines":
-            return {
-                "pipelines": [_shown(found) for found in self.pipelines.values()],
-                "total_size": len(self.pipelines),
-            }
-        if resource == "pipelines/upload":
-            return self._upload(query, headers, body)
+            told = {"commit_sha": "0123abc", "tag_name": "2.17.0", "pipeline_store": "database"}
+            return {**told, "multi_user": self.registry.multi_user}
         stored = self.experiments if resource == "experiments" else self.runs
         if identifier is not None and identifier not in stored:
             raise ApiError(404, f"{resource.capitalize()[:-1]} {identifier} not found.")
@@ -177,7 +160,7 @@ class KfpApi:
                 raise ApiError(409, f"Already exist error: {created['display_name']} already exists.")
             return self._create_experiment(created) if resource == "experiments" else self._create_run(created)
         if identifier is None:
-            if self.multi_user and resource == "runs" and not query.get("namespace"):
+            if self.registry.multi_user and resource == "runs" and not query.get("namespace"):
                 raise ApiError(400, "A run cannot have an empty namespace in multi-user mode")
             found = [_shown(item) for item in stored.values() if _matches(item, query)]
             return {resource: found, "total_size": len(found)} if found else {}
@@ -201,11 +184,15 @@ class KfpApi:
         return self.experiments[identifier]
 
     def _create_run(self, run: dict[str, Any]) -> dict[str, Any]:
-        if run.get("experiment_id") not in self.experiments:
-            raise ApiError(404, f"Experiment {run.get('experiment_id')} not found.")
-        posted = run.get("pipeline_spec")
-        if not isinstance(posted, dict):
-            raise ApiError(400, "Invalid input error: the run has no pipeline_spec.")
+        if not run.get("experiment_id"):
+            known = [each for each in self.experiments.values() if each["display_name"] == "Default"]
+            run["experiment_id"] = (known[0] if known else self.add_experiment("Default"))["experiment_id"]
+        if run["experiment_id"] not in self.experiments:
+            raise ApiError(404, f"Experiment {run['experiment_id']} not found.")
+        if reference := run.get("pipeline_version_reference"):
+            version = self.registry.version(reference)
+            run["pipeline_version_reference"] = {key: version[key] for key in ("pipeline_id", "pipeline_version_id")}
+        posted = self.spec(run)
         wrapped = "pipeline_spec" in posted
         documents = [posted["pipeline_spec"], posted["platform_spec"]] if wrapped else [posted]
         check_pipeline(documents)
@@ -221,13 +208,19 @@ class KfpApi:
         }
         return _shown(self.runs[identifier])
 
+    def spec(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Return the specification of a run or of a recurring one: that of its version, or its own."""
+        reference = run.get("pipeline_version_reference")
+        posted = self.registry.version(reference)["pipeline_spec"] if reference else run.get("pipeline_spec")
+        if not isinstance(posted, dict):
+            raise ApiError(400, "Invalid input error: the run has no pipeline_spec.")
+        return posted
+
     def _advance(self, identifier: str) -> dict[str, Any]:
         """Show a run as it is now, and let it move on."""
         run = self.runs[identifier]
         states = self.task_states(identifier)
         shown = {**_shown(run), "run_details": {"task_details": kfp_tasks.task_details(identifier, states)}}
-        if self.refers_to_upload:
-            del shown["pipeline_spec"]
         if run["_states"]:
             run["state"] = run["_states"].pop(0)
         return shown
@@ -235,7 +228,8 @@ class KfpApi:
     def task_states(self, run_id: str) -> dict[tuple[str, ...], str]:
         """Return the state of each task of a run as it is now."""
         run = self.runs[run_id]
-        spec = run["pipeline_spec"].get("pipeline_spec", run["pipeline_spec"])
+        posted = self.spec(run)
+        spec = posted.get("pipeline_spec", posted)
         return kfp_tasks.task_states(spec, run["state"], at=self.stops_at, verdict=self.verdict)
 
     def _first_version(self, run_id: str, pod: str | None) -> dict[str, Any] | str:
@@ -265,36 +259,11 @@ class KfpApi:
         run.update(state="PENDING", _states=["RUNNING", self.final_state], _cancelled=False)
         return {}
 
-    def _upload(self, query: dict[str, list[str]], headers: Message, body: bytes) -> dict[str, Any]:
-        head = f"content-type: {headers['content-type']}\r\n\r\n".encode()
-        parts = list(BytesParser(policy=HTTP).parsebytes(head + body).iter_parts())
-        if not parts:
-            raise ApiError(400, "Invalid input error: expected a multipart upload.")
-        documents = list(yaml.safe_load_all(parts[0].get_payload(decode=True)))
-        check_pipeline(documents)
-        name = query.get("display_name", query.get("name", [documents[0]["pipelineInfo"]["name"]]))[0]
-        if any(known["display_name"] == name for known in self.pipelines.values()):
-            raise ApiError(409, f"Already exist error: the pipeline {name} already exists.")
-        identifier = str(uuid.uuid4())
-        shown = {"pipeline_id": identifier, "display_name": name, "created_at": CREATED_AT}
-        self.pipelines[identifier] = {**shown, "spec": documents}
-        return shown
-
 
 def _shown(run: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run.items() if not key.startswith("_")}
 
 
 def _matches(item: dict[str, Any], query: dict[str, list[str]]) -> bool:
-    """Apply the API's filter: the EQUALS predicates that kfp sends, written as text or as number."""
-    if query.get("experiment_id", [""])[0] not in ("", item["experiment_id"]):
-        return False
-    text = query.get("filter", [""])[0]
-    predicates = json.loads(text).get("predicates", []) if text else []
-    for predicate in predicates:
-        if predicate["operation"] not in (1, "EQUALS"):
-            raise ApiError(400, f"Invalid input error: no such filter operation: {predicate['operation']}.")
-        value = predicate.get("stringValue", predicate.get("string_value"))
-        if item.get(predicate["key"]) != value:
-            return False
-    return True
+    """Apply what a list is narrowed by."""
+    return query.get("experiment_id", [""])[0] in ("", item["experiment_id"]) and kfp_registry.matches(item, query)

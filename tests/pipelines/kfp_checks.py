@@ -18,12 +18,28 @@ TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# google.rpc.Code, which the gateway puts beside the HTTP status
+RPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
+
+
 class ApiError(Exception):
     """An answer with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer's body."""
+        return {"code": RPC_CODES[self.status], "message": str(self), "details": []}
+
+
+class UploadError(ApiError):
+    """An answer of the upload server, which writes another form."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer's body."""
+        return {"error_message": str(self), "error_details": str(self)}
 
 
 def check_pipeline(documents: list[Any]) -> None:

@@ -38,8 +38,6 @@ class ScheduleApi(KfpApi):
         self, method: str, path: str, query: dict[str, list[str]], headers: Message, body: bytes
     ) -> dict[str, Any] | str:
         match = re.fullmatch(PATH, path)
-        if method == "POST" and path.endswith("/runs") and "pipeline_version_reference" in json.loads(body):
-            return self._create_run(self._referred(json.loads(body)))
         if match is None:
             return super()._route(method, path, query, headers, body)
         if method == "POST":
@@ -50,18 +48,8 @@ class ScheduleApi(KfpApi):
             raise ApiError(404, f"Recurring run {match[1]} not found.")
         return {}
 
-    def _referred(self, posted: dict[str, Any]) -> dict[str, Any]:
-        """Puts an uploaded pipeline in the place of its id, and a run without an experiment into the default one."""
-        identifier = posted.pop("pipeline_version_reference")["pipeline_id"]
-        if identifier not in self.pipelines:
-            raise ApiError(404, f"Pipeline {identifier} not found.")
-        pipeline, platform = self.pipelines[identifier]["spec"]
-        experiment = posted.get("experiment_id") or self.add_experiment("Default")["experiment_id"]
-        spec = {"pipeline_spec": pipeline, "platform_spec": platform}
-        return {**posted, "experiment_id": experiment, "pipeline_spec": spec}
-
     def _create(self, posted: dict[str, Any]) -> dict[str, Any]:
-        run = {name: posted[name] for name in ("experiment_id", "display_name", "pipeline_spec", "runtime_config")}
+        run = {key: value for key, value in posted.items() if key != "trigger"}
         self._create_run(run)
         self.runs.clear()  # nothing runs until it is time
         cron = posted["trigger"]["cron_schedule"]["cron"]

@@ -137,6 +137,7 @@ def test_a_data_split_that_fails_tells_a_run_that_is_there(failed: tuple[Trainin
     training, _, _ = failed
     inputs = {"recipe": recipe_file.dumps(training.run.recipe()), "store": str(training.folder / "store")}
     inputs |= {"source": "/nowhere/rows.jsonl", "new_name": "new", "job_id": "1", "phase": "", "start_from": ""}
+    inputs |= {"base_model": "", "seed": 11, "batch_size": 8, "overrides": {}}
     inputs |= {"learning_rate": 0.01, "epochs": 0, "max_steps": 6}
     for changes in ({"run_name": "fails"}, {"run_name": ""}, {"run_name": "", "learning_rate": 0.5}):
         done = _executed("data_split", inputs | changes)

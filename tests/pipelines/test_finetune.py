@@ -239,7 +239,8 @@ def test_another_source_of_a_stage_is_another_command() -> None:
 
 def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]]) -> None:
     parameters = on_spot_gpus[0]["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == {"run_name", "store", "source", "learning_rate", "epochs", "max_steps"}
+    named = {"run_name", "store", "source", "base_model", "seed", "overrides"}
+    assert set(parameters) == named | {"learning_rate", "batch_size", "epochs", "max_steps"}
     assert all(parameter["description"] for parameter in parameters.values())
     assert all("defaultValue" in parameter for parameter in parameters.values())
 

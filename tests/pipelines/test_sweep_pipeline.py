@@ -98,8 +98,9 @@ def test_a_sweep_is_submitted_and_shown(kfp_api: Any) -> None:
     found = json.loads(done.stdout)
     assert (found["run"], found["sweep_uri"]) == ("rates", "s3://bucket/baton/sweeps/rates")
     (run,) = kfp_api.runs.values()
-    assert run["runtime_config"]["parameters"] == {"sweep_name": "rates"}
-    spec = run["pipeline_spec"]["pipeline_spec"]
+    given = run["runtime_config"]["parameters"]
+    assert (given["sweep_name"], given["store"], given["overrides"]) == ("rates", "s3://bucket/baton", {})
+    spec = kfp_api.spec(run)["pipeline_spec"]
     assert spec["root"]["inputDefinitions"]["parameters"]["store"]["defaultValue"] == "s3://bucket/baton"
     limits = {task["iteratorPolicy"]["parallelismLimit"] for task in _iterated(spec)}
     assert (len(_iterated(spec)), limits) == (4, {3})

@@ -77,9 +77,10 @@ def at(folder: str, function: Callable[..., None], *arguments: Any) -> None:
 
 def split_and_tokenize(recipe_json: str, name: str) -> None:
     from baton.components.data_split.split import split_data
+    from baton.components.shared.recipe import recipe_file
     from baton.components.tokenize.tokenization import tokenize_run
 
-    tokenize_run(split_data(recipe_json, name, {})["run_uri"])
+    tokenize_run(split_data(recipe_file.loads(recipe_json), name)["run_uri"])
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:

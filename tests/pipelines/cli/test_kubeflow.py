@@ -98,6 +98,10 @@ def stages(done: Done) -> dict[str, str]:
 # submit --wait
 
 RECIPE = str(ROOT / "pipelines/recipes/quickstart.yaml")
+PARAMETERS = {
+    "run_name": "mine", "store": "s3://baton", "source": "builtin:stdlib-docs", "learning_rate": 0.002, "epochs": 0.0,
+    "max_steps": 240, "base_model": "", "seed": 7, "batch_size": 16, "overrides": {},
+}  # fmt: skip
 SUBMIT = ("submit", RECIPE, "--run", "mine", "--store", "s3://baton", *GATED, "--wait", "--output", "json")
 
 
@@ -131,10 +135,26 @@ def test_submit_waits_and_tells_the_true_state(final: str, code: int, kfp_api: A
         "run": "mine", "run_id": run["run_id"], "state": final.lower(),
         "url": f"{kfp_api.url}/#/runs/details/{run['run_id']}",
     }  # fmt: skip
-    assert run["runtime_config"]["parameters"] == {"run_name": "mine"}
-    tasks = run["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
+    assert run["runtime_config"]["parameters"] == PARAMETERS
+    tasks = kfp_api.spec(run)["pipeline_spec"]["root"]["dag"]["tasks"]
     cached = {key for key, task in tasks.items() if task.get("cachingOptions") == {"enableCache": True}}
     assert cached == {"tokenize", "train-chunk", "train-chunk-2"}
+
+
+def test_submit_says_where_its_pipeline_is_and_leaves_it_unregistered_where_asked(kfp_api: Any, baton: Baton) -> None:
+    without_wait = [word for word in SUBMIT if word != "--wait"]
+    for known in ("new", "as before"):
+        done = baton(*without_wait)
+        assert done.returncode == 0, done.stderr
+        (version,) = kfp_api.registry.versions.values()
+        shown = json.loads(done.stdout)
+        assert (shown["pipeline"], shown["version"]) == ("quickstart", version["name"])
+        page = f"#/pipelines/details/{version['pipeline_id']}/version/{version['pipeline_version_id']}"
+        assert f"its pipeline, {known}: {kfp_api.url}/{page}" in done.stderr
+    done = baton(*without_wait, "--no-register")
+    assert done.returncode == 0, done.stderr
+    assert "pipeline" not in json.loads(done.stdout)
+    assert ["pipeline_spec" in run for run in kfp_api.runs.values()] == [False, False, True]
 
 
 def test_submit_says_which_stage_failed_and_why(kfp_api: Any, baton: Baton) -> None:
@@ -205,7 +225,7 @@ def test_submit_without_cache_with_an_account_and_a_page(
     assert baton(*SUBMIT[:-3], "--no-cache", "--service-account", "baton-runner").returncode == 0
     (run,) = kfp_api.runs.values()
     assert run["service_account"] == "baton-runner"
-    spec = run["pipeline_spec"]["pipeline_spec"]
+    spec = kfp_api.spec(run)["pipeline_spec"]
     assert {str(task["cachingOptions"]) for task in spec["root"]["dag"]["tasks"].values() if "train" in str(task)} == {
         "{}"
     }
@@ -310,10 +330,10 @@ def test_status_without_the_first_version_of_the_api(kfp_api: Any, started: Any,
     assert f"kubectl logs -l pipeline/runid={run_id},app.kubernetes.io/component=train-chunk -c main" in done.stderr
 
 
-def test_status_of_a_run_of_an_uploaded_pipeline(kfp_api: Any, started: Any, baton: Baton) -> None:
+def test_status_of_a_run_whose_version_may_not_be_read(kfp_api: Any, started: Any, baton: Baton) -> None:
     run_id = started("RUNNING", stops_at="train-chunk-2")
-    kfp_api.refers_to_upload = True
-    done = baton("status", run_id, "--output", "json")
+    kfp_api.registry.multi_user, kfp_api.registry.forbidden = True, {"get"}
+    done = baton("status", run_id, "--output", "json", "--namespace", "team")
     assert done.returncode == 0, done.stderr
     assert stages(done)["train-chunk"] == "succeeded"
     assert stages(done)["train-chunk-2"] == "running"
@@ -434,7 +454,7 @@ def test_a_run_that_is_not_there(command: str, kfp_api: Any, baton: Baton) -> No
 
 
 def test_several_profiles_ask_for_a_namespace(kfp_api: Any, started: Any, baton: Baton) -> None:
-    kfp_api.multi_user = True
+    kfp_api.registry.multi_user = True
     started("SUCCEEDED")
     done = baton("status", "mine")
     assert done.returncode == 2
@@ -508,7 +528,7 @@ def test_doctor_says_which_losses_end_a_run(
     assert seen["lost pods"]["found"].startswith(found)
     assert ("retry-lost-pods" in seen["lost pods"]["remedy"]) == (state == "note")
     assert seen["kubeflow"]["state"] == "ok"
-    assert seen["pipelines"]["found"] == "0 registered"
+    assert seen["pipelines"]["found"] == "can be registered; 1 are"
 
 
 def test_doctor_of_an_installation_that_does_not_answer(baton: Baton, tmp_path: Path) -> None:

@@ -417,9 +417,10 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "comment.md").read_text(encoding="utf-8") == backend.comment
     (run,) = backend.runs.values()
-    posted = run["pipeline_spec"]
+    posted = backend.spec(run)
     assert posted.get("pipeline_spec", posted)["pipelineInfo"]["name"] == "again-retrain"
-    assert run.get("runtime_config", {}).get("parameters") in (None, {})
+    given = {"store": str(folder / "store"), "source": "", "base_model": "org/model", "seed": 0, "batch_size": 8}
+    assert run["runtime_config"]["parameters"] == {**given, "overrides": {}}
     backend.state = "rejected"
     done = _shell(folder, backend, str(PLAIN))
     assert done.returncode == 3, done.stderr
@@ -448,7 +449,7 @@ def test_an_object_that_arrives_starts_the_uploaded_pipeline(folder: Path, backe
         'kfp --endpoint "$BATON_KFP_ENDPOINT" --output json pipeline create --pipeline-name again-retrain p.yaml',
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (pipeline,) = backend.pipelines
+    (pipeline,) = backend.registry.pipelines
     trigger = sensor["spec"]["triggers"][0]["template"]["http"]
     event = {"notification": [{"s3": {"object": {"key": "again/manifest.json"}}}]}
     body = json.dumps(_payload(trigger["payload"], dependency["name"], event)).replace("PIPELINE_ID", pipeline)

@@ -59,9 +59,22 @@ def test_a_recipe_is_scheduled_once_at_a_time_and_missed_times_are_not_made_up_f
     assert run["display_name"] == "retrain-again"
     assert run["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * *"}}
     assert (run["max_concurrency"], run["no_catchup"], run["mode"]) == (1, True, "ENABLE")
-    posted = run["pipeline_spec"]
+    posted = api.spec(run)
     assert posted.get("pipeline_spec", posted)["pipelineInfo"]["name"] == "again-retrain"
     assert [each["display_name"] for each in api.experiments.values()] == ["again"]
+
+
+def test_a_schedule_is_started_from_the_registered_version_with_all_parameters(api: ScheduleApi, recipe: Path) -> None:
+    when = ("--cron", "0 3 * * *")
+    for more in ((), ("--no-register",)):
+        assert _baton("schedule", str(recipe), *when, *more)[0] == 0
+        (run,) = api.recurring.values()
+        assert ("pipeline_version_reference" in run, "pipeline_spec" in run) == (not more, bool(more))
+        given = {"store": "s3://baton", "source": "", "base_model": "org/model", "seed": 0, "batch_size": 8}
+        assert run["runtime_config"]["parameters"] == {**given, "overrides": {}}
+    (pipeline,) = api.registry.pipelines.values()
+    assert pipeline["name"] == "again-retrain"
+    assert len(api.registry.versions) == 1
 
 
 def test_another_schedule_takes_the_place_of_the_first_and_leaves_other_recipes_alone(

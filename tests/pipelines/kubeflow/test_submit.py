@@ -96,7 +96,7 @@ def test_the_kfp_command_uploads_and_lists(kfp_api: Any, two_step_package: Path,
     runs = run_kfp(kfp_api, tmp_path, "--output", "json", "run", "list")
 
     assert uploaded.returncode == 0, uploaded.stderr
-    assert [pipeline["display_name"] for pipeline in kfp_api.pipelines.values()] == ["two steps"]
+    assert [pipeline["display_name"] for pipeline in kfp_api.registry.pipelines.values()] == ["two steps", "two-steps"]
     assert [run["run_id"] for run in json.loads(runs.stdout)] == [submitted.run_id]
 
 
@@ -112,7 +112,8 @@ def test_submit_creates_the_experiment_and_the_run(
     run = kfp_api.runs[submitted.run_id]
     assert experiment["display_name"] == "trials"
     assert run["experiment_id"] == experiment["experiment_id"]
-    assert run["runtime_config"]["parameters"] == {"num_rows": 3, "label": "0012"}
+    given = {"num_rows": 3, "label": "0012"}
+    assert run["runtime_config"]["parameters"] == {**given, "ratio": 0.5, "is_final": True}
     assert submitted.run_name == "first"
     assert submitted.url == f"{kfp_api.url}/#/runs/details/{submitted.run_id}"
     assert capsys.readouterr() == ("", "")

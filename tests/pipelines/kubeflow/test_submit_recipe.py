@@ -26,12 +26,14 @@ def test_the_compiled_recipe_is_taken_by_kfp_run_submit(kfp_api: Any, tmp_path: 
     assert _command("baton", "compile", str(QUICKSTART), "-o", str(package), cwd=tmp_path).returncode == 0
     done = _command(
         "kfp", "--endpoint", kfp_api.url, "run", "submit", "-e", "trials", "-r", "first", "-f", str(package),
-        "run_name=first", "store=s3://baton", "learning_rate=0.001", "max_steps=80", cwd=tmp_path,
+        "run_name=first", "store=s3://baton", "learning_rate=0.001", "max_steps=80",
+        'overrides={"training.weight_decay": 0.5}', cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (run,) = kfp_api.runs.values()
     assert run["runtime_config"]["parameters"] == {
         "run_name": "first", "store": "s3://baton", "learning_rate": 0.001, "max_steps": 80,
+        "overrides": {"training.weight_decay": 0.5},
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def split(
         "training": {"method": method, **own},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
+    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
 
 
 def sides(store: str, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

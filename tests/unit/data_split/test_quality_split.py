@@ -28,7 +28,7 @@ def split(folder: Path, rows: list[Any], name: str = "run-1", **data: Any) -> di
         "data": {"source": str(source), **data},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
+    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
 
 
 def written(folder: Path, found: dict[str, Any]) -> dict[str, list[str]]:

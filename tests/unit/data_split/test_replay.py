@@ -27,7 +27,7 @@ def _split(store: str, source: Path, name: str, learnt: list[str], replay: float
         "retrain": {"learnt": learnt, "replay": replay},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.dumps(recipe_file.validate(recipe, origin="r.yaml")), name, {})
+    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
 
 
 def _texts(rows: list[dict[str, Any]]) -> set[str]:

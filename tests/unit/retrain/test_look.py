@@ -13,7 +13,7 @@ from baton.components.retrain.content import data_digest, recipe_digest
 from baton.components.retrain.look import Decision, look
 from baton.components.retrain.promotion import promote_or_keep, release
 from baton.components.shared.core.errors import BatonError, DamagedError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe import Recipe, parameters, recipe_file
 from baton.components.shared.runs import accepted
 from baton.components.shared.runs.run import Run
 from baton.components.shared.runs.turns import Turns
@@ -49,7 +49,7 @@ def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
 
 
 def _look(recipe: Recipe, owner: str = "first") -> Decision:
-    return look(recipe_file.dumps(recipe), recipe.store.uri, "", owner)
+    return look(recipe, owner)
 
 
 def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
@@ -103,6 +103,18 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     assert in_use.model.run in found.words
     assert _outcome(storage, "second")["state"] == "unchanged"
     assert not Turns(storage, "tiny", "second").is_ours()
+
+
+def test_an_override_is_a_change_of_the_recipe_and_the_recipes_own_values_are_none(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = _recipe(document)
+    assert _retrained(recipe, tmp_path, "first") == "promoted"
+    own = parameters.of(store=recipe.store.uri, base_model="org/model", seed=0, batch_size=recipe.training.batch_size)
+    assert _look(parameters.changed(recipe, own, {}), "second").decision == "unchanged"
+    found = _look(parameters.changed(recipe, own, {"training.weight_decay": 0.5}), "third")
+    assert (found.decision, found.words[:14]) == ("train", "recipe changed")
+    assert recipe_file.loads(found.recipe).training.weight_decay == 0.5
 
 
 def test_other_content_is_trained_on_and_other_names_and_times_are_not(
