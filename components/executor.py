@@ -6,9 +6,26 @@ It stands in the place of kfp's own entry, which takes the source of the functio
 import argparse
 import importlib
 import json
+import logging
 import os
+from collections.abc import Mapping
 
 from baton.components.declaring import RUNTIME
+from baton.components.shared.core.errors import BatonError, OtherRunError
+from baton.components.shared.runs import failures
+from baton.components.shared.runs.baton import Baton
+from baton.components.shared.runs.documents.outcome import Failure
+from baton.components.shared.runs.run import Run, chosen_name, now
+from baton.components.shared.store.storage import Storage
+
+logger = logging.getLogger("baton")
+
+Inputs = Mapping[str, str | float]
+"""Parameters of a stage, by name."""
+NAMES = {"lr_find": "learning-rate finder", "reject": "rejected"}
+"""Stage → its name on Kubeflow's page, where it is not the function's."""
+RETRY = "KFP_RETRY_INDEX"
+"""Environment variable of newer Kubeflows: number of the attempt at a stage, from 0."""
 
 
 def main() -> None:
@@ -23,9 +40,64 @@ def main() -> None:
     os.environ[RUNTIME] = "true"  # before kfp is imported
     from kfp.dsl.executor import Executor
 
+    inputs = arguments.executor_input.get("inputs", {}).get("parameterValues", {})
     component = importlib.import_module(f"baton.components.{arguments.room}.component")
     function = getattr(component, arguments.function_to_execute)
-    Executor(executor_input=arguments.executor_input, function_to_execute=function).execute()
+    try:
+        Executor(executor_input=arguments.executor_input, function_to_execute=function).execute()
+    except (Exception, SystemExit) as error:
+        _leave_word(arguments.function_to_execute, inputs, error)
+        raise
+    _forget(arguments.function_to_execute, inputs)
+
+
+def _leave_word(function: str, inputs: Inputs, error: BaseException) -> None:
+    """Keeps with the run why a stage failed; whatever goes wrong with that, the stage ends on its own error."""
+    cause = error.__cause__ if isinstance(error, SystemExit) else error
+    run = _run(function, inputs)
+    if run is None or cause is None or isinstance(cause, OtherRunError):
+        return
+    if not isinstance(cause, BatonError):
+        cause = BatonError(f"{type(cause).__name__}: {cause}", remedy="Its log has the traceback.")
+    attempt = os.environ.get(RETRY, "")
+    failure = Failure(
+        stage=_name(function, inputs),
+        message=cause.message,
+        remedy=cause.remedy,
+        exit_code=cause.exit_code,
+        at=now(),
+        attempt=int(attempt) + 1 if attempt.isdigit() else None,
+    )
+    try:
+        page = failures.leave(run.uri, failure)
+    except Exception as second:
+        logger.warning("%s", second)
+        return
+    if page:
+        logger.error("the run's page says why: %s", page)
+
+
+def _forget(function: str, inputs: Inputs) -> None:
+    """Removes what a stage had left when it failed before."""
+    if run := _run(function, inputs):
+        failures.forget(run, None if function in ("data_split", "report") else _name(function, inputs))
+
+
+def _run(function: str, inputs: Inputs) -> Run | None:
+    """Returns the run that a stage works on, None where it works on none."""
+    try:
+        if function == "data_split":
+            names = [str(inputs[name]) for name in ("run_name", "new_name", "job_id", "phase")]
+            return Run(Storage(str(inputs["store"])), chosen_name(*names))
+        return Run.open(Baton.read(str(inputs["baton"])).run_uri)
+    except (KeyError, BatonError):
+        return None
+
+
+def _name(function: str, inputs: Inputs) -> str:
+    """Returns the name of a stage as Kubeflow's page has it, without that of its phase."""
+    name = NAMES.get(function, function.replace("_", " "))
+    return f"{name} {int(inputs['index'])}" if "index" in inputs else name
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ BACKOFF_LIMIT = "24h"
 
 TRAIN_CHUNK = "train-chunk"
 """Name of the stage that several nodes can share."""
+TRIED_AGAIN = ("data-split", "tokenize", "lr-find", TRAIN_CHUNK, "evaluate", "export")
+"""Stages that an engine starts again where their pod fails: those that take long. The others are over in seconds, and
+one that fails has found what no second attempt finds in order."""
 
 RUN_LABEL = "metadata.labels['pipeline/runid']"
 """Where a pod finds the id of its Kubeflow run."""
@@ -28,7 +31,7 @@ def of_run(resources: Resources) -> PipelineConfig:
 
 
 def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, stage: str) -> None:
-    """Sets image, credentials by reference, plain environment, labels, and takes the right to be root."""
+    """Sets image, credentials by reference, plain environment, labels and retries, and takes the right to be root."""
     task.set_container_image(resources.image)
     task.set_caching_options(False)  # see `with_cache` for those that may be
     for name, value in resources.plain_env.items():
@@ -42,6 +45,13 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
     kubernetes.use_field_path_as_env(task, env_name=KUBEFLOW_RUN, field_path=RUN_LABEL)
     if resources.run_as_non_root:
         kubernetes.set_security_context(task, run_as_non_root=True)
+    if resources.retries and stage in TRIED_AGAIN:
+        task.set_retry(
+            num_retries=resources.retries,
+            backoff_duration="10s",
+            backoff_factor=2.0,
+            backoff_max_duration=BACKOFF_LIMIT,
+        )
 
 
 def with_cache(task: PipelineTask) -> None:
@@ -88,15 +98,7 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Sets the retries of a train-chunk, which resume from the newest checkpoint, the name of the node that it
-    watches, and the port at which Prometheus finds its figures."""
-    if recipe.resources.retries:
-        task.set_retry(
-            num_retries=recipe.resources.retries,
-            backoff_duration="10s",
-            backoff_factor=2.0,
-            backoff_max_duration=BACKOFF_LIMIT,
-        )
+    """Gives a train-chunk the name of the node that it watches, and the port at which Prometheus finds its figures."""
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
     port = recipe.tracking.prometheus_port

@@ -31,6 +31,7 @@ def as_markdown(part: ProofPart | None) -> str:
         f"read back and verified: {part.bytes:,} bytes in {part.verify_seconds or 0.0:.1f} s, at `{part.uri}`",
         f"goodput since the run began: {work.goodput:.0%} of the time went into steps that are kept",
         f"work lost to preemption so far: {work.lost_steps} steps, about {work.lost_seconds:.0f} s",
+        f"processes that were lost and started again in their pod so far: {work.restarts}",
     ]
     phases = [phase for phase in PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in part.attempts)]
     rows = [

@@ -55,7 +55,7 @@ def data_split(
     from baton.components.data_split.split import split_data
     from baton.components.shared.core import events
     from baton.components.shared.recipe import parameters, recipe_file
-    from baton.components.shared.runs.run import Run
+    from baton.components.shared.runs.run import Run, chosen_name
     from baton.components.shared.store import sources
 
     with events.stage("data split"):
@@ -72,10 +72,9 @@ def data_split(
         chosen = parameters.of_phase(parameters.changed(recipe_file.loads(recipe), given, overrides), phase)
         if start_from:
             chosen = recipe_file.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
-        chosen_name = run_name or f"{new_name}-{job_id}"
-        split = split_data(chosen, f"{chosen_name}-{phase}" if phase else chosen_name)
+        split = split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         run = Run.open(split["run_uri"])
-        card.rows(run, split, chosen_name).leave(rows)
+        card.rows(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
             file.write(card.quality(run, split["page"]))
         return str(losses.baton(run))

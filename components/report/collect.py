@@ -12,9 +12,9 @@ from baton.components.shared.checkpoints.proof import proof_part
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import StoreError
 from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import lineage
+from baton.components.shared.runs import lineage, tracking
 from baton.components.shared.runs.documents.data import RunHead, SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, ReportPage
 from baton.components.shared.runs.documents.training import ForkNote, ProofPart, StageRecord, Tracking
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
@@ -22,8 +22,13 @@ from baton.components.shared.runs.run import Run
 logger = logging.getLogger("baton")
 
 
-def collect(run: Run) -> Report:
-    """Returns the report's content."""
+def collect(run: Run, failure: Failure | None = None) -> Report:
+    """Returns the report's content.
+
+    Args:
+        run: The run.
+        failure: Why it ended before its end.
+    """
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
@@ -48,9 +53,11 @@ def collect(run: Run) -> Report:
         newest=newest.meta if newest else None,
         log=store.history(newest) if newest else [],
         attempts=run.attempts(),
+        restarts=run.restarts(),
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
         family=_family(run),
+        failure=failure,
     )
 
 
@@ -98,26 +105,41 @@ def write_report(run_uri: str) -> dict[str, str]:
         `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
         wants that.
     """
-    import tempfile
-
     from baton.components.report.page import render
     from baton.components.shared.core import events
-    from baton.components.shared.runs import tracking
 
     started = time.time()
     run = Run.open(run_uri)
     report = collect(run)
+    uri, html = publish(run, report, "FINISHED")
+    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
+    events.emit(events.Report(uri=uri))
+    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(_counts(report))}
+
+
+def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]:
+    """Renders a report into the store and ends the tracking run with it.
+
+    Args:
+        run: The run.
+        report: Its report.
+        status: How it ended.
+
+    Returns:
+        Address of the page, and the page.
+    """
+    import tempfile
+
+    from baton.components.report.page import render
+
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
         path = f"{folder}/report.html"
         with open(path, "w", encoding="utf-8") as file:
             file.write(html)
-        tracking.finish(run, path)
-    uri = run.storage.uri(run.path("report.html"))
-    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
-    events.emit(events.Report(uri=uri))
-    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(_counts(report))}
+        tracking.close(run, status, path)
+    return run.storage.uri(run.path("report.html")), html
 
 
 def _counts(report: Report) -> Report:

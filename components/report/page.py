@@ -61,7 +61,7 @@ class Proof:
 def render(report: Report) -> str:
     """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = rendering.environment(Path(__file__).parent)
-    environment.filters["clip"] = clip
+    environment.filters |= {"clip": clip, "duration": duration}
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
@@ -89,13 +89,17 @@ def render(report: Report) -> str:
 def verdict(report: Report, proof: Proof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
-    if report.state == "failed":
+    if report.state in ("failed", "cancelled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
         reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
         planned = max([*report.targets, report.steps])
         where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
-        return "bad", f"The run failed {where}. {told[:1].upper()}{told[1:]}."
+        ended = f"The run failed {where}. {told[:1].upper()}{told[1:]}."
+        if failure := report.failure:
+            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage}"
+            ended += "." if report.is_bare else f", {where}."
+        return "bad", ended
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
     extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"
@@ -261,6 +265,7 @@ def cost_note(report: Report) -> str:
     told = [
         f"goodput {work.goodput:.0%} since the run began" if work else "",
         f"{count(work.lost_steps, 'step')} lost to interruptions" if work else "",
+        f"{count(len(report.restarts), 'process', 'processes')} lost and started again" if report.restarts else "",
         f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
         f"a save holds training up for {duration(statistics.median(stalls))} (median)" if stalls else "",
     ]

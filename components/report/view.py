@@ -11,8 +11,8 @@ from baton.components.shared.checkpoints.store import LogEntry
 from baton.components.shared.core.document import Json
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Figures
-from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Tracking
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, Figures
+from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking
 from baton.components.shared.runs.plan import Plan
 
 
@@ -50,9 +50,11 @@ class Report:
         uri: The run's address.
         method: The training method.
         attempts: At all chunks, those at spare ones that found nothing to do among them.
+        restarts: Processes that were lost and followed by another one in their pod.
         newest: Meta of the newest committed checkpoint.
         log: What training logged up to that checkpoint.
         stages: Seconds by stage, in the pipeline's order.
+        failure: Why the run ended before its end, None where it did not.
     """
 
     run: str
@@ -72,13 +74,22 @@ class Report:
     newest: CheckpointMeta | None = None
     log: Sequence[LogEntry] = ()
     attempts: Sequence[ChunkRecord] = ()
+    restarts: Sequence[Restart] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
+    failure: Failure | None = None
 
     @property
-    def state(self) -> Literal["succeeded", "rejected", "failed"]:
+    def is_bare(self) -> bool:
+        """Whether nothing is known but why the run failed."""
+        return self.failure is not None and not self.recipe_yaml
+
+    @property
+    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
         """How the run ended."""
+        if self.failure:
+            return "cancelled" if self.failure.is_cancelled else "failed"
         if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
             return "failed"
         gate = self.evaluation.gate if self.evaluation else None

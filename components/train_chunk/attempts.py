@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,8 +24,9 @@ from types import FrameType
 import psutil
 
 from baton.components.shared.core import errors, events, machine, patience
-from baton.components.shared.core.errors import BatonError, LostError, StoreError, UnavailableError
-from baton.components.shared.runs.run import Run
+from baton.components.shared.core.errors import BatonError, BrokenError, LostError, StoreError, UnavailableError
+from baton.components.shared.runs.documents.training import Restart
+from baton.components.shared.runs.run import Run, now
 from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.outcome import Outcome
 from baton.components.train_chunk.stage import run_chunk
@@ -33,6 +35,10 @@ logger = logging.getLogger("baton")
 
 PAUSE_S = 2.0
 """Seconds before the second process; before the third eight times as many."""
+DIVERGED = (
+    "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
+    "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
+)
 Train = Callable[[str, int], Outcome | None]
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 """Options of Linux' prctl."""
@@ -53,15 +59,30 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
         BatonError: what a process has ended of that another one would end of, too, or the last one of several.
     """
     tries = patience.attempts(math.inf, pause=PAUSE_S, growth=8)
+    broken, restarts = "", list[Restart]()
     while True:
-        number = next(tries).number
+        number, began = next(tries).number, time.monotonic()
+        _note(run_uri, restarts)
         try:
             return _attempt(run_uri, index, train)
         except (LostError, UnavailableError) as error:
             if number > (retries := _retries(run_uri)):
                 raise
+            if isinstance(error, BrokenError) and error.message == broken:
+                raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
+            broken = error.message
+            seconds = round(time.monotonic() - began, 1)
+            restarts.append(Restart(chunk=index, reason=error.message, at=now(), seconds=seconds))
             events.emit(events.Restarted(chunk=index, attempt=number, of=retries, reason=error.message))
             logger.warning("%s It starts again in this pod, %d of %d times", error.message, number, retries)
+
+
+def _note(run_uri: str, restarts: list[Restart]) -> None:
+    """Keeps with the run which processes were lost; what the store does not take now stays in the list."""
+    with contextlib.suppress(StoreError):
+        while restarts:
+            Run.open(run_uri).note_restart(restarts[0])
+            del restarts[0]
 
 
 def _retries(run_uri: str) -> int:

@@ -9,6 +9,7 @@ from baton.components.train_chunk.checkpointing.collective import Services
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.staging import Staging
 from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.distributed.preemption import PreemptionWatch
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog, Watchdog
 from baton.components.train_chunk.inputs import Inputs
@@ -76,7 +77,8 @@ class Attempt:
             # With a notice before the first step there is nothing to save.
             if not attached.manager.leaves_at_once():
                 if restored is None or not restored.is_target:
-                    trainer.train(resume_from_checkpoint=restored.folder if restored else None)
+                    with devices.watched(lambda: int(trainer.state.global_step)):
+                        trainer.train(resume_from_checkpoint=restored.folder if restored else None)
                 services.watchdog.stop()  # from here the ranks wait for the store alone, which has its own patience
                 self._finish(trainer, attached)
         finally:

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.models import generation, loading
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def servable(uri: str) -> str:
     if os.path.isfile(f"{folder}/config.json"):
         return folder
     made_from = hashlib.sha256(f"{uri} {loading.model_identity(folder)}".encode()).hexdigest()[:16]
-    target = os.path.join(loading.cache_dir(), "served", made_from)
+    target = os.path.join(cache_dir(), "served", made_from)
     if not os.path.isfile(f"{target}/config.json"):
         model, tokenizer = generation.load(uri)
         whole: Any = model

@@ -15,7 +15,7 @@ from baton.pipelines.cli.options import REJECTED, Output, print_json
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
     from baton.pipelines.kubeflow.endpoint import Client
-    from baton.pipelines.kubeflow.run_view import View
+    from baton.pipelines.kubeflow.run_view import Stage, View
     from baton.pipelines.kubeflow.submit import Submission
 
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
@@ -92,7 +92,7 @@ def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours
     ended: Shown = {"state": run_view.outcome(state, follow.view.stages)}
     if ended["state"] in ("failed", "canceled"):
         client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
-        close_tracking(client, client.get_run(run_id), ended["state"])
+        conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
     if failed:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
@@ -147,12 +147,13 @@ def advise(view: View, run_id: str) -> None:
             console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
-def close_tracking(client: Client, run: Run, state: str) -> None:
-    """Ends what a run that has failed or was cancelled has left running in MLflow, and says so."""
-    from baton.pipelines.kubeflow import tracked
+def conclude(client: Client, run: Run, stages: list[Stage], state: str) -> None:
+    """Ends what a run that has failed or was cancelled has left running in MLflow, keeps why it did, and says so."""
+    from baton.pipelines.kubeflow import ended, tracked
 
-    for line in tracked.close(client, run, state):
-        console.print(line, soft_wrap=True, markup=False)
+    for line in (*tracked.close(client, run, state), ended.leave_word(client, run, stages, state)):
+        if line:
+            console.print(line, soft_wrap=True, markup=False)
 
 
 def end(told: Shown, output: Output) -> None:

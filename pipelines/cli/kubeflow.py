@@ -54,7 +54,7 @@ def status(
             console.print(run_view.FROZEN, soft_wrap=True)
         following.advise(view, remote.run_id)
         if remote.state in FINAL_STATES:
-            following.close_tracking(client, remote, shown["state"])
+            following.conclude(client, remote, view.stages, shown["state"])
         following.end(shown, output)
 
 
@@ -63,6 +63,7 @@ def cancel(
 ) -> None:
     """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with reported(output):
+        from baton.pipelines.kubeflow import run_view
         from baton.pipelines.kubeflow.submit import FINAL_STATES
 
         client, remote = _found(endpoint, run, namespace)
@@ -70,8 +71,9 @@ def cancel(
             raise UserError(
                 f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
             )
+        stages = run_view.stages(client, remote)
         client.terminate_run(remote.run_id)
-        following.close_tracking(client, remote, "canceled")
+        following.conclude(client, remote, stages, "canceled")
         following.end(following.shown(endpoint, remote, "canceling"), output)
 
 
@@ -85,6 +87,7 @@ def retry(
 ) -> None:
     """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with reported(output):
+        from baton.pipelines.kubeflow import run_view, store_view
         from baton.pipelines.kubeflow.submit import resume
 
         client, remote = _found(endpoint, run, namespace)
@@ -95,6 +98,8 @@ def retry(
         try:
             resume(client, remote.run_id)
         except BatonError as error:
+            stages = store_view.explained(client, remote, run_view.stages(client, remote)).stages
+            following.conclude(client, remote, stages, run_view.outcome(remote.state, stages))
             raise BatonError(
                 f"Kubeflow cannot retry run '{name}': {error}",
                 remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",

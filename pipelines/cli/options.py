@@ -67,6 +67,9 @@ Registers = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
 Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
+Retries = Annotated[
+    int, typer.Option(min=0, max=10, help="With --wait: times a run is started again whose pod was lost.")
+]
 WEEK_H = 168.0
 """How long a command waits where `Timeout` is left out."""
 LeaveOut = Annotated[

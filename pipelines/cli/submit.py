@@ -6,9 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
@@ -34,9 +32,7 @@ def submit(
     experiment: options.Experiment = None,
     wait: options.Wait = False,
     timeout: options.Timeout = options.WEEK_H,
-    retries: Annotated[
-        int, typer.Option(min=0, max=10, help="With --wait: times a run is started again whose pod was lost.")
-    ] = 0,
+    retries: options.Retries = 0,
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
     cache: options.Cache = True,
@@ -75,6 +71,7 @@ def submit(
                 registers=registers,
             )
             shown = _started(loaded, endpoint, submission := post(), pipeline)
+            _tell_losses(endpoint, namespace)
             if wait:
                 shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
@@ -95,6 +92,14 @@ def _started(recipe: Recipe, endpoint: str, submission: Submission, pipeline: Pi
         shown["sweep_uri"] = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
         console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
     return shown
+
+
+def _tell_losses(endpoint: str, namespace: str | None) -> None:
+    """Says once which losses of a pod end a run there, and what helps."""
+    from baton.pipelines.kubeflow import losses
+
+    if loss := losses.not_told_yet(endpoint, namespace):
+        console.print(f"[yellow]note:[/] {loss}. {losses.APPLY}, or add --wait --retries 3", soft_wrap=True)
 
 
 def load_for_pods(

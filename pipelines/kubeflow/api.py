@@ -143,6 +143,7 @@ class Run(Protocol):
     state: str | None
     service_account: str | None
     created_at: datetime.datetime
+    finished_at: datetime.datetime | None
     pipeline_spec: PostedSpec | None
     pipeline_version_reference: VersionReference | None
     runtime_config: RuntimeConfig | None

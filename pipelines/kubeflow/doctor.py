@@ -5,9 +5,8 @@ from __future__ import annotations
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.compiling.checks import Check
 from baton.pipelines.kubeflow import losses, registry
-from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client, connect, token
-from baton.pipelines.kubeflow.submit import FINAL_STATES, run_url
+from baton.pipelines.kubeflow.submit import run_url
 
 
 def examine(endpoint: str, namespace: str | None) -> list[Check]:
@@ -41,8 +40,7 @@ def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) ->
 
 
 def _of_runs(client: Client, namespace: str | None) -> list[Check]:
-    listed = client.list_runs(page_size=20, sort_by="created_at desc", namespace=namespace).runs or []
-    run: Run | None = next((run for run in listed if run.state in FINAL_STATES), None)
+    run = losses.newest_ended(client, namespace)
     if run is None:
         return [Check("lost pods", "note", "no run has ended there yet, which would tell")]
     checks = [Check("service account", "ok", f"{run.service_account or 'unknown'}, of run {run.display_name}")]

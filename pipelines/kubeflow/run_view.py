@@ -113,11 +113,17 @@ class View:
     """What there is to say of the run as a whole."""
     is_frozen: bool = False
     """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
+    is_stopped: bool = False
+    """Whether somebody or a deadline has ended the run."""
+    has_no_word: bool = False
+    """Whether the store, which could be asked, knows of no stage that has failed, where the record has stopped."""
 
     @property
     def is_lost(self) -> bool:
         """Whether lost pods alone ended the run: no stage has failed by itself."""
         failed = [stage for stage in self.stages if stage.state == "FAILED"]
+        if self.is_frozen and not failed:
+            return self.has_no_word and not self.is_stopped
         return bool(failed) and all(stage.hint == LOST for stage in failed)
 
 
@@ -167,7 +173,8 @@ def explained(client: Client, run: Run, stages: list[Stage]) -> View:
     is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
     message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
     if is_frozen(run, workflow, stages):
-        return View([_since(stage, run) for stage in stages], message, is_frozen=True)
+        is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
+        return View([_since(stage, run) for stage in stages], message, is_frozen=True, is_stopped=is_stopped)
     if is_cancelled:
         stages = [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
     tasks = Tasks([(stage.key, stage.parents) for stage in stages], ())

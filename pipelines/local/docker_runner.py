@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlparse
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models.loading import cache_dir
+from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.store.registry import ENVIRONMENT
 from baton.pipelines.local import containers

@@ -15,7 +15,7 @@ from baton.components.shared.checkpoints import zero
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Error, Event
-from baton.components.shared.models import loading
+from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
@@ -58,7 +58,9 @@ def run_recipe(
             zero.require_package(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
-    with packaged(recipe, "pipeline", pipeline) as package:
+    # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
+    at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
+    with packaged(at_once, "pipeline", pipeline) as package:
         run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
 
 
@@ -88,7 +90,7 @@ def run(
             failures.append(event)
         on_event(event)
 
-    log_path = os.path.join(loading.cache_dir(), "logs", f"{name}.log")
+    log_path = os.path.join(cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,

@@ -31,7 +31,7 @@ def test_rules_and_panels_parse(tmp_path: Path) -> None:
         {"name": "panels", "rules": [{"record": f"panel:{n}", "expr": e} for n, e in enumerate(asked)]},
     ]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
-    assert "26 rules found" in promtool("check", "rules", str(tmp_path / "rules.yaml"))
+    assert "27 rules found" in promtool("check", "rules", str(tmp_path / "rules.yaml"))
 
 
 def test_goodput_loss_and_chunk_time_have_panels() -> None:

@@ -164,12 +164,13 @@ def test_a_chunks_number_is_an_input_of_its_own(on_spot_gpus: list[dict[str, Any
         assert tasks[name]["inputs"]["parameters"]["index"] == {"runtimeValue": {"constant": number}}
 
 
-def test_chunks_are_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> None:
-    for name, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
-        if name.startswith("train-chunk"):
+def test_what_takes_long_is_retried_for_a_day(on_spot_gpus: list[dict[str, Any]]) -> None:
+    for key, task in on_spot_gpus[0]["root"]["dag"]["tasks"].items():
+        if key.startswith(("data-split", "tokenize", "train-chunk", "evaluate", "export")):
             assert task["retryPolicy"]["maxRetryCount"] == 5
             assert task["retryPolicy"]["backoffMaxDuration"] == "86400s"
         else:
+            assert key.startswith(("checkpoint", "report"))
             assert "retryPolicy" not in task
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from baton.components.report import page as report_page
+from baton.components.report.collect import collect
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Recipe
@@ -40,6 +42,12 @@ def test_a_lost_process_is_followed_by_a_fresh_one(
     assert said in printed
     assert printed.count("restored step=8") == times, "each resumes from the newest checkpoint"
     legs.train(run)
+    noted = run.restarts()
+    assert [restart.chunk for restart in noted] == [2] * times
+    assert all(restart.reason.startswith(said.rstrip(".")) and restart.seconds > 0 for restart in noted)
+    assert legs.final(run).meta.work.restarts == times
+    assert legs.final(undisturbed["lora"]).meta.work.restarts == 0
+    assert f"{times} process{'es' * (times > 1)} lost and started again" in report_page.render(collect(run))
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
     assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
 
@@ -61,6 +69,27 @@ def test_what_a_fresh_process_cannot_mend_does_not_start_twice(
     assert said in printed
     assert "restarted" not in printed
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_divergence_that_repeats_is_not_started_again(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
+    """A state that has diverged breaks the device at the same step each time; a device that is broken at any."""
+    run = _halfway("diverged", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 10, "device", 9, str(tmp_path))
+    assert code == 1, printed
+    assert "was encountered It came after step 10. So did the process before. See whether training has" in printed
+    assert printed.count("restarted chunk=2") == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_device_that_breaks_at_another_step_is_started_again(
+    recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    run = _halfway("flaky", recipes, legs)
+    code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 6, "device, then later", 2, str(tmp_path))
+    assert code == 0, printed
+    assert "It came after step 6." in printed
+    assert "It came after step 8." in printed
+    assert printed.count("restarted chunk=2") == 2
 
 
 def test_a_notice_to_the_stage_reaches_the_process_that_trains(

@@ -28,6 +28,10 @@ class UserError(BatonError):
     exit_code = 2
 
 
+class OtherRunError(UserError):
+    """The name is that of a run with another recipe or other data, which this error is no part of."""
+
+
 class StoreError(UserError):
     """The object store cannot be used as given: unreachable, refused, absent."""
 
@@ -50,6 +54,13 @@ class ExactnessError(BatonError):
 
 class LostError(BatonError):
     """A process that was ended by what a fresh one may be spared: a signal, a device or a link that broke."""
+
+
+class BrokenError(LostError):
+    """A device that broke, after a step that the message names.
+
+    Where a fresh process breaks after the same one, it is what is trained that does it: a state that has diverged.
+    """
 
 
 class NodeError(BatonError):

@@ -73,6 +73,11 @@ def _driver() -> str:
     return next((word for word in line.split() if word[0].isdigit()), line)
 
 
+def cache_dir() -> str:
+    """Returns the folder for downloads and for what is remembered: `BATON_CACHE`, or `~/.cache/baton`."""
+    return os.environ.get("BATON_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "baton")
+
+
 def has_mps() -> bool:
     """Tells whether torch can use Apple's GPU."""
     import torch

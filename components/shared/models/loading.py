@@ -11,6 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.recipe import FromScratch, Recipe
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -22,11 +23,6 @@ WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files of a hub repository that are taken: no pickled weights among them."""
 TAKEN = ".taken"
 """What a folder has of a store: size and time of each file there."""
-
-
-def cache_dir() -> str:
-    """Returns the folder for downloads: `BATON_CACHE`, or `~/.cache/baton`."""
-    return os.environ.get("BATON_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "baton")
 
 
 def local_model(base: str, revision: str | None = None) -> str:

@@ -32,7 +32,7 @@ class Toleration(Section):
 
 class Resources(Section):
     """What the pods ask for. Accelerators, memory, nodes and tolerations are those of the pods that run the model
-    (train-chunk, evaluate); retries are the train-chunks'."""
+    (train-chunk, evaluate)."""
 
     profile: Literal["cpu", "mps", "cuda-small", "cuda-large", "auto"] | None = None
     """Kind of machine, which chooses precision, optimizer, attention, workers and what pods ask for wherever the recipe
@@ -82,9 +82,10 @@ class Resources(Section):
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times a failed train-chunk is started again; it resumes from its newest checkpoint. Whether a deleted pod counts
-    as failed is up to the installation: Kubeflow Pipelines 2.17 starts that again, and not one that ended with an
-    error; Argo by itself does the opposite. `chunks.spare` and submitting again help in both."""
+    """Times a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export is started again; a
+    train-chunk resumes from its newest checkpoint. Which ends of a pod count is up to the installation: Kubeflow
+    Pipelines 2.17 starts one again that was deleted, and not one that ended with an error; Argo by itself does the
+    opposite. `chunks.spare` and submitting again help in both. A train-chunk's pods have `chunks.retries` each."""
     deadline: Annotated[str, BeforeValidator(duration)] | None = None
     """Time such as `72h` after which Kubeflow ends the whole run, whatever it is doing."""
     keep_pods: Annotated[str, BeforeValidator(duration)] | None = None

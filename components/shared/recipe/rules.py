@@ -16,6 +16,9 @@ from baton.components.shared.recipe.sections import Sections
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that look at evaluations."""
 
+MAX_PROCESSES = 36
+"""Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
+
 
 def check(recipe: Sections) -> None:
     """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such.
@@ -203,6 +206,12 @@ RULES: tuple[Callable[[Sections], None], ...] = (
 
 def _check_effects(recipe: Sections) -> None:
     training, export = recipe.training, recipe.export
+    inside, outside = recipe.chunks.retries, recipe.resources.retries
+    if (1 + inside) * (1 + outside) > MAX_PROCESSES:
+        raise ValueError(
+            f"chunks.retries: {inside} in each pod that resources.retries, {outside}, start make up to "
+            f"{(1 + inside) * (1 + outside)} processes a chunk, at most {MAX_PROCESSES}; lower one of the two"
+        )
     if training.activation_offloading and not training.spec.offloads_activations:
         raise ValueError(
             f"training.activation_offloading: {training.method}'s trainer holds activations where they are; "

@@ -2,6 +2,7 @@
 
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
+runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
 runs/<run>/checkpoints/step-…/        see `checkpoints.store`
 runs/<run>/export/, exports/<format>/ bundles
 data/<digest>/{split,tokens,…}        bundles shared between runs
@@ -19,10 +20,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from baton.components.shared.core.document import Document, Json, NamedDocument
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import OtherRunError, UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
-from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, StageRecord
+from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, Restart, StageRecord
 from baton.components.shared.runs.folder import Documents
 from baton.components.shared.runs.plan import Plan
 
@@ -38,7 +39,7 @@ class Run(Documents):
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
 
         Raises:
-            UserError: the run exists with a recipe that trains something else.
+            OtherRunError: the run exists with a recipe that trains something else.
         """
         document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
         if not self.put_new(RunHead.NAME, document):
@@ -51,14 +52,14 @@ class Run(Documents):
         """Compares a recipe with the one this run was started with, if it was.
 
         Raises:
-            UserError: they would train something else.
+            OtherRunError: they would train something else.
         """
         head = self.read(RunHead)
         if head is None:
             return
         before = recipe_file.validate(head.recipe, origin=self.uri)
         if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
-            raise UserError(
+            raise OtherRunError(
                 f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
                 remedy="Choose another run name, or set these back.",
             )
@@ -91,7 +92,7 @@ class Run(Documents):
         """Writes a document of the run; a different one under the same name is an error.
 
         Raises:
-            UserError: it was written before, and differs.
+            OtherRunError: it was written before, and differs.
         """
         self.set_once(document.file_name(), document.to_json())
 
@@ -99,21 +100,19 @@ class Run(Documents):
         """Writes a document of the run; a different one under the same name is an error.
 
         Raises:
-            UserError: it was written before, and differs.
+            OtherRunError: it was written before, and differs.
         """
         if self.put_new(name, document):
             return
         if changed := recipe_file.changed_paths(self.require(name), document):
-            raise UserError(
+            raise OtherRunError(
                 f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
                 remedy="Choose another run name.",
             )
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
         """Keeps what one attempt at a stage did, under its own name."""
-        # Time at a fixed width, so that names sort by it; the rest keeps apart attempts of the same millisecond.
-        name = f"records/{stage}-{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.json"
-        self.put(name, {"stage": stage, "at": now(), **document})
+        self.put(f"records/{stage}-{_unique()}.json", {"stage": stage, "at": now(), **document})
 
     def records(self) -> list[StageRecord]:
         """Returns all attempts at all stages, by stage and time."""
@@ -123,6 +122,19 @@ class Run(Documents):
         """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
         names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
         return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
+
+    def note_restart(self, restart: Restart) -> None:
+        """Keeps that a chunk's process was lost, and is followed by another one."""
+        self.put(f"restarts/{restart.chunk:03d}-{_unique()}.json", restart.to_json())
+
+    def num_restarts(self) -> int:
+        """Returns how many processes of chunks were lost and followed by another one, by one listing."""
+        return len(self.storage.list(self.path("restarts")))
+
+    def restarts(self) -> list[Restart]:
+        """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
+        paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
+        return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
 
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""
@@ -176,6 +188,19 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> str:
+    """Returns the name of the run that a pipeline trains.
+
+    Args:
+        run_name: The one that was asked for, empty for a new one.
+        new_name: What the name of a new run begins with.
+        job_id: What it ends in: the id of the pipeline's run.
+        phase: Name of one training of several, empty where there is one.
+    """
+    name = run_name or f"{new_name}-{job_id}"
+    return f"{name}-{phase}" if phase else name
+
+
 def check_name(name: str) -> str:
     """Returns a run's name if it can be one.
 
@@ -185,6 +210,12 @@ def check_name(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name
+
+
+def _unique() -> str:
+    """Returns the end of a name: the time at a fixed width, by which names sort, and what keeps one millisecond's
+    apart."""
+    return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
 
 
 def now() -> str:

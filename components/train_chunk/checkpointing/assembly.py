@@ -70,7 +70,8 @@ def attach(
         lineage = Lineage(context, restored, level, skipped)
         progress = ProgressNotes(context.run, context.index)
         work = restored.meta.work if restored else Work()
-        accounting = Accounting(context.clock, progress, work, progress.lost(lineage.start_step))
+        lost, restarts = progress.lost(lineage.start_step), context.run.num_restarts()
+        accounting = Accounting(context.clock, progress, work, lost, restarts)
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.

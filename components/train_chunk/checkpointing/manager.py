@@ -109,6 +109,7 @@ class CheckpointManager(CollectiveCheckpointManager):
             "unsaved_seconds": time.monotonic() - self._saved_at,
             "goodput": work.goodput,
             "lost_steps": work.lost_steps,
+            "restarts": work.restarts,
         }
 
     def _judge(self, is_late: bool) -> Decision:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+from collections.abc import Callable, Iterator
 
+from baton.components.shared.core.errors import BatonError, BrokenError
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
+
+logger = logging.getLogger("baton")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the devices that CUDA enumerates, all of them where it is unset."""
@@ -20,6 +26,28 @@ def is_broken(message: str) -> bool:
     Memory that is too small stays too small, and is a CUDA error, too.
     """
     return bool(BROKEN.search(message)) and "out of memory" not in message
+
+
+@contextlib.contextmanager
+def watched(step: Callable[[], int]) -> Iterator[None]:
+    """Says of a device that breaks after which step it did.
+
+    The link to another device is none: no state that is trained can break it.
+
+    Args:
+        step: Returns the step that training has come to.
+
+    Raises:
+        BrokenError: in the place of the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, BatonError) or not is_broken(text) or "NCCL" in text:
+            raise
+        logger.exception("a device broke")
+        raise BrokenError(f"{text} It came after step {step()}.") from None
 
 
 def pin(recipe: Recipe, ranks: Ranks) -> None:

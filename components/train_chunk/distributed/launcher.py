@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import psutil
 
 from baton.components.shared.core import errors, events
-from baton.components.shared.core.errors import BatonError, LostError
+from baton.components.shared.core.errors import BatonError, BrokenError, LostError
 from baton.components.train_chunk.distributed import devices, rendezvous
 
 if TYPE_CHECKING:
@@ -83,10 +83,9 @@ def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:
     events.setup_logging()
     try:
         return entry(*arguments)
-    except BatonError:
-        raise
-    except Exception:
-        time.sleep(PEERS)
+    except Exception as error:
+        if isinstance(error, BrokenError) or not isinstance(error, BatonError):
+            time.sleep(PEERS)
         raise
     finally:
         sys.stdout.flush()

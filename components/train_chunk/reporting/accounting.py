@@ -31,6 +31,7 @@ class Accounting:
         progress: The step it is at, noted in the store.
         before: What the run had cost at the checkpoint that is restored.
         lost: What the process before had trained and not saved.
+        restarts: Processes of the run that were lost and followed by another one in their pod.
         stalls: Seconds for which training stood still for each checkpoint.
     """
 
@@ -38,6 +39,7 @@ class Accounting:
     progress: ProgressNotes
     before: Work
     lost: Lost
+    restarts: int = 0
     stalls: list[float] = field(default_factory=list)
 
     def work(self, trained_for: float) -> Work:
@@ -54,6 +56,7 @@ class Accounting:
             goodput=trained / max(time.time() - started, 1e-9),
             lost_steps=self.before.lost_steps + self.lost.steps,
             lost_seconds=self.before.lost_seconds + self.lost.seconds,
+            restarts=self.restarts,
         )
 
     def figures(self) -> Figures:

@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.documents.outcome import Failure
+from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.run import Run, now
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from baton.pipelines.cli.display import console
 from baton.pipelines.kubeflow import submit as kubeflow
@@ -228,6 +234,35 @@ def test_submit_without_cache_with_an_account_and_a_page(
         assert page in executor["container"]["env"]
 
 
+def test_submit_says_once_which_losses_end_a_run(
+    kfp_api: Any, started: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    quick = SUBMIT[: SUBMIT.index("--wait")]
+    words = "note: a pod that was killed, evicted or whose node was shut down ends the run there"
+    assert words not in baton(*quick).stderr, "no run has ended there yet, which would tell"
+    started("FAILED", stops_at="data-split")
+    asked = len(kfp_api.requests)
+    told = baton(*quick).stderr
+    assert words in told
+    assert "Apply k8s/components/retry-lost-pods" in told
+    about = [path for method, path in kfp_api.requests[asked:] if method == "GET" and "/runs" in path]
+    assert len(about) == 2, "one listing and one workflow"
+    assert words not in baton(*quick).stderr, "it has been told"
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["mended", "unknown"])
+def test_submit_is_silent_where_no_loss_ends_a_run(
+    reads: bool, kfp_api: Any, started: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    started("SUCCEEDED")
+    kfp_api.serves_first_version = reads
+    if reads:
+        kfp_api.retry_strategy = {"retryPolicy": "Always", "expression": "asInt(lastRetry.exitCode) in [137, 143]"}
+    assert "ends the run" not in baton(*SUBMIT[: SUBMIT.index("--wait")]).stderr
+
+
 # status
 
 
@@ -339,6 +374,51 @@ def test_cancel_and_go_on(kfp_api: Any, started: Any, baton: Baton) -> None:
     assert retried.returncode == 0, retried.stderr
     assert json.loads(retried.stdout)["state"] == "succeeded"
     assert ("POST", f"/apis/v2beta1/runs/{run_id}:retry") in kfp_api.requests
+
+
+@pytest.fixture
+def tracked_run(kfp_api: Any, package: Path, submit_to: Any, tmp_path: Path) -> Run:
+    """A run that trains its second chunk, tracked in a real MLflow."""
+    run = Run(Storage(str(tmp_path / "store")), "mine")
+    run.create(recipe_file.load(RECIPE, [f"store.uri={tmp_path}/store"]))
+    server = f"sqlite:///{tmp_path}/mlflow.db"
+    tracked = mlflow.MlflowClient(server).create_run("0", run_name="mine")
+    run.write(Tracking(mlflow=server, run_id=tracked.info.run_id, experiment_id="0"))
+    arguments = {"run_name": "mine", "store": str(tmp_path / "store")}
+    kfp_api.stops_at = "train-chunk-2"
+    run_id = submit_to(kfp_api.url, package, run_name="mine", arguments=arguments).run_id
+    kfp_api.runs[run_id].update(state="RUNNING", _states=[], created_at=now())
+    return run
+
+
+def _state_in_mlflow(run: Run) -> str:
+    tracking = run.need(Tracking)
+    return str(mlflow.MlflowClient(tracking.mlflow).get_run(tracking.run_id).info.status)
+
+
+def test_cancel_leaves_a_page_and_ends_the_tracking_run(tracked_run: Run, baton: Baton) -> None:
+    done = baton("cancel", "mine")
+    assert f"why it ended: {tracked_run.uri}/report.html" in done.stderr
+    failure = tracked_run.need(Failure)
+    assert (failure.stage, failure.is_cancelled, failure.exit_code) == ("train chunk 2", True, None)
+    page = Path(tracked_run.uri, "report.html").read_text()
+    assert "The run was cancelled in train chunk 2, before the first step." in page
+    assert _state_in_mlflow(tracked_run) == "KILLED"
+
+
+@pytest.mark.parametrize("command", [("status", "mine", "--wait"), ("status", "mine"), ("retry", "mine")])
+def test_who_meets_a_lost_pod_leaves_a_page(
+    command: tuple[str, ...], tracked_run: Run, kfp_api: Any, baton: Baton
+) -> None:
+    for run in kfp_api.runs.values():
+        run.update(state="FAILED", _states=[])
+    kfp_api.messages = {"train-chunk-2": "main: Error (exit code 137)"}
+    kfp_api.retry_fails = True
+    assert baton(*command).returncode == 1
+    failure = tracked_run.need(Failure)
+    assert (failure.stage, failure.message) == ("train chunk 2", "main: Error (exit code 137)")
+    assert str(failure.remedy).startswith("The machine was preempted")
+    assert _state_in_mlflow(tracked_run) == "FAILED"
 
 
 @pytest.mark.parametrize(

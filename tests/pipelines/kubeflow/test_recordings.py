@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.components.shared.runs.documents.data import RunHead
+from baton.components.shared.runs.documents.outcome import Failure
 from baton.components.shared.runs.documents.training import Progress
 from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run
+from baton.components.shared.runs.run import Run, now
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow import nodes
+from baton.pipelines.kubeflow import endpoint, nodes, run_view, store_view
 
 ASSETS = Path(__file__).parents[2] / "assets" / "kubeflow-2.17"
 Recording = dict[str, Any]
@@ -123,7 +125,13 @@ TABLE = {
         {"train chunk 1": "Unschedulable: 0/1 nodes are available: 1 Insufficient memory."},
         ("train chunk 1: No node fits",),
     ),
-    "cancelled-waiting": Expected("canceled", 1, {"canceled": 1, "waiting": 8}, {"data split": "canceled"}),
+    "cancelled-waiting": Expected(
+        "canceled",
+        1,
+        {"canceled": 1, "waiting": 8},
+        {"data split": "canceled"},
+        said=("no page says why it ended, as its store cannot be used from here: /nowhere is not a folder here.",),
+    ),
     "phases-record-frozen": Expected(
         "succeeded", 0, {"succeeded": 18}, {"second: export": "succeeded"}, said=(FROZEN,)
     ),
@@ -230,3 +238,73 @@ def test_a_record_that_has_stopped_goes_on_in_the_store(status: Callable[..., tu
     )
     assert stages["checkpoint 1"]["state"] == "unknown", "its record is of an earlier run of that name"
     assert stages["evaluate"]["state"] == "unknown"
+
+
+def _run_of(name: str, store: Path) -> Run:
+    """Returns the training run of a recording in a store."""
+    run = recorded(name)["run"]
+    given = run.get("runtime_config", {}).get("parameters", {})
+    name = run["pipeline_spec"]["pipelineInfo"]["name"]
+    return Run(Storage(str(store)), given.get("run_name") or f"{name}-{run['run_id']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "message", "remedy", "shown"),
+    [
+        ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2."),
+        ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split."),
+    ],
+)
+def test_who_looks_leaves_why_a_run_ended(
+    name: str, stage: str, message: str, remedy: str, shown: str, status: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    """From the status alone, where there is no run yet."""
+    _, said = status(name, store=str(tmp_path))
+    run = _run_of(name, tmp_path)
+    page = Path(run.uri, "report.html")
+    assert f"why it ended: {page}\n" in said
+    failure = run.need(Failure)
+    assert (failure.stage, failure.message, failure.exit_code) == (stage, message, None)
+    assert str(failure.remedy).startswith(remedy)
+    assert failure.is_cancelled == (name == "cancelled-waiting")
+    text = page.read_text()
+    assert shown in text
+    assert message in text
+    page.write_text("as it was")
+    assert f"why it ended: {page}\n" in status(name, store=str(tmp_path))[1]
+    assert page.read_text() == "as it was", "it is left once"
+
+
+def test_what_the_stage_has_left_itself_stays(status: Callable[..., tuple[Any, str]], tmp_path: Path) -> None:
+    run = _run_of("pod-lost-failed", tmp_path)
+    run.write(Failure(stage="train chunk 2", message="its own words", exit_code=1, at=now()))
+    status("pod-lost-failed", store=str(tmp_path))
+    assert run.need(Failure).message == "its own words"
+
+
+def test_a_run_that_was_resumed_since_is_not_called_failed(
+    status: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    run = _run_of("pod-lost-failed", tmp_path)
+    run.record("data-split", {})  # now, by another run on Kubeflow
+    _, said = status("pod-lost-failed", store=str(tmp_path))
+    assert run.read(Failure) is None
+    assert "why it ended" not in said
+
+
+@pytest.mark.parametrize("has_word", [True, False])
+def test_a_record_that_has_stopped_is_a_loss_where_no_stage_has_left_a_word(
+    has_word: bool, status: Callable[..., tuple[Any, str]], store: Path, kfp_api: Any
+) -> None:
+    run = Run(Storage(str(store)), "d100")
+    run.put(RunHead.NAME, {"recipe": {"name": "d100"}, "created": now()})
+    if has_word:
+        run.write(Failure(stage="train chunk 3", message="a row is damaged.", remedy="Mend it.", exit_code=2, at=now()))
+    done, _ = status("failed-workflow-too-large", store=str(store))
+    stages = {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
+    assert stages["train chunk 3"]["state"] == ("failed" if has_word else "unknown")
+    client = endpoint.connect(kfp_api.url, token=None, namespace=None)
+    remote = client.get_run(recorded("failed-workflow-too-large")["run"]["run_id"])
+    run.storage.remove(run.path(Failure.NAME)) if not has_word else None  # what the status above has left
+    view = store_view.explained(client, remote, run_view.stages(client, remote))
+    assert view.is_lost is not has_word

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.report.page import loss_clause, read_proof, tiles, verdict
-from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.report.page import loss_clause, read_proof, render, tiles, verdict
+from baton.components.shared.runs.documents.outcome import Evaluation, Failure
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 
@@ -117,3 +117,24 @@ def test_preferences_have_a_tile(full_report: Any) -> None:
     evaluation = Evaluation(after={"reward_accuracy": 0.755, "reward_margin": 1.2345})
     assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(replace(full_report(), evaluation=evaluation))
     assert "Preference accuracy" not in [label for label, _, _ in tiles(full_report())]
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "sentence", "heading"),
+    [
+        (False, "The run failed in export, at step 240 of 240.", "Why it failed"),
+        (True, "The run was cancelled in export, at step 240 of 240.", "Where it was cancelled"),
+    ],
+)
+def test_a_run_that_ended_before_its_end(cancelled: bool, sentence: str, heading: str, full_report: Any) -> None:
+    failure = Failure(stage="export", message="the <i>disk</i> is full.", remedy="Free it.", is_cancelled=cancelled)
+    report = replace(full_report(), failure=failure)
+    assert verdict(report, read_proof(report)) == ("bad", sentence)
+    page = render(report)
+    assert f"<h2>{heading}</h2>" in page
+    assert "the &lt;i&gt;disk&lt;/i&gt; is full." in page
+    assert "Free it." in page
+    assert heading not in render(full_report())
+    bare = replace(report, recipe_yaml="", plan=None, newest=None, proof=(), log=())
+    assert verdict(bare, read_proof(bare))[1] == sentence.split(",")[0] + "."
+    assert "Resume proof" not in render(bare)

@@ -95,7 +95,7 @@ def stage(name: str) -> Iterator[None]:
         emit(Error(name, str(error), error.exit_code, marked))
         logger.error("%s", error)
         termination.leave(str(error), error.exit_code)
-        raise SystemExit(error.exit_code) from None
+        raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why
     except Exception as error:
         termination.leave(f"{type(error).__name__}: {error}", BatonError.exit_code)
         raise

@@ -172,6 +172,23 @@ class ReportPage(NamedDocument):
     seconds: float = 0.0
 
 
+class Failure(NamedDocument):
+    """Why a run has ended before its end; it goes once the stage has got past it, or the run begins again."""
+
+    NAME: ClassVar[str] = "failed.json"
+
+    stage: str
+    """Name of the stage, as Kubeflow's page has it."""
+    message: str
+    remedy: str | None = None
+    exit_code: int | None = None
+    """What the stage ended with; None where it could not say so itself: its pod was lost, or the run cancelled."""
+    is_cancelled: bool = False
+    at: str = ""
+    attempt: int | None = None
+    """The engine's attempt at the stage, from 1; None where it does not count."""
+
+
 class AcceptedModel(Document):
     """A model that was accepted."""
 

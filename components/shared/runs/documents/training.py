@@ -79,6 +79,17 @@ class ChunkRecord(Attempt):
     """Training tokens of the run."""
 
 
+class Restart(Document):
+    """A chunk's process that was lost, and was followed by a fresh one in the same pod."""
+
+    chunk: int
+    reason: str
+    """What ended it."""
+    at: str = ""
+    seconds: float = 0.0
+    """How long it had run."""
+
+
 class StageRecord(Document):
     """The record of an attempt at any stage."""
 
@@ -137,6 +148,8 @@ class Work(Document):
     lost_steps: int = 0
     """Steps trained that no checkpoint held."""
     lost_seconds: float = 0.0
+    restarts: int = 0
+    """Processes of chunks that were lost, and followed by a fresh one in their pod."""
 
 
 class Origin(Document):

@@ -39,6 +39,7 @@ LIVE = {
     "unsaved_seconds": ("baton_unsaved_seconds", "Time since training began or the last checkpoint arrived."),
     "goodput": ("baton_goodput_ratio", "Share of the time since the run's first chunk began that went into training."),
     "lost_steps": ("baton_lost_steps", "Steps of this run that were trained, not saved, and trained again."),
+    "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
 }
 """What is asked for at the time of a scrape → metric and what it says."""
 

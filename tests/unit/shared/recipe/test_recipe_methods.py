@@ -332,6 +332,11 @@ IDLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         "training.activation_offloading: grpo's trainer holds activations where they are",
         {"training.activation_offloading": False},
     ),
+    "more processes than a chunk is worth": (
+        {"chunks.retries": 5, "resources.retries": 6},
+        "chunks.retries: 5 in each pod that resources.retries, 6, start make up to 42 processes a chunk, at most 36",
+        {"chunks.retries": 5, "resources.retries": 5},
+    ),
     "a choice of all rows": (
         {"data.shuffle": True},
         "data.shuffle: chooses the rows of data.max_samples, which is not set",
