@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 SECRET = "planted-8f21c7-secret"
+LOST = Path(__file__).parents[1] / "pipelines" / "hooks" / "lost.py"
 LABEL = {"label": "baton/recipe=in-containers"}
 RECIPE = {
     "name": "in-containers",
@@ -130,3 +131,28 @@ def test_a_stage_that_fails_gives_its_one_message(image, baton):
     assert found["exit_code"] == 2
     assert found["error"].startswith("data split: ")
     assert "Traceback" not in errors
+
+
+def run_with(baton: Baton, image: str, ends: str) -> dict[str, Any]:
+    """Runs the recipe with a callback by which the process that trains ends after step 5, once."""
+    callback = {"use": "lost:Lost", "options": {"ends": ends, "mark": "lost"}}
+    recipe = {**RECIPE, "store": "store", "hooks": {"source": str(LOST), "callbacks": [callback]}}
+    (baton.folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return baton.run("--run", "r", "--runner", "docker", "--image", image)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ends", ["killed", "device", "store"])
+def test_a_process_that_is_lost_in_its_container_is_followed_by_a_fresh_one(ends, image, baton, undisturbed):
+    assert digests(run_with(baton, image, ends)) == undisturbed
+    assert len(list((baton.folder / "store/runs/r/restarts").iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_mistake_in_a_container_does_not_start_twice(image, baton):
+    found = run_with(baton, image, "mistake")
+    assert found["exit_code"] == 1
+    assert "a mistake of the user's own" in found["error"]
+    assert not (baton.folder / "store/runs/r/restarts").exists()
