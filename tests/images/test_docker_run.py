@@ -153,6 +153,6 @@ def test_a_process_that_is_lost_in_its_container_is_followed_by_a_fresh_one(ends
 @pytest.mark.timeout(900)
 def test_a_mistake_in_a_container_does_not_start_twice(image, baton):
     found = run_with(baton, image, "mistake")
-    assert found["exit_code"] == 1
+    assert (found["state"], found.get("run")) == ("failed", "r"), found
     assert "a mistake of the user's own" in found["error"]
     assert not (baton.folder / "store/runs/r/restarts").exists()
