@@ -56,11 +56,12 @@ OTHERWISE: dict[str, tuple[dict[str, tuple[str, ...] | list[str]], ...]] = {
         },
     ),
     "text": ({"text": ("raw_content", "whole_func_string", "code", "article", "document")},),
+    "ranked": ({"responses": ()},),
     "rated": ({"completion": _WHOLE, "label": NEEDED["rated"]["label"]},),
     "prompt": ({"prompt": _WHOLE, "answer": OPTIONAL["prompt"]["answer"]},),
 }  # fmt: skip
-"""Columns that make a format where no other has what it needs: a list of columns is joined. Rated conversations hold
-their prompt."""
+"""Columns that make a format where no other has what it needs: a list of columns is joined. Rated conversations, and
+responses that the recipe maps, hold their prompt."""
 
 WRITTEN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -96,9 +97,9 @@ def find(name: str, present: list[str], any_case: bool = True) -> str | None:
     return column if column and (bare == name or f"{column}.0" in present) else None
 
 
-def side_by_side(present: list[str]) -> dict[str, str | list[str]] | None:
-    """Returns the columns of answers that stand side by side (`response_1`, `response_2`), and what says which of them
-    is better: scores or ranks of the same endings, or a column for all of them."""
+def side_by_side(present: list[str], judged: bool = False) -> dict[str, str | list[str]] | None:
+    """Returns the columns of answers that stand side by side (`response_1`, `response_2`), and, unless that is known,
+    what says which of them is better: scores or ranks of the same endings, or a column for all of them."""
     for stem in _STEMS:
         for endings in _ENDINGS:
             there = []
@@ -109,6 +110,8 @@ def side_by_side(present: list[str]) -> dict[str, str | list[str]] | None:
             if len(there) < 2:
                 continue
             responses: dict[str, str | list[str]] = {"responses": [name for _, name in there]}
+            if judged:
+                return responses
             for ours, names in (("preferred", JUDGED), ("margin", MARGINS)):
                 if judge := next(filter(None, (find(name, present) for name in names)), None):
                     return responses | {ours: judge}

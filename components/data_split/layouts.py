@@ -60,8 +60,8 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
     A format that is not named is the first that the method learns from and whose columns are there by their own names
     or by `columns`, and then by the names that are common for them (`question` and `answer`, `query` and `response`,
-    `instruction` and `response`, …), and last by what few data sets have (`Names`). `input` is a prompt only where there
-    is no `instruction`.
+    `instruction` and `response`, …), and last by what few data sets have (`Names`). `input` is a prompt only where
+    there is no `instruction`.
 
     Args:
         source: The source.
@@ -99,20 +99,25 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
 
 def _found(name: str, mapped: Columns, present: list[str], names: Names) -> Columns | None:
-    if names is not Names.ANY:
-        columns = _columns(NEEDED[name], mapped, present, names)
-        # Steps with a label each are no answers to one prompt.
-        return None if name == "ranked" and "responses" not in mapped and "labels" in present else columns
-    if name == "ranked" and (answers := side_by_side(present)):
-        prompts = {"prompt": (*NEEDED["ranked"]["prompt"], "context", "history")}
+    is_ranked = name == "ranked" and "responses" not in mapped
+    if (
+        is_ranked
+        and names is Names.ANY
+        and (answers := side_by_side(present, judged=not OPTIONAL[name].keys().isdisjoint(mapped)))
+    ):
+        prompts = {"prompt": (*NEEDED[name]["prompt"], "context", "history")}
         prompt = _columns(prompts, mapped, present, names)
         whole = any(str(response).lower().startswith("conversation") for response in answers["responses"])
         return answers if prompt is None and whole else prompt and prompt | answers
-    for needed in (NEEDED[name], *OTHERWISE.get(name, ())):
-        joined: Columns = {ours: theirs for ours, theirs in needed.items() if isinstance(theirs, list)}
+    if is_ranked and "labels" in present:
+        return None  # steps with a label each are no answers to one prompt
+    more = OTHERWISE.get(name, ()) if names is Names.ANY else ()
+    shapes: tuple[Mapping[str, tuple[str, ...] | list[str]], ...] = (NEEDED[name], *more)
+    for shape in shapes:
+        joined: Columns = {ours: theirs for ours, theirs in shape.items() if isinstance(theirs, list)}
         if all(column in present for theirs in joined.values() for column in theirs):
-            single = {ours: theirs for ours, theirs in needed.items() if isinstance(theirs, tuple)}
-            if name != "ranked" and (columns := _columns(single, mapped, present, names)) is not None:
+            single = {ours: theirs for ours, theirs in shape.items() if isinstance(theirs, tuple)}
+            if (columns := _columns(single, mapped, present, names)) is not None:
                 return joined | columns
     return None
 
@@ -202,6 +207,8 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
         if ours not in columns:
             columns[ours] = free.pop(0) if free else "…"
     example = ", ".join(f"{ours}: {columns[ours]}" for ours in NEEDED[nearest])
+    if "ranked" in allowed and (answers := side_by_side(present, judged=True)):
+        nearest, example = "ranked", f"responses: [{', '.join(answers['responses'])}], preferred: …"
     return UserError(
         f"data.source {source.uri!r} has columns {', '.join(paths.columns(present))}, which fit {fits} ({shapes}).",
         remedy=f"The nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}.",

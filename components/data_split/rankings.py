@@ -60,12 +60,14 @@ def pair(row: dict[str, object], names: list[str] | None = None) -> dict[str, ob
 
 
 def _parts(responses: list[dict[str, object]]) -> dict[str, object]:
-    """Returns `responses`, and `scores` or `ranks`, of responses that are mappings, as far as all have them."""
+    """Returns `responses`, which all must have, and `scores` or `ranks`, of responses that are mappings."""
     row: dict[str, object] = {"responses": None}
     for ours, names in (("responses", TEXTS), ("scores", SCORES), ("ranks", ("rank",))):
         for name in reversed(names):
-            if all(response.get(name) is not None for response in responses):
-                row[ours] = [response[name] for response in responses]
+            values = [response.get(name) for response in responses]
+            # One without a score is not taken for a list with the best first.
+            if None not in values or (ours != "responses" and any(value is not None for value in values)):
+                row[ours] = values
     return row
 
 

@@ -251,6 +251,22 @@ def test_answers_side_by_side_that_cannot_be_used(row: dict[str, Any], reason: s
     assert formats.normalise({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == reason
 
 
+MAPPINGS = {
+    "scores": ([{"text": "3", "score": 1}, {"text": "2", "score": 2}], PAIR),
+    "ranks": ([{"answer": "3", "rank": 2.0}, {"answer": "2", "rank": 1.0}], PAIR),
+    "one without a score": ([{"text": "3", "score": 1}, {"text": "2"}], "scores are not numbers"),
+    "other keys": (
+        [{"a": "3"}, {"a": "2"}],
+        "responses are mappings without text or response or answer or completion or output or content or summary",
+    ),
+}
+
+
+@pytest.mark.parametrize(("responses", "expected"), MAPPINGS.values(), ids=MAPPINGS)
+def test_responses_that_are_mappings(responses: list[Any], expected: Any):
+    assert formats.normalise({"prompt": "1+1?", "responses": responses}, layout("ranked")) == expected
+
+
 @pytest.mark.parametrize("best", [1, 1.0, "1"], ids=repr)
 def test_an_answer_of_a_list_is_preferred_by_its_place(best: Any):
     row = {"prompt": "1+1?", "responses": ["3", "2"], "preferred": best}

@@ -192,6 +192,21 @@ def test_answers_side_by_side_that_are_no_pair(present: list[str]):
         layout("dpo", present)
 
 
+def test_answers_side_by_side_of_which_the_recipe_says_the_better():
+    with pytest.raises(UserError) as caught:
+        layout("dpo", ["best", "prompt", "response1", "response2"])
+    assert caught.value.remedy == (
+        "The nearest is ranked: map what holds it with data.columns, for example "
+        "{responses: [response1, response2], preferred: …}."
+    )
+
+    found = layout("dpo", ["best", "prompt", "response1", "response2"], columns={"preferred": "best"})
+    whole = layout("dpo", ["best", "x", "y"], columns={"responses": ["x", "y"], "preferred": "best"})
+
+    assert found.columns == {"prompt": "prompt", "responses": ["response1", "response2"], "preferred": "best"}
+    assert (whole.columns, whole.whole) == ({"responses": ["x", "y"], "preferred": "best"}, True)
+
+
 def test_steps_with_labels_are_not_ranked():
     with pytest.raises(UserError):
         layout("reward", ["prompt", "completions", "labels"])
