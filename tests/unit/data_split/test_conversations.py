@@ -135,6 +135,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"chosen": [RIGHT], "rejected": [WRONG]},
         "chosen and rejected share no first message, and there is no prompt",
     ),
+    "one message each and nothing before": (
+        {"chosen": RIGHT, "rejected": WRONG},
+        "chosen and rejected share no first message, and there is no prompt",
+    ),
     "one goes on where the other ends": (
         {"chosen": [ASK, RIGHT, AGAIN, YES], "rejected": [ASK, RIGHT]},
         "rejected does not end on an assistant turn",

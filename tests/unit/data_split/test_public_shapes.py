@@ -14,6 +14,7 @@ from baton.components.data_split import formats, layouts, paths
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.recipe.data import Source
+from tests.unit.data_split.splitting import sides, split, write
 
 SHAPES = [json.loads(line) for line in (Path(__file__).parent / "public_shapes.jsonl").read_text("utf-8").splitlines()]
 FOUND = [shape for shape in SHAPES if "expected" in shape]
@@ -46,6 +47,22 @@ def test_the_nearest_shape_is_named(shape: dict[str, Any]):
         normalised(shape)
 
     assert caught.value.remedy == shape["nearest"]
+
+
+@pytest.mark.parametrize("name", ["Anthropic/hh-rlhf", "lmsys/chatbot_arena_conversations", "trl-lib/kto-mix-14k"])
+def test_a_data_set_is_split_without_a_word(name: str, tmp_path: Path):
+    shape = next(shape for shape in FOUND if shape["name"] == name)
+
+    def numbered(value: Any, number: int) -> Any:
+        return json.loads(json.dumps(value).replace("1+1", f"1+{number}"))
+
+    source = write(tmp_path / "rows.jsonl", [numbered(shape["row"], number) for number in range(30)])
+    found = split(str(tmp_path / "store"), source, method=shape["method"], split={"eval": 0.3})
+
+    rows = [row for side in sides(str(tmp_path / "store"), found).values() for row in side]
+    expected = [numbered(shape["expected"], number) for number in range(30)]
+    assert sorted(map(json.dumps, rows)) == sorted(json.dumps(row, sort_keys=True) for row in expected)
+    assert found["rejected"] == 0
 
 
 def test_columns_by_path():
