@@ -15,7 +15,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "rated": {"prompt": PROMPTS, "completion": ANSWERS, "label": ("label", "kto_tag", "is_correct", "is_safe")},
     "preference": {"chosen": ("chosen", "response_j"), "rejected": ("rejected", "response_k")},
     "ranked": {
-        "prompt": (*PROMPTS, "instruction", "info.post", "title"),
+        "prompt": (*PROMPTS, "instruction", "context", "history", "info.post", "title"),
         "responses": ("responses", "completions", "answers.text", "answers", "summaries"),
     },
     "prompt": {"prompt": PROMPTS},

@@ -100,13 +100,11 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
 def _found(name: str, mapped: Columns, present: list[str], names: Names) -> Columns | None:
     is_ranked = name == "ranked" and "responses" not in mapped
-    if (
-        is_ranked
-        and names is Names.ANY
-        and (answers := side_by_side(present, judged=not OPTIONAL[name].keys().isdisjoint(mapped)))
-    ):
-        prompts = {"prompt": (*NEEDED[name]["prompt"], "context", "history")}
-        prompt = _columns(prompts, mapped, present, names)
+    judged = is_ranked and not OPTIONAL[name].keys().isdisjoint(mapped)
+    if is_ranked and names is Names.ANY and (answers := side_by_side(present, judged)):
+        prompt = _columns({"prompt": NEEDED[name]["prompt"]}, mapped, present, names)
+        if prompt == {"prompt": "instruction"} and "input" in present and "prompt" not in mapped:
+            prompt = {"prompt": ["instruction", "input"]}
         whole = any(str(response).lower().startswith("conversation") for response in answers["responses"])
         return answers if prompt is None and whole else prompt and prompt | answers
     if is_ranked and "labels" in present:
@@ -114,9 +112,11 @@ def _found(name: str, mapped: Columns, present: list[str], names: Names) -> Colu
     more = OTHERWISE.get(name, ()) if names is Names.ANY else ()
     shapes: tuple[Mapping[str, tuple[str, ...] | list[str]], ...] = (NEEDED[name], *more)
     for shape in shapes:
-        joined: Columns = {ours: theirs for ours, theirs in shape.items() if isinstance(theirs, list)}
+        joined: Columns = {
+            ours: theirs for ours, theirs in shape.items() if isinstance(theirs, list) and ours not in mapped
+        }
         if all(column in present for theirs in joined.values() for column in theirs):
-            single = {ours: theirs for ours, theirs in shape.items() if isinstance(theirs, tuple)}
+            single = {ours: tuple(theirs) for ours, theirs in shape.items() if ours not in joined}
             if (columns := _columns(single, mapped, present, names)) is not None:
                 return joined | columns
     return None

@@ -207,6 +207,13 @@ def test_answers_side_by_side_of_which_the_recipe_says_the_better():
     assert (whole.columns, whole.whole) == ({"responses": ["x", "y"], "preferred": "best"}, True)
 
 
+def test_what_the_recipe_maps_goes_before_what_is_joined():
+    squad = ["context", "question", "answers", "answers.text", "answers.text.0"]
+
+    assert layout("sft", squad).columns["prompt"] == ["context", "question"]
+    assert layout("sft", squad, columns={"prompt": "question"}).columns["prompt"] == "question"
+
+
 def test_steps_with_labels_are_not_ranked():
     with pytest.raises(UserError):
         layout("reward", ["prompt", "completions", "labels"])
