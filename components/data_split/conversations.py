@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, str]
@@ -18,6 +20,13 @@ CALLS = ("tool_calls", "function_call")
 """Keys of a message that say more than its content, so that leaving them out would change what was said."""
 
 
+TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
+"""Keys of a mapping that is a question and its answer."""
+
+ANSWER = re.compile(r".*\n\n(?:Assistant|ASSISTANT|assistant):", re.DOTALL)
+"""A conversation written into a text, up to its last answer: the turns of Anthropic's hh-rlhf."""
+
+
 def is_conversation(value: Any) -> bool:
     """Tells whether a value is meant as messages, not as text."""
     return isinstance(value, list | dict)
@@ -28,14 +37,36 @@ def is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Returns how many elements two texts or lists share from the start."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def conversation(messages: Any, name: str = "messages") -> dict[str, object] | str:
     """Returns `{messages}`, or the reason why they cannot be used."""
-    turns = _messages(messages, name)
+    turns = _messages(_spoken(messages), name)
     if isinstance(turns, str):
         return turns
     if not any(message["role"] == "assistant" for message in turns):
         return f"{name} has no assistant turn"
     return {"messages": turns}
+
+
+def texts(row: dict[str, str]) -> dict[str, str]:
+    """Returns `{prompt, chosen, rejected}` of two texts, the prompt being what they share from the start.
+
+    It is what TRL's `extract_prompt` takes out, to the end of a word and before the white space behind it; and where
+    `\n\nAssistant:` is shared, up to the last of these, though the answers begin alike. Text is not changed: prompt
+    and answer together are what was there.
+    """
+    shared = row["chosen"][: shared_length(row["chosen"], row["rejected"])]
+    if written := ANSWER.match(shared):
+        end = written.end()
+    else:
+        whole = all(side[len(shared) : len(shared) + 1].isspace() for side in row.values()) and shared
+        end = len(shared) if whole else max((at for at, mark in enumerate(shared) if mark.isspace()), default=0)
+        end = len(shared[:end].rstrip())
+    return {"prompt": shared[:end], "chosen": row["chosen"][end:], "rejected": row["rejected"][end:]}
 
 
 def preference(row: dict[str, object]) -> dict[str, object] | str:
@@ -46,15 +77,22 @@ def preference(row: dict[str, object]) -> dict[str, object] | str:
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):
-        messages = _messages(_answer(row[side]) if "prompt" in row else row[side], side)
+        # A text alone may hold the prompt as well: only after one is it an answer.
+        one = "prompt" in row or isinstance(row[side], dict)
+        messages = _messages(_answer(row[side]) if one else row[side], side)
         if isinstance(messages, str):
             return messages
         sides[side] = messages
     if isinstance(row.get("prompt"), str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-    head = _messages(row["prompt"], "prompt") if "prompt" in row else _shared(sides["chosen"], sides["rejected"])
+    shared = _shared(sides["chosen"], sides["rejected"])
+    head = _messages(row["prompt"], "prompt") if "prompt" in row else shared
     if isinstance(head, str):
         return head
+    if (
+        len(head) == 1 and shared[:1] != head and head[0] in shared
+    ):  # one turn of what both begin with, beside the whole
+        head = shared
     if not head:
         return "chosen and rejected share no first message, and there is no prompt"
     answers = {
@@ -66,15 +104,32 @@ def preference(row: dict[str, object]) -> dict[str, object] | str:
     return {"prompt": head, **answers}
 
 
+def answered(row: dict[str, object]) -> dict[str, object] | str:
+    """Returns `{prompt, completion}`, each a list of messages, or the reason why the row cannot be used.
+
+    Without a prompt, it is what the conversation has before its last message.
+    """
+    completion = _messages(_spoken(_answer(row["completion"])), "completion")
+    if isinstance(completion, str):
+        return completion
+    given = row.get("prompt", completion[:-1])
+    head = _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, "prompt")
+    if isinstance(head, str):
+        return head
+    if completion[: len(head)] == head:
+        completion = completion[len(head) :]
+    if not completion or completion[-1]["role"] != "assistant":
+        return "completion does not end on an assistant turn"
+    return {"prompt": head, "completion": completion}
+
+
 def prompt(row: dict[str, object]) -> dict[str, object] | str:
-    """Returns a row whose prompt is messages: `{prompt, answer}`, or `{prompt, completion, label}` for rated ones."""
+    """Returns a row whose prompt is messages."""
     head = _messages(row["prompt"], "prompt")
     if isinstance(head, str):
         return head
     if head[-1]["role"] == "assistant":
         return "prompt ends on an assistant turn"
-    if "label" in row:
-        return "a rated row's prompt is a conversation, expected text"
     return {**row, "prompt": head}
 
 
@@ -85,11 +140,27 @@ def _answer(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
 
+def _spoken(value: Any) -> Any:
+    """Returns a conversation as messages where it is texts in turn, user first, or mappings of a question and its
+    answer (`TURNS`)."""
+    if not isinstance(value, list) or len(value) == 0:
+        return value
+    if len(value) > 1 and all(isinstance(each, str) for each in value):
+        return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(value)]
+    for keys in TURNS:
+        if all(
+            isinstance(each, dict) and "role" not in each and all(isinstance(each.get(key), str) for key in keys)
+            for each in value
+        ):
+            turns = ((("user", "assistant")[at], each[key]) for each in value for at, key in enumerate(keys))
+            return [{"role": role, "content": text} for role, text in turns]
+    return value
+
+
 def _shared(a: list[Message], b: list[Message]) -> list[Message]:
     if a == b:  # for the check of same answers to judge
         return a[:-1]
-    count = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:count]
+    return a[: shared_length(a, b)]
 
 
 def _messages(messages: Any, name: str) -> list[Message] | str:

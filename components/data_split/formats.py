@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from baton.components.data_split import conversations, rankings
+from baton.components.data_split import conversations, paths, rankings
+from baton.components.data_split.columns import OPTIONAL, SIDE_BY_SIDE
 from baton.components.data_split.conversations import is_encodable
-from baton.components.data_split.layouts import NEEDED, OPTIONAL, Layout
+from baton.components.data_split.layouts import Layout
 
 ALPACA = (
     "Below is an instruction that describes a task{and_input}. "
@@ -26,11 +27,12 @@ def normalise(values: dict[str, object], layout: Layout) -> dict[str, Any] | str
         The row, or the reason why it cannot be used.
     """
     row: dict[str, Any] = {}
-    for ours in (*NEEDED[layout.format], *OPTIONAL.get(layout.format, ())):
-        value = _joined(values, layout.columns.get(ours, ours), layout.join)
+    for ours in (*layout.needed, *OPTIONAL.get(layout.format, ())):
+        theirs = layout.columns.get(ours, ours)
+        value = _side_by_side(values, theirs) if ours in SIDE_BY_SIDE else _joined(values, theirs, layout.join)
         if value is not None:
             row[ours] = value
-        elif ours in NEEDED[layout.format]:
+        elif ours in layout.needed:
             return f"column {layout.name(ours)} is missing"
     normal = _shape(row, layout)
     if isinstance(normal, str):
@@ -38,7 +40,7 @@ def normalise(values: dict[str, object], layout: Layout) -> dict[str, Any] | str
     for name in layout.extra_columns:
         if name in normal:
             continue
-        value = values.get(name)
+        value = paths.get(values, name)
         if value is None:
             return f"column {name!r} is missing"
         normal[name] = as_text(value)
@@ -49,9 +51,16 @@ def normalise(values: dict[str, object], layout: Layout) -> dict[str, Any] | str
 
 def _joined(values: dict[str, object], theirs: str | list[str], join: str) -> Any:
     if isinstance(theirs, str):
-        return values.get(theirs)
-    parts = [as_text(values[name]) for name in theirs if values.get(name) is not None]
+        return paths.get(values, theirs)
+    parts = [as_text(value) for value in (paths.get(values, name) for name in theirs) if value is not None]
     return join.join(part for part in parts if part.strip()) or None
+
+
+def _side_by_side(values: dict[str, object], theirs: str | list[str]) -> Any:
+    if isinstance(theirs, str):
+        return paths.get(values, theirs)
+    parts = [paths.get(values, name) for name in theirs]
+    return None if None in parts else parts
 
 
 def _shape(row: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
@@ -60,23 +69,29 @@ def _shape(row: dict[str, Any], layout: Layout) -> dict[str, Any] | str:
         name = "messages" if row_format == "messages" else "conversations"
         return conversations.conversation(row[name], name)
     if row_format == "ranked":
-        pair = rankings.pair(row)
+        names = layout.columns.get("responses")
+        pair = rankings.pair(row, names if isinstance(names, list) else None)
         if isinstance(pair, str):
             return pair
         row, row_format = pair, "preference"
     if row_format == "preference" and any(map(conversations.is_conversation, row.values())):
         return conversations.preference(row)
     if row_format == "preference" and "prompt" not in row:
-        return "chosen and rejected are texts, but there is no prompt"
+        row = conversations.texts(row)
+        if not row["prompt"]:
+            return "chosen and rejected are texts that share no first words, but there is no prompt"
     if row_format == "prompt" and "answer" in row:
         row["answer"] = as_text(row["answer"])
         if not is_encodable(row["answer"]):
             return f"column {layout.name('answer')} holds a lone surrogate"
-    if row_format in ("prompt", "rated") and conversations.is_conversation(row["prompt"]):
-        return conversations.prompt(row)
     label = _label(row.pop("label")) if row_format == "rated" else None
     if isinstance(label, str):
         return label
+    if row_format == "prompt" and conversations.is_conversation(row["prompt"]):
+        return conversations.prompt(row)
+    if row_format == "rated" and any(map(conversations.is_conversation, row.values())):
+        answered = conversations.answered(row)
+        return answered if isinstance(answered, str) else {**answered, "label": label}
     for ours, value in row.items():
         if not isinstance(value, str):
             return f"column {layout.name(ours)} is a {type(value).__name__}, expected text"

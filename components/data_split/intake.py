@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from baton.components.data_split import formats, layouts
+from baton.components.data_split import formats, layouts, paths
 from baton.components.data_split.conversations import is_encodable
 from baton.components.data_split.layouts import Layout
 from baton.components.data_split.reading import readers
@@ -124,7 +124,7 @@ class Intake:
             return {"side": source.side}
         for setting in ("column", "stratify_by", "group_by"):
             if name := getattr(split, setting):
-                value = values.get(name)
+                value = paths.get(values, name)
                 if value is None:
                     return f"column {name!r} is missing (data.split.{setting})"
                 text = formats.as_text(value)
@@ -141,14 +141,27 @@ def _open(source: Source, recipe: Recipe) -> Supply:
     files: Counter[str] = Counter()
     rows = readers.read(source.uri, recipe.data.sample_by, lambda kind: files.update([kind]))
     head = _head(rows)
-    present = sorted({column for row in head if isinstance(row, Row) for column in row.values})
-    layout = layouts.of(source, recipe, present) if present else layouts.plain_text(recipe.data)
+    looked_at = [row.values for row in head if isinstance(row, Row)]
+    present = {path for values in looked_at for path in paths.of(values)}
+    # What lies deeper than is looked for is there where the recipe names it.
+    named = _named(source, recipe) - present
+    present |= {name for name in named if any(paths.get(values, name) is not None for values in looked_at)}
+    layout = layouts.of(source, recipe, sorted(present)) if present else layouts.plain_text(recipe.data)
     for setting in ("column", "stratify_by", "group_by"):
         name = getattr(recipe.data.split, setting)
         if name and present and not source.side and name not in present:
-            raise layouts.missing(f"data.split.{setting}", name, source.uri, present)
+            raise layouts.missing(f"data.split.{setting}", name, source.uri, sorted(present))
     # What was looked at comes again: the source is read once.
     return Supply(source=source, layout=layout, rows=chain(head, rows), files=files)
+
+
+def _named(source: Source, recipe: Recipe) -> set[str]:
+    """Returns the columns that the recipe names for a source."""
+    columns = recipe.data.columns if source.columns is None else source.columns
+    mapped = [name for theirs in columns.values() for name in ([theirs] if isinstance(theirs, str) else theirs)]
+    split = recipe.data.split
+    rules = [name for name in (split.column, split.stratify_by, split.group_by) if name]
+    return {*mapped, *recipe.data.extra_columns, *rules}
 
 
 def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:

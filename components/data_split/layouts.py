@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
+from baton.components.data_split import paths
+from baton.components.data_split.columns import NEEDED, OPTIONAL, OTHERWISE, WRITTEN, find, side_by_side
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Data, Recipe
 from baton.components.shared.recipe.data import Columns, Source
 from baton.components.shared.recipe.methods import MethodSpec
 
-PROMPTS = ("prompt", "question", "query", "problem", "input")
-ANSWERS = ("completion", "response", "answer", "output", "solution")
 
-NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "messages": {"messages": ("messages",)},
-    "sharegpt": {"conversations": ("conversations", "conversation")},
-    "prompt-completion": {"prompt": PROMPTS, "completion": ANSWERS},
-    "instruction": {"instruction": ("instruction",), "output": ("output", "response", "completion", "answer")},
-    "text": {"text": ("text", "content")},
-    "rated": {"prompt": PROMPTS, "completion": ANSWERS, "label": ("label",)},
-    "preference": {"chosen": ("chosen",), "rejected": ("rejected",)},
-    "ranked": {"prompt": (*PROMPTS, "instruction"), "responses": ("responses", "completions", "answers")},
-    "prompt": {"prompt": PROMPTS},
-}
-"""Columns each format needs, in the order in which formats are tried: our name → the names it goes by, ours first."""
+class Names(IntEnum):
+    """Names by which columns are looked for, in this order."""
 
-OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
-    "instruction": {"input": ("input", "context")},
-    "preference": {"prompt": (*PROMPTS, "instruction")},
-    "ranked": {"scores": ("scores", "ratings")},
-    "prompt": {"answer": ("answer", "solution", "ground_truth")},
-}
-"""Columns a format takes where they are there."""
-
-WRITTEN: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "sharegpt": ("messages",),
-    "prompt-completion": ("prompt", "completion"),
-    "instruction": ("prompt", "completion"),
-    "text": ("text",),
-    "rated": ("prompt", "completion", "label"),
-    "preference": ("prompt", "chosen", "rejected"),
-    "ranked": ("prompt", "chosen", "rejected"),
-    "prompt": ("prompt", "answer"),
-}
-"""Columns that rows of each format come out with."""
+    OWN = 0
+    """Ours, and those that the recipe maps."""
+    COMMON = 1
+    """Those that are common for them."""
+    ANY = 2
+    """Whatever the case, those that few data sets have, and answers side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +35,19 @@ class Layout:
             is not here goes by our name.
         join: Put between columns that are joined.
         extra_columns: Further columns to keep.
+        whole: The answers begin with their prompt, which has no column.
     """
 
     format: str
     columns: Columns
     join: str = "\n\n"
     extra_columns: tuple[str, ...] = ()
+    whole: bool = False
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Our names of the columns that every row has."""
+        return tuple(name for name in NEEDED[self.format] if name != "prompt" or not self.whole)
 
     def name(self, ours: str) -> str:
         """Returns what the source calls a column, for messages."""
@@ -75,7 +60,13 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
 
     A format that is not named is the first that the method learns from and whose columns are there by their own names
     or by `columns`, and then by the names that are common for them (`question` and `answer`, `query` and `response`,
-    `instruction` and `response`, …). `input` is a prompt only where there is no `instruction`.
+    `instruction` and `response`, …), and last by what few data sets have (`Names`). `input` is a prompt only where
+    there is no `instruction`.
+
+    Args:
+        source: The source.
+        recipe: The recipe.
+        present: Its columns, and the paths of what lies within them.
 
     Raises:
         UserError: the columns fit no format that the method learns from, or one that is named is not there.
@@ -88,51 +79,88 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
             f"data.source {source.uri!r} has format {named}, and {spec.name} learns from {' or '.join(spec.formats)}."
         )
     tried = [name for name in NEEDED if name in spec.formats] if named == "auto" else [named]
-    for common in (False, True):
+    for names in Names:
         for name in tried:
-            columns = _columns(NEEDED[name], mapped, present, common)
+            if name == "text" and names is Names.ANY and len(tried) > 1:
+                continue  # code or an article is text where nothing but text is learned
+            columns = _found(name, mapped, present, names)
             if columns is not None:
-                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns)
+                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
                 layout = Layout(
-                    format=name, columns=columns | optional, join=data.join, extra_columns=tuple(data.extra_columns)
+                    format=name,
+                    columns=columns | optional,
+                    join=data.join,
+                    extra_columns=tuple(data.extra_columns),
+                    whole="prompt" in NEEDED[name] and "prompt" not in columns,
                 )
                 _check_extras(layout, source, present)
                 return layout
     raise _unfit(source, named, spec, mapped, present)
 
 
-def _columns(needed: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], common: bool) -> Columns | None:
+def _found(name: str, mapped: Columns, present: list[str], names: Names) -> Columns | None:
+    is_ranked = name == "ranked" and "responses" not in mapped
+    judged = is_ranked and not OPTIONAL[name].keys().isdisjoint(mapped)
+    if is_ranked and names is Names.ANY and (answers := side_by_side(present, judged)):
+        prompt = _columns({"prompt": NEEDED[name]["prompt"]}, mapped, present, names)
+        if prompt == {"prompt": "instruction"} and "input" in present and "prompt" not in mapped:
+            prompt = {"prompt": ["instruction", "input"]}
+        whole = any(str(response).lower().startswith("conversation") for response in answers["responses"])
+        return answers if prompt is None and whole else prompt and prompt | answers
+    if is_ranked and "labels" in present:
+        return None  # steps with a label each are no answers to one prompt
+    more = OTHERWISE.get(name, ()) if names is Names.ANY else ()
+    shapes: tuple[Mapping[str, tuple[str, ...] | list[str]], ...] = (NEEDED[name], *more)
+    for shape in shapes:
+        joined: Columns = {
+            ours: theirs for ours, theirs in shape.items() if isinstance(theirs, list) and ours not in mapped
+        }
+        if all(column in present for theirs in joined.values() for column in theirs):
+            single = {ours: tuple(theirs) for ours, theirs in shape.items() if ours not in joined}
+            if (columns := _columns(single, mapped, present, names)) is not None:
+                return joined | columns
+    return None
+
+
+def _columns(
+    needed: Mapping[str, tuple[str, ...]], mapped: Columns, present: list[str], names: Names
+) -> Columns | None:
     columns: Columns = {}
-    for ours, names in needed.items():
-        theirs = _column(ours, names, mapped, present, common=common, taken=columns)
+    for ours, known in needed.items():
+        theirs = _column(ours, known, mapped, present, names, taken=columns)
         if theirs is None:
             return None
         columns[ours] = theirs
     return columns
 
 
-def _optional(taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], assigned: Columns) -> Columns:
+def _optional(
+    taken: dict[str, tuple[str, ...]], mapped: Columns, present: list[str], assigned: Columns, names: Names
+) -> Columns:
     """Returns the columns that are there, and those that the recipe maps: they may come later."""
     columns: Columns = {}
-    for ours, names in taken.items():
-        theirs = mapped.get(ours) or _column(ours, names, {}, present, common=True, taken=assigned)
-        if theirs is not None:
-            columns[ours] = theirs
+    for ours, known in taken.items():
+        if ours not in assigned:
+            theirs = mapped.get(ours) or _column(ours, known, {}, present, max(names, Names.COMMON), taken=assigned)
+            if theirs is not None:
+                columns[ours] = theirs
     return columns
 
 
 def _column(
-    ours: str, names: tuple[str, ...], mapped: Columns, present: list[str], *, common: bool, taken: Columns
+    ours: str, known: tuple[str, ...], mapped: Columns, present: list[str], names: Names, *, taken: Columns
 ) -> str | list[str] | None:
     """Returns the column or columns that hold what we call `ours`, None where they are not there."""
     if ours in mapped:
         theirs = mapped[ours]
         wanted = [theirs] if isinstance(theirs, str) else theirs
         return theirs if any(name in present for name in wanted) else None
-    for name in names if common else names[:1]:
-        other_use = name in taken.values() or (ours == "prompt" and name == "input" and "instruction" in present)
-        if name in present and not other_use:
-            return name
+    any_case = names is Names.ANY
+    for name in known[:1] if names is Names.OWN else known:
+        column = find(name, present, any_case)
+        other_use = ours == "prompt" and name == "input" and find("instruction", present, any_case)
+        if column and column not in taken.values() and not other_use:
+            return column
     return None
 
 
@@ -151,7 +179,7 @@ def _check_extras(layout: Layout, source: Source, present: list[str]) -> None:
 def missing(setting: str, column: str, uri: str, present: list[str]) -> UserError:
     """Returns the error of a column that is named and not there."""
     return UserError(
-        f"{setting}: {column!r} is no column of {uri}; its first rows have {', '.join(sorted(present))}.",
+        f"{setting}: {column!r} is no column of {uri}; its first rows have {', '.join(paths.columns(present))}.",
         remedy=f"Change {setting}.",
     )
 
@@ -164,10 +192,36 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
     allowed = spec.formats if named == "auto" else (named,)
     shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in allowed)
     fits = f"no format that {spec.name} learns from" if named == "auto" else "not the format it is said to have"
+    free = [name for name in present if not any(other.startswith(f"{name}.") for other in present)]
+    free = [name for name in free if name != "system" and not name.lower().endswith("id")]
+
+    def likeness(name: str) -> tuple[float, int]:
+        needed = NEEDED[name]
+        return len(_there(name, mapped, present)) / len(needed), len(needed) if len(needed) <= len(free) else 0
+
+    nearest = max(allowed, key=likeness)
+    columns = _there(nearest, mapped, present)
+    known = {str(theirs) for theirs in columns.values()} | {*OPTIONAL.get(nearest, {})}
+    free = [name for name in free if name not in known]
+    for ours in NEEDED[nearest]:
+        if ours not in columns:
+            columns[ours] = free.pop(0) if free else "…"
+    example = ", ".join(f"{ours}: {columns[ours]}" for ours in NEEDED[nearest])
+    if "ranked" in allowed and (answers := side_by_side(present, judged=True)):
+        nearest, example = "ranked", f"responses: [{', '.join(answers['responses'])}], preferred: …"
     return UserError(
-        f"data.source {source.uri!r} has columns {', '.join(sorted(present))}, which fit {fits} ({shapes}).",
-        remedy="Map them with data.columns, for example {prompt: question, completion: answer}.",
+        f"data.source {source.uri!r} has columns {', '.join(paths.columns(present))}, which fit {fits} ({shapes}).",
+        remedy=f"The nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}.",
     )
+
+
+def _there(name: str, mapped: Columns, present: list[str]) -> Columns:
+    """Returns those columns that a format needs and that are there."""
+    columns: Columns = {}
+    for ours, known in NEEDED[name].items():
+        if theirs := _column(ours, known, mapped, present, Names.ANY, taken=columns):
+            columns[ours] = theirs
+    return columns
 
 
 def require_one_shape(layouts: list[tuple[str, Layout]]) -> None:

@@ -23,6 +23,12 @@ COLUMNS = {
 }
 """Our columns and their names for them, by shape."""
 
+TALKS = {
+    "preference": COLUMNS["preference"] | {"prompt": "messages"},
+    "rated": {"completion": "messages", "label": "kto_tag"},
+}
+"""The same for conversations, where it is something else; rated ones hold their prompt."""
+
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 """The columns that alpaca data has where nothing is said; the last two are none where something is."""
 
@@ -95,7 +101,7 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
         shape = "instruction" if template == "alpaca" else "prompt-completion"
     elif shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
         shape = "ranked"  # once, answers were a list, the better one first
-    names = COLUMNS[shape] | ({"prompt": "messages"} if talks and shape == "preference" else {})
+    names = TALKS.get(shape, COLUMNS[shape]) if talks else COLUMNS[shape]
     columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
     if theirs.get("query") and shape != "instruction" and not talks:
         ours = "text" if shape == "text" else "prompt"
@@ -122,8 +128,8 @@ def unread(entry: Entry, shape: Shape) -> list[str]:
         if strange := [str(tags[tag]) for tag, role in SPEAKING.items() if not speaks_as(tags[tag], role)]:
             names = ", ".join(strange)
             lines.append(f"messages from {names}: Baton knows human, gpt, system and the like; rename them")
-        if shape.format in ("rated", "text"):
-            lines.append(f"conversations: rows of format {shape.format} are text; write them out")
+        if shape.format == "text":
+            lines.append("conversations: rows of format text are text; write them out")
         if entry.get("formatting") == "openai":
             lines.append("messages with tool_calls are rejected, and no 'detailed thinking off' is put in front")
     return [*lines, "folder is not read"] if entry.get("folder") else lines

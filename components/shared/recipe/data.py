@@ -11,7 +11,7 @@ from baton.components.shared.recipe.quality import Quality
 
 COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
-    "responses", "scores", "label", "answer",
+    "responses", "scores", "ranks", "preferred", "margin", "label", "answer",
 )  # fmt: skip
 """The column names Baton knows, to which `data.columns` maps the source's own."""
 
@@ -79,12 +79,17 @@ class Data(Section):
     format: Format = "auto"
     """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found; it knows the
     usual other names, such as `question` and `answer`. A preference has `chosen` and `rejected`, with a `prompt` or as
-    whole conversations; a ranked row has `responses`, with `scores` or the best first, of which the best is paired with
-    one below it that the content draws; a rated row has `prompt`, `completion` and `label`, true for a good one; a
-    prompt may have an `answer` and further columns for reward functions."""
+    whole conversations or texts, whose prompt is what both begin with (of texts to the end of a word, or up to the last
+    `Assistant:`; the white space after it stays with the answers, so `separator: ""` keeps the text as it is). A ranked
+    row has `responses`, a list or columns side by side (`response_1`, `response_2`), of which the best is paired with
+    one below it that the content draws: by `scores`, by `ranks` (1 is best), by `preferred` (the best one's name, or
+    its place from 0 in a list), by `margin` (of two; below 0 the first is better), or the best first in a list. A rated
+    row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an `answer` and further columns
+    for reward functions."""
     columns: Columns = {}
-    """Our column name → the source's, for example `{prompt: question, completion: answer}`; a list of columns is joined
-    with `join`."""
+    """Our column name → the source's, for example `{prompt: question, completion: answer}`; what lies within a column
+    goes by its path: `reward_model.ground_truth`, `answers.text.0`. A list of columns is joined with `join`; of
+    `responses`, `scores` and `ranks` it is the list."""
     join: str = "\n\n"
     """Put between columns that are joined; empty ones are left out."""
     extra_columns: list[str] = []

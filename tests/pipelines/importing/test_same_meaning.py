@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.components.data_split import conversations, formats
-from baton.components.data_split.layouts import Layout
+from baton.components.data_split import conversations, formats, layouts
 from baton.components.shared.models import chat_templates
+from baton.components.shared.recipe import recipe_file
 from baton.pipelines.importing import llamafactory_shapes, sources
 
 MESSAGES = [
@@ -74,6 +74,16 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "rejected": [{"role": "assistant", "content": "What"}],
         },
     ),
+    "rated conversation": (
+        "kto",
+        {"formatting": "sharegpt", "columns": {"messages": "talk", "kto_tag": "liked"}},
+        {"talk": [*SAID, {"from": "gpt", "value": "Hello"}], "liked": False},
+        {
+            "prompt": [{"role": "user", "content": "Hi"}],
+            "completion": [{"role": "assistant", "content": "Hello"}],
+            "label": False,
+        },
+    ),
     "answers in a list": (
         "reward",
         {"ranking": True},
@@ -86,6 +96,18 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("method", "entry", "row", "expected"), ROWS.values(), ids=ROWS)
 def test_rows_of_llamafactory(method: str, entry: dict[str, Any], row: dict[str, Any], expected: dict[str, Any]):
     shape = llamafactory_shapes.shape(method, entry, "llama3")
-    layout = Layout(format=shape.format, columns=shape.columns, join=llamafactory_shapes.JOIN)
+    document = {
+        "name": "tiny",
+        "model": {"base": "org/model"},
+        "data": {
+            "source": "rows.jsonl",
+            "format": shape.format,
+            "columns": shape.columns,
+            "join": llamafactory_shapes.JOIN,
+        },
+        "training": {"method": method},
+    }
+    recipe = recipe_file.validate(document, origin="r.yaml")
+    layout = layouts.of(recipe.data.sources[0], recipe, sorted(row))
 
     assert formats.normalise(row, layout) == expected

@@ -135,6 +135,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"chosen": [RIGHT], "rejected": [WRONG]},
         "chosen and rejected share no first message, and there is no prompt",
     ),
+    "one message each and nothing before": (
+        {"chosen": RIGHT, "rejected": WRONG},
+        "chosen and rejected share no first message, and there is no prompt",
+    ),
     "one goes on where the other ends": (
         {"chosen": [ASK, RIGHT, AGAIN, YES], "rejected": [ASK, RIGHT]},
         "rejected does not end on an assistant turn",
@@ -191,6 +195,44 @@ PROMPTS = {
 @pytest.mark.parametrize(("row", "reason"), PROMPTS.values(), ids=PROMPTS)
 def test_a_prompt_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
     assert formats.normalise(row, Layout(format="prompt", columns={})) == reason
+
+
+HH = "\n\nHuman: 1+1?\n\nAssistant: 3\n\nHuman: Sure?\n\nAssistant:"
+TEXTS = {
+    "turns": (HH + " No.", HH + " Yes.", HH),
+    "turns whose answers begin alike": (HH + " I do not know", HH + " I do not think so", HH),
+    "first words": ("One and one are two", "One and one are six", "One and one are"),
+    "the same first letters": ("It is thirty", "It is three", "It is"),
+    "lines": ("Q: 1+1?\nA: 2", "Q: 1+1?\nA: 3", "Q: 1+1?\nA:"),
+    "one is the other's beginning": ("One and one", "One and one are two", "One and"),
+    "the same": ("It is two", "It is two", "It is"),
+}
+
+
+@pytest.mark.parametrize(("chosen", "rejected", "prompt"), TEXTS.values(), ids=TEXTS)
+def test_texts_that_share_their_prompt(chosen: str, rejected: str, prompt: str) -> None:
+    found = formats.normalise({"chosen": chosen, "rejected": rejected}, Layout(format="preference", columns={}))
+
+    assert found == {"prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
+
+
+@pytest.mark.parametrize("name", ["turns", "first words", "lines"])
+def test_the_prompt_is_the_one_that_trl_takes_out(name: str) -> None:
+    trl = pytest.importorskip("trl")
+    pair = dict(zip(("chosen", "rejected"), TEXTS[name][:2], strict=True))
+
+    assert formats.normalise(dict(pair), Layout(format="preference", columns={})) == trl.extract_prompt(pair)
+
+
+SAYING = st.text("ab \n", max_size=12)
+
+
+@given(prompt=st.sampled_from(["", HH, "One and "]) | SAYING, chosen=SAYING, rejected=SAYING)
+def test_nothing_of_a_text_is_lost(prompt: str, chosen: str, rejected: str) -> None:
+    row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+    found = formats.normalise(dict(row), Layout(format="preference", columns={}))
+    if isinstance(found, dict):
+        assert {side: found["prompt"] + found[side] for side in row} == row
 
 
 MESSAGES = st.lists(st.sampled_from([SYSTEM, ASK, AGAIN, RIGHT, WRONG, YES, NO]), min_size=1, max_size=5)

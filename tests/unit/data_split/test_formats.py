@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.components.data_split import formats
-from baton.components.data_split.layouts import NEEDED, Layout
+from baton.components.data_split.columns import NEEDED
+from baton.components.data_split.layouts import Layout
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 
@@ -126,9 +127,13 @@ REFUSED |= {
     "pair without prompt": (
         "preference",
         {"chosen": "2", "rejected": "3"},
-        "chosen and rejected are texts, but there is no prompt",
+        "chosen and rejected are texts that share no first words, but there is no prompt",
     ),
-    "null prompt": ("preference", {**PAIR, "prompt": None}, "chosen and rejected are texts, but there is no prompt"),
+    "null prompt": (
+        "preference",
+        {**PAIR, "prompt": None},
+        "chosen and rejected are texts that share no first words, but there is no prompt",
+    ),
     "blank prompt": ("preference", {**PAIR, "prompt": " "}, "prompt is empty"),
     "no chosen": ("preference", {"prompt": "x", "rejected": "3"}, "column 'chosen' is missing"),
     "blank chosen": ("preference", {**PAIR, "chosen": ""}, "chosen is empty"),
@@ -137,11 +142,20 @@ REFUSED |= {
     "rejected surrogate": ("preference", {**PAIR, "rejected": "\ud800"}, "column 'rejected' holds a lone surrogate"),
     "unrated": ("rated", {"prompt": "x", "completion": "y"}, "column 'label' is missing"),
     "rated blank": ("rated", {**RATED, "completion": " "}, "completion is empty"),
-    "rated list": ("rated", {**RATED, "completion": [ANSWER]}, "column 'completion' is a list, expected text"),
-    "rated conversation": (
+    "rated question": (
         "rated",
-        {**RATED, "prompt": [USER]},
-        "a rated row's prompt is a conversation, expected text",
+        {**RATED, "prompt": [USER], "completion": [USER]},
+        "completion does not end on an assistant turn",
+    ),
+    "rated prompt of nothing": (
+        "rated",
+        {**RATED, "prompt": []},
+        "prompt is a list, expected a non-empty list",
+    ),
+    "rated number": (
+        "rated",
+        {**RATED, "prompt": [USER], "completion": 2},
+        "completion is a int, expected a non-empty list",
     ),
     "no prompt": ("prompt", {"answer": "2"}, "column 'prompt' is missing"),
     "prompt of nothing": ("prompt", {"prompt": "\t", "answer": "2"}, "prompt is empty"),
@@ -193,6 +207,94 @@ def test_ranked_conversations():
     found = formats.normalise(row, layout("ranked"))
 
     assert found == {"prompt": [USER], "chosen": [{"role": "assistant", "content": "Go"}], "rejected": [ANSWER]}
+
+
+SIDE_BY_SIDE = {
+    "scores": ({"scores": ["s_a", "s_b"]}, {"s_a": 1, "s_b": 2}),
+    "ranks": ({"ranks": ["s_a", "s_b"]}, {"s_a": 2, "s_b": 1}),
+    "by its column": ({"preferred": "best"}, {"best": "Answer_B"}),
+    "by its ending": ({"preferred": "best"}, {"best": " b\n"}),
+    "by another name with its ending": ({"preferred": "best"}, {"best": "model_b"}),
+    "two words": ({"preferred": "best"}, {"best": "Assistant B"}),
+    "margin": ({"margin": "by"}, {"by": 0.5}),
+    "path": ({"margin": "votes.1.by"}, {"votes": [{}, {"by": "3"}]}),
+}
+
+
+@pytest.mark.parametrize(("columns", "row"), SIDE_BY_SIDE.values(), ids=SIDE_BY_SIDE)
+def test_answers_side_by_side(columns: dict[str, Any], row: dict[str, Any]):
+    by = layout("ranked", {"responses": ["answer_a", "answer_b"], **columns})
+
+    assert formats.normalise({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == PAIR
+
+
+LEVEL = "no response is better than another"
+NO_WORD = "nothing says which of the responses is better (scores, ranks, preferred or margin)"
+NOT_SAID = {
+    "a tie": ({"best": "tie (bothbad)"}, LEVEL),
+    "none of them": ({"best": "neither"}, LEVEL),
+    "no word": ({"best": " "}, LEVEL),
+    "no margin": ({"by": 0.0}, LEVEL),
+    "another name": ({"best": "c"}, "preferred is 'c', expected one of answer_a, answer_b"),
+    "a word that ends so": ({"best": "club"}, "preferred is 'club', expected one of answer_a, answer_b"),
+    "a number for letters": ({"best": 1}, "preferred is 1, expected one of answer_a, answer_b"),
+    "a margin in words": ({"by": "much"}, "margin are not numbers"),
+    "nothing": ({}, NO_WORD),
+    "one answer": ({"best": "a", "answer_b": None}, "column 'answer_a' + 'answer_b' is missing"),
+}
+
+
+@pytest.mark.parametrize(("row", "reason"), NOT_SAID.values(), ids=NOT_SAID)
+def test_answers_side_by_side_that_cannot_be_used(row: dict[str, Any], reason: str):
+    by = layout("ranked", {"responses": ["answer_a", "answer_b"], "preferred": "best", "margin": "by"})
+
+    assert formats.normalise({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == reason
+
+
+MAPPINGS = {
+    "scores": ([{"text": "3", "score": 1}, {"text": "2", "score": 2}], PAIR),
+    "ranks": ([{"answer": "3", "rank": 2.0}, {"answer": "2", "rank": 1.0}], PAIR),
+    "one without a score": ([{"text": "3", "score": 1}, {"text": "2"}], "scores are not numbers"),
+    "other keys": (
+        [{"a": "3"}, {"a": "2"}],
+        "responses are mappings without text or response or answer or completion or output or content or summary",
+    ),
+}
+
+
+@pytest.mark.parametrize(("responses", "expected"), MAPPINGS.values(), ids=MAPPINGS)
+def test_responses_that_are_mappings(responses: list[Any], expected: Any):
+    assert formats.normalise({"prompt": "1+1?", "responses": responses}, layout("ranked")) == expected
+
+
+@pytest.mark.parametrize("best", [1, 1.0, "1"], ids=repr)
+def test_an_answer_of_a_list_is_preferred_by_its_place(best: Any):
+    row = {"prompt": "1+1?", "responses": ["3", "2"], "preferred": best}
+
+    assert formats.normalise(row, layout("ranked")) == PAIR
+
+
+def test_texts_that_are_json_of_other_things_stay_texts():
+    by = layout("ranked", {"responses": ["answer_a", "answer_b"], "preferred": "best"})
+    row = {"prompt": "[1, 2", "answer_a": "[3]", "answer_b": "[2]", "best": "b"}
+
+    assert formats.normalise(row, by) == {"prompt": "[1, 2", "chosen": "[2]", "rejected": "[3]"}
+
+
+RATINGS = {
+    "conversations": ([USER], [ANSWER]),
+    "a text after a conversation": ([USER], "Hello"),
+    "one message": ([USER], ANSWER),
+    "messages after a text": ("Hi", [ANSWER]),
+    "a prompt that the answer repeats": ([USER], [USER, ANSWER]),
+}
+
+
+@pytest.mark.parametrize(("prompt", "completion"), RATINGS.values(), ids=RATINGS)
+def test_rated_conversations(prompt: Any, completion: Any):
+    found = formats.normalise({"prompt": prompt, "completion": completion, "label": "no"}, layout("rated"))
+
+    assert found == {"prompt": [USER], "completion": [ANSWER], "label": False}
 
 
 UNRANKED = {
@@ -289,7 +391,7 @@ JSON = st.recursive(
 )
 
 
-MORE = ("messages", "conversations", "text", "answer", "level", "responses", "scores")
+MORE = ("messages", "conversations", "text", "answer", "level", "responses", "scores", "ranks", "preferred", "margin")
 
 
 @given(

@@ -106,31 +106,117 @@ def test_a_column_that_is_mapped_may_come_later():
 
 
 UNFIT = {
-    "unknown": ("pretrain", ["question", "answer"], "no format that pretrain learns from (text: text)"),
+    "unknown": (
+        "pretrain",
+        ["question", "answer"],
+        "no format that pretrain learns from (text: text)",
+        "text: map what holds it with data.columns, for example {text: answer}",
+    ),
     "half": (
         "dpo",
         ["prompt", "chosen"],
         "no format that dpo learns from (preference: chosen, rejected; ranked: prompt, responses)",
+        "preference: map what holds it with data.columns, for example {chosen: chosen, rejected: …}",
     ),
-    "of another method": ("grpo", ["text", "messages"], "no format that grpo learns from (prompt: prompt)"),
+    "of another method": (
+        "grpo",
+        ["text", "messages"],
+        "no format that grpo learns from (prompt: prompt)",
+        "prompt: map what holds it with data.columns, for example {prompt: messages}",
+    ),
     "supervised": (
         "sft",
         ["prompt", "chosen", "rejected"],
         "no format that sft learns from (text: text; prompt-completion: prompt, completion; instruction: instruction, "
         "output; messages: messages; sharegpt: conversations)",
+        "prompt-completion: map what holds it with data.columns, for example {prompt: prompt, completion: chosen}",
     ),
 }
 
 
-@pytest.mark.parametrize(("method", "present", "message"), UNFIT.values(), ids=UNFIT)
-def test_columns_that_fit_nothing(method: str, present: list[str], message: str):
+@pytest.mark.parametrize(("method", "present", "message", "nearest"), UNFIT.values(), ids=UNFIT)
+def test_columns_that_fit_nothing(method: str, present: list[str], message: str, nearest: str):
     with pytest.raises(UserError) as caught:
-        layout(method, present)
+        layout(method, sorted(present))
 
     assert caught.value.message == (
         f"data.source 'rows.jsonl' has columns {', '.join(sorted(present))}, which fit {message}."
     )
-    assert caught.value.remedy == "Map them with data.columns, for example {prompt: question, completion: answer}."
+    assert caught.value.remedy == f"The nearest is {nearest}."
+
+
+def test_what_lies_within_a_column_is_not_named_beside_it():
+    with pytest.raises(UserError) as caught:
+        layout("sft", ["id", "pair", "pair.de", "pair.en"])
+
+    assert caught.value.message.startswith("data.source 'rows.jsonl' has columns id, pair, which fit no format")
+    assert caught.value.remedy is not None
+    assert "{prompt: pair.de, completion: pair.en}" in caught.value.remedy
+
+
+def test_names_of_any_case_come_last():
+    upper = layout("sft", ["Question", "Answer"])
+    both = layout("sft", ["Question", "Answer", "content"])
+
+    assert upper.columns == {"prompt": "Question", "completion": "Answer"}
+    assert both.columns == {"text": "content"}
+
+
+SIDE_BY_SIDE = {
+    "scores": (["answer_0", "answer_1", "score_0", "score_1"], {"scores": ["score_0", "score_1"]}),
+    "ranks": (["answer_0", "answer_1", "rank_0", "rank_1"], {"ranks": ["rank_0", "rank_1"]}),
+    "a name": (["answer_0", "answer_1", "winner"], {"preferred": "winner"}),
+    "a margin": (["answer_0", "answer_1", "margin"], {"margin": "margin"}),
+    "scores of their own": (
+        ["answer_0", "answer_1", "answer_0_score", "answer_1_score"],
+        {"scores": ["answer_0_score", "answer_1_score"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("present", "judged"), SIDE_BY_SIDE.values(), ids=SIDE_BY_SIDE)
+def test_answers_side_by_side(present: list[str], judged: dict[str, Any]):
+    found = layout("dpo", ["prompt", *present])
+
+    assert (found.format, found.whole) == ("ranked", False)
+    assert found.columns == {"prompt": "prompt", "responses": ["answer_0", "answer_1"], **judged}
+
+
+@pytest.mark.parametrize(
+    "present",
+    [["prompt", "answer_0", "answer_1"], ["prompt", "answer_0", "score_0"], ["answer_0", "answer_1", "winner"]],
+    ids=["nothing says which is better", "one answer", "no prompt"],
+)
+def test_answers_side_by_side_that_are_no_pair(present: list[str]):
+    with pytest.raises(UserError):
+        layout("dpo", present)
+
+
+def test_answers_side_by_side_of_which_the_recipe_says_the_better():
+    with pytest.raises(UserError) as caught:
+        layout("dpo", ["best", "prompt", "response1", "response2"])
+    assert caught.value.remedy == (
+        "The nearest is ranked: map what holds it with data.columns, for example "
+        "{responses: [response1, response2], preferred: …}."
+    )
+
+    found = layout("dpo", ["best", "prompt", "response1", "response2"], columns={"preferred": "best"})
+    whole = layout("dpo", ["best", "x", "y"], columns={"responses": ["x", "y"], "preferred": "best"})
+
+    assert found.columns == {"prompt": "prompt", "responses": ["response1", "response2"], "preferred": "best"}
+    assert (whole.columns, whole.whole) == ({"responses": ["x", "y"], "preferred": "best"}, True)
+
+
+def test_what_the_recipe_maps_goes_before_what_is_joined():
+    squad = ["context", "question", "answers", "answers.text", "answers.text.0"]
+
+    assert layout("sft", squad).columns["prompt"] == ["context", "question"]
+    assert layout("sft", squad, columns={"prompt": "question"}).columns["prompt"] == "question"
+
+
+def test_steps_with_labels_are_not_ranked():
+    with pytest.raises(UserError):
+        layout("reward", ["prompt", "completions", "labels"])
 
 
 WRONG: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], str]] = {

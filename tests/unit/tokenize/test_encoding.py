@@ -21,6 +21,8 @@ from trl import (
     SFTTrainer,
 )
 
+from baton.components.data_split import formats
+from baton.components.data_split.layouts import Layout
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import Data, Recipe, recipe_file
@@ -162,6 +164,7 @@ CASES: dict[str, tuple[str, list[Row], Row, Row]] = {
     **{f"{method}, texts": (method, PAIRS, {}, {}) for method in ("dpo", "orpo", "cpo", "reward")},
     **{f"{method}, conversations": (method, [*TALKED, *TURNS], {}, {}) for method in ("dpo", "orpo", "cpo", "reward")},
     "kto, texts": ("kto", rated(PAIRS), {}, {}),
+    "kto, conversations": ("kto", rated([*TALKED, *TURNS]), {}, {}),
     "sft, completions": ("sft", [{"prompt": x["prompt"], "completion": x["chosen"]} for x in PAIRS], {}, {}),
     "sft, conversations": ("sft", MESSAGES, {}, {}),
     "sft, what the assistant says": ("sft", MESSAGES, {"assistant_only_loss": True}, {"assistant_only_loss": True}),
@@ -192,6 +195,20 @@ def test_pairs_become_ratings_as_trl_makes_them(rows: list[Row], tmp_path: Path)
 
     assert counted(ours) == counted(theirs)
     assert ours["label"][:2] == [True, False]
+
+
+def test_texts_that_share_their_prompt_are_trained_as_they_are(tmp_path: Path) -> None:
+    """A separator of nothing keeps the text, and TRL, given the two texts, trains the same."""
+    head = "\n\nHuman: what is it?\n\nAssistant:"
+    texts = [{"chosen": f"{head} {x['chosen']}.", "rejected": f"{head} ~ {x['rejected']}."} for x in PAIRS]
+    rows = [formats.normalise(dict(row), Layout(format="preference", columns={})) for row in texts]
+    assert all(isinstance(row, dict) and row["prompt"] == head for row in rows)
+
+    given = recipe(str(tmp_path / "store"), "dpo", separator="")
+    ours, tokenizer, _ = tokenized(given, [row for row in rows if isinstance(row, dict)], tmp_path)
+    theirs = by_trl("dpo", texts, tokenizer, tmp_path)
+
+    assert ours.to_list() == theirs.select_columns(COLUMNS["dpo"]).to_list()
 
 
 def test_a_separator_is_the_prompts(tmp_path: Path) -> None:
