@@ -134,7 +134,9 @@ def test_a_memory_limit_that_is_too_low_is_named_and_the_run_goes_on_with_a_high
 ) -> None:
     narrow = compiled(resources__memory="300Mi", resources__retries=1)
     started = backend.start(narrow, leave_out=LATER, run_name="narrow")
-    assert str(started.failure()) == "train chunk 1: OOMKilled (exit code 137)"
+    # The kernel has killed the process that trains; the stage itself is left to say so, and what helps.
+    assert str(started.failure()).startswith("train chunk 1: OOMKilled (exit code 1): ")
+    assert "There was no memory left. Raise resources.memory" in started.of("train chunk 1")[0].log
     assert len(started.of("train chunk 1")) == 2
     wide = compiled(resources__memory="2Gi")
     backend.start(wide, leave_out=LATER, run_name="narrow").result()
