@@ -22,7 +22,7 @@ def test_example_is_a_recipe_and_compiles(path: Path, tmp_path: Path) -> None:
     write_package(prepare.for_cluster(recipe), str(tmp_path / "pipeline.yaml"))
     compiled = (tmp_path / "pipeline.yaml").read_text(encoding="utf-8")
     parts = recipe.phase_recipes() or [recipe]
-    chunks = sum(part.chunks.count + part.chunks.spare for part in parts)
+    chunks = sum(part.slots for part in parts)
     assert compiled.count("train chunk ") + compiled.count("spare chunk ") >= chunks
 
 
