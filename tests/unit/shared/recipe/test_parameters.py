@@ -166,6 +166,15 @@ def test_a_chunk_for_each_epoch_holds_the_epochs(values: Any, overrides: dict[st
     assert said in refused(overrides, BY_EPOCH, **values)
 
 
+def test_a_chunk_for_each_epoch_and_as_many_chunks_are_one_run() -> None:
+    whole, number = recipe(BY_EPOCH), recipe({**BY_EPOCH, "chunks": {"count": 3}})
+    assert identity(whole) == identity(number)
+    assert "per_epoch" not in identity(whole)["evaluation"], "runs from before it was a setting stay the same ones"
+    twice = recipe({**BY_EPOCH, "evaluation": {"per_epoch": 2}, "chunks": {"count": 3, "checkpoints_per_epoch": 5}})
+    assert identity(twice)["evaluation"] == {"every": None, "per_epoch": 2}
+    assert identity(twice)["chunks"] == {"count": 3}
+
+
 def test_a_chunk_for_each_epoch_takes_the_epochs_it_was_compiled_with() -> None:
     result = parameters.changed(recipe(BY_EPOCH), as_compiled(recipe(BY_EPOCH)), {"training.batch_size": 4.0})
     assert (result.num_chunks, result.chunks.count) == (3, "per-epoch")
