@@ -43,7 +43,7 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
 
 def groups(recipe: Recipe) -> list[Graph]:
     """Returns the graphs that the chunks of a training lie in, none where there are few; see `line`."""
-    last = recipe.chunks.slots
+    last = recipe.slots
 
     def group(first: int, end: int) -> Graph:
         @dsl.pipeline(name=f"chunks-{first}-{end}")
@@ -60,7 +60,7 @@ def groups(recipe: Recipe) -> list[Graph]:
 def slots_of(recipe: Recipe, first: int, end: int) -> list[tuple[int, str]]:
     """Returns number and name of each chunk of a range, spare ones included."""
     return [
-        (index, f"train chunk {index}" if index <= recipe.chunks.count else f"spare chunk {index}")
+        (index, f"train chunk {index}" if index <= recipe.num_chunks else f"spare chunk {index}")
         for index in range(first, end + 1)
     ]
 

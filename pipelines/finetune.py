@@ -51,7 +51,7 @@ def _single(recipe: Recipe) -> BaseComponent:
 
     @dsl.pipeline(
         name=recipe.name,
-        description=f"Trains {recipe.name} in {recipe.chunks.count} chunks, bit for bit.",
+        description=f"Trains {recipe.name} in {recipe.num_chunks} chunks, bit for bit.",
         pipeline_config=resources.of_run(recipe.resources),
     )
     def pipeline(
@@ -238,7 +238,7 @@ def _trained(
         trial = placed(lr_find(baton=baton), "learning-rate finder", compute=True)
         resources.with_cache(trial)
         baton = trial.outputs["Output"]
-    last = recipe.chunks.slots
+    last = recipe.slots
     if graphs:
         for graph in graphs:
             baton, verified = graph.of(baton=baton).set_display_name(graph.name).outputs["Output"], None

@@ -68,7 +68,7 @@ def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: st
     parts = [
         f"---\n{_metadata(recipe, facts, export_format)}\n---",
         f"# {recipe.name}",
-        f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.chunks.count} chunk(s).",
+        f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.num_chunks} chunk(s).",
         _training(run, recipe),
         _figures(run.read(Evaluation)),
         _lineage(run, facts),

@@ -81,7 +81,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     # Named by what it is made of: one that broke off is found again without anybody remembering its name.
-    run = f"{recipe.name}-{digest_of(digests, start, [part.chunks.count for part in parts])[:12]}"
+    run = f"{recipe.name}-{digest_of(digests, start, [part.num_chunks for part in parts])[:12]}"
     # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
     verdict = digest_of(digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := outcome.rejected(storage, recipe.name, verdict):

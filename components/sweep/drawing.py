@@ -85,7 +85,7 @@ def _identity(recipe: Recipe) -> Json:
 
 def _known(sweep: Sweep, trial: TrialEntry, recipe: Recipe) -> Known:
     scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
-    return Known(values=trial.values, scores=scores, finished=recipe.chunks.count in scores)
+    return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
 
 
 def _trial_id(number: int) -> str:

@@ -40,7 +40,7 @@ def drill(
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         prepare.check_model(loaded)
-        display = _Display(loaded.chunks.count)
+        display = _Display(loaded.num_chunks)
         with display:
             report = Drill(
                 loaded,

@@ -60,7 +60,7 @@ def _run_pipeline(recipe: Recipe, training_run: Run, runner: options.Runner) -> 
     from baton.pipelines.local import engine
 
     console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
-    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+    with Display(0 if recipe.phases else recipe.num_chunks) as display:
         engine.run_recipe(
             recipe,
             training_run.name,

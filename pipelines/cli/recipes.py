@@ -28,7 +28,7 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
             f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
-            f"({loaded.split}), in {loaded.chunks.count} chunk(s)."
+            f"({loaded.split}), in {loaded.num_chunks} chunk(s)."
         )
         if trials:
             rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
@@ -96,7 +96,7 @@ def compile_recipe(
             graph.check_ending(picture)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)
-        typer.echo(f"{output}: {loaded.chunks.count} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
+        typer.echo(f"{output}: {loaded.num_chunks} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
         size = fits.check_fits(output, loaded, pipeline)
         typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
         if note := fits.frozen_note(size):

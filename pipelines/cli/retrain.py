@@ -190,7 +190,7 @@ def _run(recipe: Recipe, runner: options.Runner) -> Retraining:
         display.heard(event)
 
     os.environ[turns.PROCESS] = turns.this_process()
-    with Display(0 if recipe.phases else recipe.chunks.count) as display:
+    with Display(0 if recipe.phases else recipe.num_chunks) as display:
         engine.run_recipe(
             recipe,
             f"{recipe.name}-retrain",

@@ -54,7 +54,7 @@ def run(
         warm.start()
         prepare.check_model(loaded)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {Sweep(storage, sweep_name).uri}")
-        with Display(loaded.chunks.count) as display:
+        with Display(loaded.num_chunks) as display:
             heard = sweep_display.heard(display.heard)
             best = LocalSweep(loaded, sweep_name, heard).run()
             winner.hand_out(best, sweep_name, heard)

@@ -250,6 +250,7 @@ TRAINER = Trainer(
     epochs=("num_epochs", 1.0),
     warmup=0.03,
     held_out="val_set_size",
+    per_epoch=("evals_per_epoch", "saves_per_epoch"),
     evaluates=True,
     patience="early_stopping_patience",
     scheduler="lr_scheduler",

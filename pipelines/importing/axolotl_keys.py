@@ -109,9 +109,6 @@ TABLE = SHARED | table(
         "short rows stay; remove them before": "min_sample_len",
         "prompt and answer share data.max_length": "max_prompt_len",
         "training.curriculum brings easy rows first": "curriculum_sampling",
-        "the rows of an epoch are not counted yet; set evaluation.every to a number of steps": "evals_per_epoch",
-        "the rows of an epoch are not counted yet; set chunks.checkpoint_every to a number of steps or a time; every "
-        "chunk ends on one": "saves_per_epoch",
         "the loss depends on the rows per pass; they stay as given": "auto_find_batch_size",
         "a callback of hooks.callbacks can stop the run": "loss_watchdog_threshold loss_watchdog_patience",
         "see training.early_stopping": "early_stopping_patience",

@@ -78,6 +78,13 @@ def count(value: object) -> int:
     return int(result)
 
 
+def times(value: object) -> int | None:
+    """Returns how often in an epoch, None for 0; less than once is not a whole number of times."""
+    if number(value) % 1:
+        raise UnsupportedError("only a whole number of times in an epoch; give a number of steps instead")
+    return count(value) or None
+
+
 def numbers(value: object) -> list[float]:
     """Returns a list of numbers."""
     if not isinstance(value, list):

@@ -7,7 +7,7 @@ import math
 from baton.components.shared.recipe import SPECS
 from baton.pipelines.importing import sources
 from baton.pipelines.importing.draft import Draft, Fate
-from baton.pipelines.importing.kinds import flag, is_on, number, read, steps, whole
+from baton.pipelines.importing.kinds import flag, is_on, number, read, steps, times, whole
 from baton.pipelines.importing.table import Carried, fill, table
 
 HELD_OUT = 0.05
@@ -114,13 +114,25 @@ def held_out(draft: Draft, key: str) -> None:
         draft.assumed.append(f"data.split.eval {HELD_OUT}, as Baton always holds rows out")
 
 
+def by_epoch(draft: Draft, evaluations_key: str, checkpoints_key: str) -> None:
+    """Sets how often in an epoch the model is evaluated and a checkpoint is taken."""
+    paths = {evaluations_key: "evaluation.per_epoch", checkpoints_key: "chunks.checkpoints_per_epoch"}
+    for key, path in paths.items():
+        Carried(path, times)(draft, key)
+        if draft.look(path) and draft.look("training.max_steps"):
+            draft.changed(key, f"in each pass over the rows; {draft.tool} shares max_steps out among its epochs")
+
+
 def evaluations(draft: Draft, *, by_default: bool) -> None:
-    """Sets how often the model is evaluated; `by_default` tells whether `eval_steps` alone turns it on."""
+    """Sets how often the model is evaluated, unless so many times in an epoch; `by_default` tells whether `eval_steps`
+    alone turns it on."""
     keys, every = ("eval_strategy", "evaluation_strategy"), "eval_steps"
     key = next(filter(draft.has, keys), keys[0])
     strategy = str(draft.get(key, "steps" if by_default else "no")).lower()
-    if strategy == "epoch":
-        draft.left(key, "set evaluation.every to the number of steps of an epoch")
+    if draft.look("evaluation.per_epoch"):
+        draft.carry("evaluation.per_epoch", *keys)
+    elif strategy == "epoch":
+        draft.put("evaluation.per_epoch", 1, *keys)
     elif strategy == "steps" and draft.has(every):
         Carried("evaluation.every", steps)(draft, every)
         draft.carry("evaluation.every", *keys)
@@ -130,29 +142,39 @@ def evaluations(draft: Draft, *, by_default: bool) -> None:
     else:
         draft.carry("evaluation.every", key)
     if draft.has(every) and not draft.is_handled(every):
-        draft.needless(every, f"there is no evaluation while {key} is not steps")
+        draft.needless(every, f"it counts only where {key} is steps, and evaluations are not given by epoch")
 
 
 def checkpoints(draft: Draft) -> None:
-    """Sets how often a checkpoint is taken inside a chunk, and how many stay."""
+    """Sets how often a checkpoint is taken inside a chunk, unless so many times in an epoch, and how many stay."""
     strategy = str(draft.get("save_strategy", "steps")).lower()
-    if strategy in ("no", "steps"):
+    if draft.look("chunks.checkpoints_per_epoch"):
+        draft.carry("chunks.checkpoints_per_epoch", "save_strategy")
+        draft.drop("save_steps", "the number in an epoch is given, and decides", Fate.needless)
+    elif strategy == "epoch":
+        draft.put("chunks.checkpoints_per_epoch", 1, "save_strategy")
+    elif strategy in ("no", "steps"):
         draft.carry("chunks.checkpoint_every", "save_strategy")
     else:
         draft.left("save_strategy", "every chunk ends on a checkpoint; more: chunks.checkpoint_every in steps or time")
-    if draft.has("save_steps") and strategy == "steps":
-        Carried("chunks.checkpoint_every", steps)(draft, "save_steps")
-    elif draft.has("save_steps"):
-        draft.needless("save_steps", "save_strategy is not steps")
+    if draft.has("save_steps") and not draft.is_handled("save_steps"):
+        if strategy == "steps":
+            Carried("chunks.checkpoint_every", steps)(draft, "save_steps")
+        else:
+            draft.needless("save_steps", "save_strategy is not steps")
     if draft.has("save_total_limit"):
         draft.put("chunks.keep.last", read(draft, "save_total_limit", whole), "save_total_limit")
+
+
+def _is_evaluated(draft: Draft) -> bool:
+    return bool(draft.look("evaluation.every") or draft.look("evaluation.per_epoch"))
 
 
 def early_stopping(draft: Draft, key: str) -> None:
     """Sets early stopping, which looks at evaluations."""
     patience = read(draft, key, whole) if draft.has(key) else None
-    if not patience or not draft.look("evaluation.every"):
-        why = "it looks at evaluations, and no number of steps between them is known: set evaluation.every and "
+    if not patience or not _is_evaluated(draft):
+        why = "it looks at evaluations, and there are none: set evaluation.every or per_epoch and "
         draft.drop(key, f"{why}training.early_stopping: {{patience: {patience}}}")
         return
     draft.put("training.early_stopping.patience", patience, key)
@@ -171,8 +193,8 @@ def best(draft: Draft) -> None:
     key = "load_best_model_at_end"
     if not is_on(draft, key):
         draft.rest(key)
-    elif not draft.look("evaluation.every"):
-        draft.left(key, "it looks at evaluations: set evaluation.every and export.checkpoint: best")
+    elif not _is_evaluated(draft):
+        draft.left(key, "it looks at evaluations: set evaluation.every or per_epoch and export.checkpoint: best")
     else:
         draft.put("export.checkpoint", "best", key)
         metric = str(draft.get("metric_for_best_model", "loss")).removeprefix("eval_")
@@ -182,6 +204,8 @@ def best(draft: Draft) -> None:
 
 def plateau(draft: Draft, key: str) -> None:
     """Takes back a schedule that looks at evaluations where there are none."""
-    if draft.look("training.lr_scheduler") == "reduce_lr_on_plateau" and not draft.look("evaluation.every"):
+    if draft.look("training.lr_scheduler") == "reduce_lr_on_plateau" and not _is_evaluated(draft):
         draft.document["training"].pop("lr_scheduler")
-        draft.left(key, "it looks at evaluations: set evaluation.every and training.lr_scheduler; linear is used")
+        draft.left(
+            key, "it looks at evaluations: set evaluation.every or per_epoch and training.lr_scheduler; linear is used"
+        )

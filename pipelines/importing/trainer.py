@@ -23,6 +23,7 @@ class Trainer:
         epochs: Key of the passes over the rows, and their number by default.
         warmup: Share of the steps that are warm-up by default; None for Baton's own.
         held_out: Key of the share of rows that are held out.
+        per_epoch: Keys of the evaluations and of the checkpoints in an epoch.
         evaluates: Whether `eval_steps` alone turns evaluation on.
         patience: Key of early stopping.
         scheduler: Key of the learning-rate schedule.
@@ -44,6 +45,7 @@ class Trainer:
     epochs: tuple[str, float]
     warmup: float | None = None
     held_out: str
+    per_epoch: tuple[str, str] | None = None
     evaluates: bool
     patience: str
     scheduler: str
@@ -79,6 +81,8 @@ class Trainer:
         self.weights(draft, method)
         self.data(draft, method)
         pacing.held_out(draft, self.held_out)
+        if self.per_epoch:
+            pacing.by_epoch(draft, *self.per_epoch)
         pacing.evaluations(draft, by_default=self.evaluates)
         pacing.checkpoints(draft)
         pacing.early_stopping(draft, self.patience)

@@ -116,7 +116,7 @@ class Drill:
         seen = set(self.usual)
         if len(self.usual.get("upload", ())) > 1:
             seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
-        deck = Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.chunks.count, self._random)
+        deck = Deck([phase for phase in PHASES if phase in seen], self.usual, self.recipe.num_chunks, self._random)
         unreachable = [phase for phase in PHASES if phase not in deck.phases]
         runs: list[Disturbed] = []
         while deck.phases and len(self.kills) < self.wanted:
@@ -144,10 +144,10 @@ class Drill:
     def _undisturbed(self) -> prove.Outcome:
         """Runs the recipe as it should go, and learns how long each phase takes."""
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
-        for index in range(1, self.recipe.chunks.count + 1):
+        for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
                 self._learn(module, [run.uri, str(index)], Tracker(begins))
-        return prove.outcome(run, self.recipe.chunks.count)
+        return prove.outcome(run, self.recipe.num_chunks)
 
     def _learn(self, module: str, arguments: Sequence[str], tracker: Tracker) -> None:
         def heard(event: Event) -> None:
@@ -160,7 +160,7 @@ class Drill:
 
     def _disturbed(self, name: str, deck: Deck, undisturbed: prove.Outcome) -> Disturbed:
         """Brings a run to its end, however often its processes are killed, and compares it."""
-        began, chunks = len(self.kills), self.recipe.chunks.count
+        began, chunks = len(self.kills), self.recipe.num_chunks
         self._problems = []
         run = processes.prepare(self.recipe, name, self._on_event, self.launch)
         for index in range(1, chunks + 1):
@@ -171,7 +171,7 @@ class Drill:
         self._waiting = []
         rows = results.verify_checkpoints(run)
         damaged = [f"step {row['step']}: {problem}" for row in rows for problem in row["problems"]]
-        outcome = prove.outcome(run, self.recipe.chunks.count)
+        outcome = prove.outcome(run, self.recipe.num_chunks)
         return {
             **prove.told(outcome),
             "kills": len(self.kills) - began,

@@ -108,6 +108,7 @@ def cells() -> Iterator[Cell]:
     for method in ("sft", "dpo"):
         yield Cell(method, "full", "early stopping", _early(), quick=method == "sft")
         yield Cell(method, "full", "group by length", training(group_by_length=True), quick=method == "sft")
+        yield Cell(method, "full", "plateau by epoch", _by_epoch(), quick=method == "sft")
         yield Cell(method, "full", "plateau", _plateau(), quick=method == "sft")
         yield Cell(method, "freeze", "last layer", training(trainable={"last_layers": 1, "patterns": ["norm"]}))
         yield Cell(method, "full", "groups", _groups())
@@ -219,6 +220,11 @@ def _plateau() -> Changes:
         "lr_scheduler_options": {"patience": 0, "factor": 0.5, "threshold": 1.0},
     }
     return {**training(**settings), "evaluation": {"every": 2}}
+
+
+def _by_epoch() -> Changes:
+    """Three times in an epoch of eight steps: what is evaluated when decides the learning rate, so the bits."""
+    return {**_plateau(), "evaluation": {"per_epoch": 3}, "chunks": {"checkpoints_per_epoch": 2}}
 
 
 def _groups() -> Changes:

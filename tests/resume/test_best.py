@@ -60,6 +60,46 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
     assert code == 0, printed
 
 
+def test_evaluations_by_epoch_are_those_of_one_run(recipes: dict[str, Recipe], legs: Any) -> None:
+    """Chunks end within epochs and at steps that are evaluated; five steps an epoch, twice: 3, 5, 8, 10, 13, 15."""
+    plateau = {"training__lr_scheduler": "reduce_lr_on_plateau", "training__warmup_steps": 0}
+    options = {"training__lr_scheduler_options": {"patience": 0, "threshold": 9.0}}
+    recipe = legs.changed(
+        recipes["scratch"],
+        evaluation__every=None,
+        evaluation__per_epoch=2,
+        chunks__checkpoints_per_epoch=1,
+        chunks__keep={"last": 9},
+        **plateau,
+        **options,
+    )
+    ends = {}
+    for name, targets in {"whole": [15], "parts": [2, 5, 8, 11, 15]}.items():
+        run = legs.prepare(recipe, f"by-epoch-{name}")
+        run.put("plan.json", {**run.require("plan.json"), "targets": targets})
+        legs.train(run)
+        last = legs.final(run)
+        assert sorted(CheckpointStore(run).evaluation_losses(last)) == [3, 5, 8, 10, 13, 15]
+        assert set(legs.steps(run)) == {5, 10, 15, *targets}
+        ends[name] = legs.losses(run), last.meta.state
+    assert ends["parts"] == ends["whole"]
+
+    # The schedule looks at evaluations, so the bits tell when there were any.
+    other = legs.prepare(legs.changed(recipe, evaluation__per_epoch=1), "by-epoch-other")
+    legs.train(other)
+    assert legs.final(other).meta.state["weights"] != ends["whole"][1]["weights"]
+
+
+def test_a_chunk_for_each_epoch_ends_on_the_bits_of_one_run(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count="per-epoch"), "scratch-per-epoch")
+    legs.train(run)
+    assert run.plan().targets == (5, 10, 15)
+    assert legs.losses(run) == legs.losses(undisturbed["scratch"])
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
+
+
 def step_of(run: Any) -> int:
     return trained.final_checkpoint(run).step
 

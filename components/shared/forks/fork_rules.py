@@ -50,6 +50,7 @@ TAKEN_OVER: dict[str, str] = {
     **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
     "adapter.dropout": NEXT,
     "evaluation.every": "evaluations after step {step} come at multiples of the new number",
+    "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
 """What a warm fork takes over → what that means."""

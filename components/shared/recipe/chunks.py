@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -18,7 +18,7 @@ class Keep(Section):
     last: Positive = 2
     """The newest ones."""
     best: Annotated[int, Field(ge=0)] = 1
-    """Those with the lowest evaluation loss, where `evaluation.every` measures it."""
+    """Those with the lowest evaluation loss, where `evaluation.every` or `per_epoch` measures it."""
     every: Positive | None = None
     """Those whose step is a multiple of this."""
 
@@ -45,12 +45,16 @@ class Preemption(Section):
 class Chunks(Section):
     """How the run is cut into processes that hand on to each other."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
-    """Number of train-chunks, each its own pod."""
+    count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] | Literal["per-epoch"] = 1
+    """Number of train-chunks, each its own pod, of the same number of steps. `per-epoch` ends one with each epoch:
+    `training.epochs`, rounded up, is their number, fixed when the pipeline is compiled."""
     spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = 0
     """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
     checkpoint_every: Positive | str | None = None
     """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`."""
+    checkpoints_per_epoch: Positive | None = None
+    """Checkpoints inside a chunk, so many in each epoch and the last one at its end, instead of `checkpoint_every`;
+    the steps are those of `evaluation.per_epoch`."""
     wait_for_commit: bool = False
     """Hold training until each checkpoint is in the store. Off, it continues meanwhile, and a checkpoint that falls due
     before the one on its way has arrived is taken when it has."""
@@ -92,15 +96,10 @@ class Chunks(Section):
         """Seconds without a checkpoint after which a chunk gives up."""
         return seconds(self.max_unsaved)
 
-    @property
-    def slots(self) -> int:
-        """Chunks of the run, spare ones included."""
-        return self.count + self.spare
-
     @model_validator(mode="after")
-    def _fits_a_workflow(self) -> Chunks:
-        if self.slots > MAX_CHUNKS:
-            raise ValueError(f"{self.count} chunks and {self.spare} spare ones are more than {MAX_CHUNKS}; use fewer")
+    def _one_cadence(self) -> Self:
+        if self.checkpoint_every and self.checkpoints_per_epoch:
+            raise ValueError("checkpoint_every and checkpoints_per_epoch both say when to save; leave one out")
         return self
 
 

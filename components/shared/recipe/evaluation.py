@@ -70,6 +70,9 @@ class Evaluation(Section):
     run that fails is rejected and exports nothing. A line against `production` holds where there is none yet."""
     every: Positive | None = None
     """Steps between evaluations during training; none when left out."""
+    per_epoch: Positive | None = None
+    """Evaluations in each epoch, the last one at its end, instead of `every`. In an epoch of S steps the k-th of n
+    comes after step k × S / n, rounded up; where n is more than S, after each step."""
     write_every: Positive | None = None
     """Steps after which the model writes for the samples in the course of training: the texts go to `samples/` below
     the run, and how many are right to the metrics. None when left out; training is not changed by it."""
@@ -86,6 +89,11 @@ class Evaluation(Section):
                     "production, for example '<= baseline * 0.98'"
                 )
         return value
+
+    @property
+    def in_training(self) -> bool:
+        """Whether held-out rows are evaluated in the course of training."""
+        return bool(self.every or self.per_epoch)
 
     def figures(self, method: str) -> list[str]:
         """Returns the figures that a run of a method has, by name; those of `tasks` and of single reward functions have
@@ -116,6 +124,8 @@ class Evaluation(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Evaluation:
+        if self.every and self.per_epoch:
+            raise ValueError("every and per_epoch both say when to evaluate; leave one out")
         if "bertscore" in self.metrics and not self.bertscore_model:
             raise ValueError("metrics: bertscore needs an encoder; name one in evaluation.bertscore_model")
         for name, line in self.gate.items():

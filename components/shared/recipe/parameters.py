@@ -94,6 +94,7 @@ def changed(recipe: Recipe, values: Mapping[str, object], overrides: Mapping[str
     for key in sorted(overrides, key=lambda key: _phase_of(key, names) is not None):
         _override(document, key, overrides[key], names)
     result = _validated(document)
+    _require_same_chunks(recipe, result)
     if overrides:
         _require_same_stages(recipe, result)
         recipe_file.require_effects(result, origin=ORIGIN)
@@ -171,6 +172,19 @@ def _require_base(recipe: Recipe) -> None:
             "base_model is given, and the recipe's model is trained from scratch.",
             remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
         )
+
+
+def _require_same_chunks(before: Recipe, after: Recipe) -> None:
+    """Makes sure that a pipeline that was compiled with a chunk for each epoch trains as many."""
+    parts = zip(before.phase_recipes() or [before], after.phase_recipes() or [after], strict=True)
+    for old, new in parts:
+        was, now = (part.training.epochs or 1.0 for part in (old, new))
+        if new.chunks.count == "per-epoch" and was != now:
+            raise UserError(
+                f"training.epochs is {now:g}, and chunks.count is per-epoch: this pipeline was compiled with the "
+                f"chunks of {was:g} epoch(s).",
+                remedy=REMEDY,
+            )
 
 
 def _require_same_stages(before: Recipe, after: Recipe) -> None:

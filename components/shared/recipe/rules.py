@@ -53,7 +53,7 @@ def _check_phases(recipe: Sections) -> None:
     for phase, part in zip(recipe.phases, parts, strict=True):
         if part.training.spec.scores and phase is not recipe.phases[-1]:
             raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can start from; put it last")
-    slots = sum(part.chunks.slots for part in parts)
+    slots = sum(part.slots for part in parts)
     if slots > MAX_CHUNKS:
         raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
 
@@ -65,7 +65,12 @@ def _check_sweep(recipe: Sections) -> None:
         raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a separate recipe")
     if recipe.training.lr_find:
         raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
-    if recipe.sweep.eta and recipe.chunks.count < recipe.sweep.eta:
+    lengths = {"training", "training.epochs", "training.max_steps"} & recipe.sweep.parameters.keys()
+    if recipe.chunks.count == "per-epoch" and lengths:
+        raise ValueError(
+            f"sweep: {min(lengths)} differs between trials, and all have the same chunks; set chunks.count to a number"
+        )
+    if recipe.sweep.eta and recipe.num_chunks < recipe.sweep.eta:
         raise ValueError(
             f"sweep: trials are compared between chunks; set chunks.count to eta, {recipe.sweep.eta}, or more"
         )
@@ -82,15 +87,35 @@ def _check_retrain(recipe: Sections) -> None:
         raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
 
 
+def _check_chunks(recipe: Sections) -> None:
+    training, spare = recipe.training, recipe.chunks.spare
+    if recipe.chunks.count == "per-epoch":
+        if training.max_steps is not None:
+            raise ValueError(
+                "chunks.count: per-epoch counts training.epochs, and training.max_steps is set; set chunks.count to a "
+                "number, or training.epochs instead of max_steps"
+            )
+        if recipe.slots > MAX_CHUNKS:
+            raise ValueError(
+                f"chunks.count: per-epoch, {training.epochs or 1:g} epoch(s) and {spare} spare chunks make "
+                f"{recipe.slots} chunks, at most {MAX_CHUNKS} fit a workflow; set chunks.count to a number"
+            )
+    if recipe.slots > MAX_CHUNKS:
+        raise ValueError(
+            f"chunks: {recipe.num_chunks} chunks and {spare} spare ones are more than {MAX_CHUNKS}; use fewer"
+        )
+    if training.max_steps is not None and recipe.num_chunks > training.max_steps:
+        raise ValueError(
+            f"chunks.count: {recipe.num_chunks} chunks for {training.max_steps} steps; at most one per step"
+        )
+
+
 def _check_resources(recipe: Sections) -> None:
     if recipe.adapter and recipe.model.from_scratch:
         raise ValueError(
             "adapter: an adapter on a model trained from scratch would freeze random weights; "
             "remove adapter, or give model.base"
         )
-    steps = recipe.training.max_steps
-    if steps is not None and recipe.chunks.count > steps:
-        raise ValueError(f"chunks.count: {recipe.chunks.count} chunks for {steps} steps; at most one per step")
     if recipe.training.precision == "fp16" and recipe.resources.gpus == 0:
         raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
     if recipe.resources.cache_claim and not recipe.store.cache_dir:
@@ -177,8 +202,8 @@ def _check_evaluation(recipe: Sections) -> None:
         "export.checkpoint": best,
     }
     for setting, is_set in watchers.items():
-        if is_set and not recipe.evaluation.every:
-            raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every")
+        if is_set and not recipe.evaluation.in_training:
+            raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every or per_epoch")
     if best and not recipe.chunks.keep.best:
         raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
     recipe.evaluation.check_gate(training.method)
@@ -198,8 +223,8 @@ def _check_hooks(recipe: Sections) -> None:
 
 
 RULES: tuple[Callable[[Sections], None], ...] = (
-    _check_resources, _check_data, _check_processes, _check_weights, _check_reference, _check_completions,
-    _check_evaluation, _check_hooks,
+    _check_chunks, _check_resources, _check_data, _check_processes, _check_weights, _check_reference,
+    _check_completions, _check_evaluation, _check_hooks,
 )  # fmt: skip
 """Rules of one training, in the order in which they are told."""
 

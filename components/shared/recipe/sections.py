@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationError
@@ -79,6 +80,17 @@ class Sections(Section):
                 )
                 raise ValueError(f"phase {phase.name}: {'; '.join(problems)}") from None
         return recipes
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the run without spare ones."""
+        count = self.chunks.count
+        return math.ceil(self.training.epochs or 1.0) if count == "per-epoch" else count
+
+    @property
+    def slots(self) -> int:
+        """Chunks of the run, spare ones included."""
+        return self.num_chunks + self.chunks.spare
 
     @property
     def parallel(self) -> Parallel:

@@ -35,6 +35,15 @@ class Plan(NamedDocument):
         """Returns how often training has gone over all rows at a step."""
         return step / self.steps_per_epoch
 
+    def is_due(self, step: int, per_epoch: int) -> bool:
+        """Tells whether something is done after a step that is done so many times in each epoch.
+
+        The one rule of all cadences by epoch: the k-th of n in an epoch of S steps comes after step k × S / n, rounded
+        up. An epoch's end is always among them, nothing drifts from one epoch to the next, and where n is more than S
+        each step is one.
+        """
+        return step * per_epoch // self.steps_per_epoch > (step - 1) * per_epoch // self.steps_per_epoch
+
     def slots(self, spare: int) -> int:
         """Returns how many chunks the run has, spare ones included."""
         return len(self.targets) + spare
@@ -50,7 +59,7 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
     Raises:
         UserError: there is nothing to train on, or there are more chunks than steps.
     """
-    training, count = recipe.training, recipe.chunks.count
+    training, count = recipe.training, recipe.num_chunks
     if rows == 0:
         raise UserError("no training rows are left after the split.", remedy="Check data.source and data.split.eval.")
     steps_per_epoch = _steps_per_epoch(training, rows)
@@ -60,8 +69,11 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
             f"chunks.count is {count}, but {rows} rows at batch_size {training.batch_size} give {num_steps} steps.",
             remedy=f"Use at most {num_steps} chunks, or train longer.",
         )
-    # Rounded up: the last one is `num_steps`, and with no more chunks than steps no two are the same.
-    targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
+    if recipe.chunks.count == "per-epoch":
+        targets = (*(steps_per_epoch * (index + 1) for index in range(count - 1)), num_steps)
+    else:
+        # Rounded up: the last one is `num_steps`, and with no more chunks than steps no two are the same.
+        targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
     return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)
 
 

@@ -159,7 +159,9 @@ def identity(recipe: Recipe) -> Json:
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint
     document["evaluation"] = {"every": recipe.evaluation.every}
-    document["chunks"] = {"count": recipe.chunks.count}
+    if recipe.evaluation.per_epoch:  # else left out: runs from before it was a setting are the same ones
+        document["evaluation"]["per_epoch"] = recipe.evaluation.per_epoch
+    document["chunks"] = {"count": recipe.num_chunks}
     for name in ("source", "workers"):
         del document["data"][name]
     # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.

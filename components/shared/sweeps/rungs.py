@@ -76,7 +76,7 @@ def brackets(recipe: Recipe) -> list[Bracket]:
     Raises:
         UserError: they have too many trials.
     """
-    search, chunks = recipe.sweep, recipe.chunks.count
+    search, chunks = recipe.sweep, recipe.num_chunks
     assert search is not None
     drawn: list[Bracket] = []
     numbers = count(1)

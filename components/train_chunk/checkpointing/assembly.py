@@ -16,6 +16,7 @@ from baton.components.train_chunk.reporting.accounting import Accounting
 from baton.components.train_chunk.reporting.live import LiveReport
 from baton.components.train_chunk.reporting.progress import ProgressNotes
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Resumption
+from baton.components.train_chunk.trainer.cadence import EvaluationsPerEpoch
 from baton.components.train_chunk.trainer.takeover import Takeover
 
 
@@ -64,6 +65,8 @@ def attach(
     context, recipe = services.context, services.context.recipe
     trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
     trainer.resumption = _resumption(restored, context.ranks.size, leave_out)
+    if recipe.evaluation.per_epoch:
+        trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None
     report: LiveReport | None = None
     if context.ranks.is_first:
@@ -79,7 +82,9 @@ def attach(
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,
+        plan=context.plan,
         every_steps=recipe.chunks.every_steps,
+        per_epoch=recipe.chunks.checkpoints_per_epoch,
         every_seconds=recipe.chunks.every_seconds,
         keep_best=recipe.export.checkpoint == "best",
     )

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import ExactnessError
 from baton.components.shared.core.state import PARTS
+from baton.components.shared.runs.plan import Plan
 from baton.components.train_chunk.checkpointing import state
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
 from baton.components.train_chunk.checkpointing.lineage import Capture
@@ -30,15 +31,25 @@ class Schedule:
 
     Attributes:
         target: Step at which the chunk ends.
+        plan: The run's plan.
         every_steps: Steps between checkpoints before the target.
+        per_epoch: Checkpoints in each epoch.
         every_seconds: Seconds between checkpoints before the target.
         keep_best: Save where an evaluation finds the lowest loss so far.
     """
 
     target: int
+    plan: Plan
     every_steps: int | None = None
+    per_epoch: int | None = None
     every_seconds: float | None = None
     keep_best: bool = False
+
+    def is_due(self, step: int) -> bool:
+        """Tells whether a checkpoint falls due at a step."""
+        if self.per_epoch:
+            return self.plan.is_due(step, self.per_epoch)
+        return bool(self.every_steps and step % self.every_steps == 0)
 
 
 class CheckpointCallback(TrainerCallback):
@@ -208,8 +219,7 @@ class CheckpointCallback(TrainerCallback):
         """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
         if self._leaving:
             return True
-        every = self._schedule.every_steps
-        self._overdue = self._overdue or self._late or bool(every and step % every == 0)
+        self._overdue = self._overdue or self._late or self._schedule.is_due(step)
         return self._overdue and self._is_free
 
     def _joined(self, ours: dict[str, str]) -> dict[str, str]:

@@ -34,8 +34,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "logging_nan_inf_filter": False,
         # The checkpoint callback alone says when, by `control.should_save`.
         "save_strategy": "no",
-        "eval_strategy": "steps" if recipe.evaluation.every else "no",
-        "eval_steps": recipe.evaluation.every,
+        "eval_strategy": "steps" if recipe.evaluation.in_training else "no",
+        # With `per_epoch` those at epochs' ends; `EvaluationsPerEpoch` adds the others.
+        "eval_steps": plan.steps_per_epoch if recipe.evaluation.per_epoch else recipe.evaluation.every,
         "dataloader_num_workers": training.workers,
         "dataloader_pin_memory": recipe.resources.gpus > 0,
         "use_cpu": recipe.resources.gpus == 0 and recipe.resources.profile != "mps",

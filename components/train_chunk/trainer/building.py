@@ -45,7 +45,7 @@ def setup(
     model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
     if recipe.training.trainable:
         freeze(model, recipe.training.trainable)
-    evaluates = bool(recipe.evaluation.every) if evaluates is None else evaluates
+    evaluates = recipe.evaluation.in_training if evaluates is None else evaluates
     return Setup(
         recipe=recipe,
         arguments=arguments.training_arguments(recipe, plan, output_dir),

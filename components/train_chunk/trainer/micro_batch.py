@@ -139,7 +139,7 @@ def _try(recipe: Recipe, plan: Plan, tokens: Tokens, folders: Mapping[str, str],
         update={
             "training": recipe.training.model_copy(update=training),
             "hooks": recipe.hooks.model_copy(update={"callbacks": []}),
-            "evaluation": recipe.evaluation.model_copy(update={"every": None}),
+            "evaluation": recipe.evaluation.model_copy(update={"every": None, "per_epoch": None}),
         }
     )
     setup = building.setup(recipe, plan, tokens, folders, output_dir, evaluates=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from baton.components.shared.recipe import recipe_file
 from baton.pipelines.compiling import prepare
@@ -22,8 +23,21 @@ def test_example_is_a_recipe_and_compiles(path: Path, tmp_path: Path) -> None:
     write_package(prepare.for_cluster(recipe), str(tmp_path / "pipeline.yaml"))
     compiled = (tmp_path / "pipeline.yaml").read_text(encoding="utf-8")
     parts = recipe.phase_recipes() or [recipe]
-    chunks = sum(part.chunks.count + part.chunks.spare for part in parts)
+    chunks = sum(part.slots for part in parts)
     assert compiled.count("train chunk ") + compiled.count("spare chunk ") >= chunks
+
+
+@pytest.mark.parametrize(("epochs", "chunks"), [("null", 1), ("0.5", 1), ("3", 3), ("3.2", 4)])
+def test_a_chunk_for_each_epoch_begun(epochs: str, chunks: int, tmp_path: Path) -> None:
+    given = ["chunks.count=per-epoch", f"training.epochs={epochs}", "training.max_steps=null"]
+    recipe = recipe_file.load(str(ROOT / "pipelines/recipes/quickstart.yaml"), given)
+    path = tmp_path / "pipeline.yaml"
+    write_package(prepare.for_cluster(recipe), str(path))
+    tasks = next(yaml.safe_load_all(path.read_text(encoding="utf-8")))["root"]["dag"]["tasks"]
+    names = [task["taskInfo"]["name"] for task in tasks.values()]
+    assert sorted(name for name in names if name.startswith("train chunk")) == [
+        f"train chunk {number}" for number in range(1, chunks + 1)
+    ]
 
 
 def test_the_readme_lists_every_example() -> None:

@@ -46,6 +46,8 @@ def test_qlora_on_alpaca_rows(imported: Make):
             "precision": "bf16",
             "gradient_checkpointing": True,
         },
+        "chunks": {"checkpoints_per_epoch": 1},
+        "evaluation": {"per_epoch": 4},
         "resources": {"gpus": 1},
         "tracking": {"wandb": "tiny-llama"},
     }
@@ -54,8 +56,6 @@ def test_qlora_on_alpaca_rows(imported: Make):
         "output_dir",
         "loss_watchdog_threshold",
         "loss_watchdog_patience",
-        "evals_per_epoch",
-        "saves_per_epoch",
         "special_tokens",
     }
     assert made.keys(Fate.changed) == {"bf16", "datasets[0].split"}
@@ -428,6 +428,27 @@ def test_groups_with_rates_of_their_own(written: Write):
         {"pattern": r"self_attn\.o_proj\.weight", "name": "o", "learning_rate": 1e-6},
         {"pattern": "embed_tokens|lm_head", "learning_rate": 3e-6},
     ]
+
+
+def test_cadence_by_epoch(written: Write):
+    data = "datasets:\n  - path: org/d\n    type: alpaca\n"
+    watching = "early_stopping_patience: 2\nload_best_model_at_end: true\n"
+
+    made = written("axolotl", f"{BASE}{data}{watching}evals_per_epoch: 2\nsaves_per_epoch: 1\n")
+    assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (2, 1)
+    assert (made.recipe.training.early_stopping.patience, made.recipe.export.checkpoint) == (2, "best")
+    assert not made.keys(Fate.left)
+
+    made = written("axolotl", f"{BASE}{data}eval_strategy: epoch\nsave_strategy: epoch\neval_steps: 5\nsave_steps: 5\n")
+    assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (1, 1)
+    assert made.keys(Fate.needless) == {"eval_steps", "save_steps"}
+
+    made = written("axolotl", f"{BASE}{data}max_steps: 9\nevals_per_epoch: 2\nsaves_per_epoch: 0\n")
+    assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (2, None)
+    assert made.keys(Fate.changed) >= {"evals_per_epoch"}
+
+    made = written("axolotl", f"{BASE}{data}evals_per_epoch: 0.5\n")
+    assert "a whole number of times in an epoch" in made.text("evals_per_epoch")
 
 
 def test_an_empty_key_asks_for_nothing(written: Write):

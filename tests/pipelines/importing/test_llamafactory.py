@@ -195,6 +195,15 @@ def test_their_defaults_hold_where_the_file_is_silent(written: Write):
     assert recipe.evaluation.every is None
 
 
+def test_cadence_by_epoch(written: Write):
+    lines = "eval_strategy: epoch\nsave_strategy: epoch\nearly_stopping_steps: 2\nload_best_model_at_end: true\n"
+    made = written("llamafactory", f"{BASE}{lines}")
+
+    assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (1, 1)
+    assert (made.recipe.training.early_stopping.patience, made.recipe.export.checkpoint) == (2, "best")
+    assert not made.keys(Fate.left)
+
+
 def test_first_layers_are_named(written: Write):
     made = written("llamafactory", f"{BASE}finetuning_type: freeze\nfreeze_trainable_layers: -2\n")
 

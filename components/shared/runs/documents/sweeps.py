@@ -49,10 +49,8 @@ class SweepHead(NamedDocument):
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of each trial's run."""
-        chunks = self.recipe["chunks"]
-        assert isinstance(chunks, dict)
-        return int(str(chunks["count"]))
+        """Chunks of each trial's run: each bracket's last rung is after the last one."""
+        return max(rung.chunk for rung in self.rungs)
 
 
 class RungScore(Document):

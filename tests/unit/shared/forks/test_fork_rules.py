@@ -53,6 +53,16 @@ def test_what_is_read_anew_at_each_step_or_decides_no_bits_is_taken_over(overrid
     assert next(iter(found)) in (path, f"{path}.num_cycles")
 
 
+def test_a_cadence_by_epoch_takes_the_place_of_one_in_steps() -> None:
+    found = fork_rules.require_warm(recipe(), recipe("evaluation={per_epoch: 2}", "chunks.checkpoints_per_epoch=1"))
+    assert found == {
+        "chunks.checkpoints_per_epoch": [None, 1],
+        "evaluation.every": [10, None],
+        "evaluation.per_epoch": [None, 2],
+    }
+    assert "evaluation.per_epoch" in fork_rules.of_state(recipe(), recipe("evaluation={per_epoch: 2}"))
+
+
 @pytest.mark.parametrize(
     "override",
     [

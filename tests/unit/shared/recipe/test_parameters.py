@@ -147,6 +147,42 @@ def test_a_gate_cannot_go_or_appear(gate: object) -> None:
         parameters.changed(recipe(without), {}, {"evaluation.gate.loss": "<= 3"})
 
 
+BY_EPOCH = {**TINY, "training": {"epochs": 2.5}, "chunks": {"count": "per-epoch"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides", "said"),
+    [
+        (
+            {"epochs": 4.0},
+            {},
+            "training.epochs is 4, and chunks.count is per-epoch: this pipeline was compiled with the",
+        ),
+        ({}, {"training.epochs": 4.0}, "compiled with the chunks of 2.5 epoch(s). Change it in the recipe or by --set"),
+        ({"max_steps": 9}, {}, "chunks.count: per-epoch counts training.epochs, and training.max_steps is set"),
+    ],
+)
+def test_a_chunk_for_each_epoch_holds_the_epochs(values: Any, overrides: dict[str, object], said: str) -> None:
+    assert said in refused(overrides, BY_EPOCH, **values)
+
+
+def test_a_chunk_for_each_epoch_and_as_many_chunks_are_one_run() -> None:
+    whole, number = recipe(BY_EPOCH), recipe({**BY_EPOCH, "chunks": {"count": 3}})
+    assert identity(whole) == identity(number)
+    assert "per_epoch" not in identity(whole)["evaluation"], "runs from before it was a setting stay the same ones"
+    twice = recipe({**BY_EPOCH, "evaluation": {"per_epoch": 2}, "chunks": {"count": 3, "checkpoints_per_epoch": 5}})
+    assert identity(twice)["evaluation"] == {"every": None, "per_epoch": 2}
+    assert identity(twice)["chunks"] == {"count": 3}
+
+
+def test_a_chunk_for_each_epoch_takes_the_epochs_it_was_compiled_with() -> None:
+    result = parameters.changed(recipe(BY_EPOCH), as_compiled(recipe(BY_EPOCH)), {"training.batch_size": 4.0})
+    assert (result.num_chunks, result.chunks.count) == (3, "per-epoch")
+    phases = {**PHASES, "chunks": {"count": "per-epoch"}}
+    with pytest.raises(UserError, match=r"training\.epochs is 3, and chunks\.count is per-epoch"):
+        parameters.changed(recipe(phases), {}, {"dpo.training.epochs": 3.0})
+
+
 def test_what_a_parameter_and_an_override_say_differently_names_both() -> None:
     said = refused({"training.learning_rate": 1e-4}, learning_rate=2e-3)
     assert said == (

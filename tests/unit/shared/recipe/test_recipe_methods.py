@@ -36,6 +36,28 @@ def checked(changes: dict[str, Any]) -> Recipe:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "evaluations in steps and by epoch": (
+        {"evaluation.every": 5, "evaluation.per_epoch": 2},
+        "evaluation: every and per_epoch both say when to evaluate; leave one out",
+    ),
+    "checkpoints in time and by epoch": (
+        {"chunks.checkpoint_every": "5m", "chunks.checkpoints_per_epoch": 2},
+        "chunks: checkpoint_every and checkpoints_per_epoch both say when to save; leave one out",
+    ),
+    "a chunk for each epoch of steps": (
+        {"chunks.count": "per-epoch", "training.max_steps": 9},
+        "chunks.count: per-epoch counts training.epochs, and training.max_steps is set; set chunks.count to a number, "
+        "or training.epochs instead of max_steps",
+    ),
+    "more epochs than a workflow holds": (
+        {"chunks.count": "per-epoch", "training.epochs": 99.5, "chunks.spare": 1},
+        "chunks.count: per-epoch, 99.5 epoch(s) and 1 spare chunks make 101 chunks, at most 100 fit a workflow; set "
+        "chunks.count to a number",
+    ),
+    "epochs that a sweep draws": (
+        {"chunks.count": "per-epoch", "sweep.parameters": {"training.epochs": [1, 2]}},
+        "sweep: training.epochs differs between trials, and all have the same chunks; set chunks.count to a number",
+    ),
     "settings of another method": (
         {"training.dpo": {"beta": 0.2}},
         "training: dpo has settings, but method is sft; remove them or set method: dpo",

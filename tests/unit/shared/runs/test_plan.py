@@ -20,7 +20,7 @@ TEMPLATE: dict[str, Any] = {
 }
 
 
-def recipe(count: int = 1, **training: Any) -> Recipe:
+def recipe(count: int | str = 1, **training: Any) -> Recipe:
     """A recipe with so many chunks."""
     document = copy.deepcopy({**TEMPLATE, "chunks": {"count": count}, "training": training})
     return recipe_file.validate(document, origin="r.yaml")
@@ -32,13 +32,17 @@ CASES = {
     "epochs": (100, 4, {"batch_size": 10, "epochs": 2}, 10, 20, (5, 10, 15, 20)),
     "part of an epoch": (100, 2, {"batch_size": 10, "epochs": 0.25}, 10, 3, (2, 3)),
     "steps": (100, 3, {"batch_size": 10, "max_steps": 7}, 10, 7, (3, 5, 7)),
+    "per epoch": (100, "per-epoch", {"batch_size": 10, "epochs": 3}, 10, 30, (10, 20, 30)),
+    "per epoch, a part of one last": (100, "per-epoch", {"batch_size": 10, "epochs": 2.5}, 10, 25, (10, 20, 25)),
+    "per epoch, less than one": (100, "per-epoch", {"batch_size": 10, "epochs": 0.5}, 10, 5, (5,)),
+    "per epoch, one by default": (100, "per-epoch", {"batch_size": 10}, 10, 10, (10,)),
     "a step each": (8, 4, {"batch_size": 2}, 4, 4, (1, 2, 3, 4)),
     "fewer rows than a batch": (3, 1, {"batch_size": 8}, 1, 1, (1,)),
 }
 
 
 @pytest.mark.parametrize(("rows", "count", "training", "per_epoch", "steps", "targets"), CASES.values(), ids=CASES)
-def test_plan(rows: int, count: int, training: Any, per_epoch: int, steps: int, targets: tuple[int, ...]):
+def test_plan(rows: int, count: int | str, training: Any, per_epoch: int, steps: int, targets: tuple[int, ...]):
     expected = Plan(rows=rows, steps_per_epoch=per_epoch, num_steps=steps, targets=targets)
 
     assert make_plan(recipe(count, **training), rows) == expected
@@ -114,3 +118,32 @@ def test_more_chunks_than_steps():
 def test_no_rows():
     with pytest.raises(UserError, match="no training rows are left after the split"):
         make_plan(recipe(), 0)
+
+
+CADENCES = {
+    "even": (8, 2, [4, 8, 12, 16]),
+    "rounded up": (5, 2, [3, 5, 8, 10, 13, 15]),
+    "three of eight": (8, 3, [3, 6, 8, 11, 14, 16]),
+    "once": (5, 1, [5, 10, 15]),
+    "each step": (3, 3, [1, 2, 3, 4, 5, 6]),
+    "more than there are steps": (3, 7, [1, 2, 3, 4, 5, 6]),
+    "an epoch of one step": (1, 2, [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize(("per_epoch", "times", "steps"), CADENCES.values(), ids=CADENCES)
+def test_steps_of_a_cadence_by_epoch(per_epoch: int, times: int, steps: list[int]):
+    plan = Plan(rows=per_epoch, steps_per_epoch=per_epoch, num_steps=steps[-1], targets=(steps[-1],))
+
+    assert [step for step in range(1, steps[-1] + 1) if plan.is_due(step, times)] == steps
+
+
+@given(per_epoch=st.integers(1, 500), times=st.integers(1, 600), epochs=st.integers(1, 4))
+def test_a_cadence_by_epoch_is_the_same_in_each_epoch(per_epoch: int, times: int, epochs: int):
+    plan = Plan(rows=per_epoch, steps_per_epoch=per_epoch, num_steps=per_epoch * epochs, targets=(per_epoch * epochs,))
+    first = {-(-number * per_epoch // times) for number in range(1, times + 1)}
+
+    due = {step for step in range(1, plan.num_steps + 1) if plan.is_due(step, times)}
+
+    assert due == {epoch * per_epoch + step for epoch in range(epochs) for step in first}
+    assert len(first) == min(times, per_epoch)
