@@ -35,7 +35,8 @@ def start(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
     def run(name: str, recipe: Path = RECIPES / "scratch.yaml", **parameters: object) -> list[str]:
         package = folder / f"{recipe.stem}.yaml"
         if not package.exists():
-            loaded = prepare.load(str(recipe), ["training.epochs=null"], store=str(store))
+            # Without the engine's retries, which pause before they tell a mistake again.
+            loaded = prepare.load(str(recipe), ["training.epochs=null", "resources.retries=0"], store=str(store))
             write_package(prepare.localise(loaded, str(recipe)), str(package))
         stages: list[str] = []
 
