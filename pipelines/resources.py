@@ -57,7 +57,7 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
 def with_cache(task: PipelineTask) -> None:
     """Lets Kubeflow skip a stage whose inputs are those of a time when it succeeded.
 
-    Right for a stage that leaves nothing but what `cache_key` vouches for: later stages do without what is lost.
+    Right for a stage that leaves nothing but what the baton vouches for: later stages do without what is lost.
     """
     task.set_caching_options(True)
 
