@@ -11,6 +11,7 @@ import yaml
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.sweeps.rungs import brackets
+from baton.pipelines.compiling import conformance
 from baton.pipelines.compiling.package import Pipeline
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 LIMIT = "BATON_WORKFLOW_BYTES"
 """Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
@@ -37,7 +36,7 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
     from baton.pipelines.compiling.workflow.size import predict
 
     with open(path, "rb") as file:
-        documents = list(yaml.load_all(file, _Loader))
+        documents = list(yaml.load_all(file, conformance.LOADER))
     size = predict(documents, Assumed(loops=_iterations(recipe)) if pipeline is Pipeline.sweep else None)
     size = replace(size, limit=int(os.environ.get(LIMIT, size.limit)))
     if not size.ends:

@@ -11,10 +11,9 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2 as ir
 
 from baton.components.shared.core.errors import UserError
+from baton.pipelines.compiling import conformance
 from baton.pipelines.kubeflow.api import PipelineSpec
 from baton.pipelines.kubeflow.transport import one_line
-
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Package:
             )
         content = Path(path).read_bytes()
         try:
-            documents = list(yaml.load_all(content, _Loader))
+            documents = list(yaml.load_all(content, conformance.LOADER))
             for document, message in zip(documents, (ir.PipelineSpec(), ir.PlatformSpec()), strict=False):
                 json_format.ParseDict(document, message)
             spec: PipelineSpec = documents[0]
