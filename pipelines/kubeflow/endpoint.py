@@ -33,6 +33,11 @@ from baton.pipelines.kubeflow.transport import (
 )
 
 
+def page(endpoint: str) -> str:
+    """Returns the address of the Kubeflow Pipelines UI, where it is another than the API's by kfp's own variable."""
+    return (os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint).rstrip("/")
+
+
 def token() -> str | None:
     """Returns the bearer token of the environment, or None."""
     return os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import kfp
-
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.pipelines.kubeflow.api import Pipeline, PipelineVersion
 from baton.pipelines.kubeflow.compiled import Package
-from baton.pipelines.kubeflow.endpoint import Client, quiet
+from baton.pipelines.kubeflow.endpoint import Client, page, quiet
 from baton.pipelines.kubeflow.transport import CREATE_REMEDY, ForbiddenError
 
 T = TypeVar("T")
@@ -92,8 +89,7 @@ def require_right(client: Client, namespace: str | None) -> None:
 
 def url(endpoint: str, registered: Registered) -> str:
     """Returns where a version is shown in the Kubeflow Pipelines UI."""
-    base = os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint
-    return f"{base.rstrip('/')}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
+    return f"{page(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
 
 
 def _registered(client: Client, package: Package, namespace: str | None) -> Registered:

@@ -9,18 +9,15 @@ import io
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import kfp
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.patience import attempts, insist
 from baton.pipelines.kubeflow import registry
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.compiled import Package
-from baton.pipelines.kubeflow.endpoint import Client, connect, quiet
+from baton.pipelines.kubeflow.endpoint import Client, connect, page, quiet
 from baton.pipelines.kubeflow.registry import Registered
 from baton.pipelines.kubeflow.transport import ENDPOINT_REMEDY, NameClashError, TransientError, one_line
 
@@ -215,5 +212,4 @@ def required(identifier: str | None, what: str, endpoint: str) -> str:
 
 def run_url(endpoint: str, run_id: str) -> str:
     """Returns where a run is shown in the Kubeflow Pipelines UI."""
-    base = os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint
-    return f"{base.rstrip('/')}/#/runs/details/{run_id}"
+    return f"{page(endpoint)}/#/runs/details/{run_id}"
