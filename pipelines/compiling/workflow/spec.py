@@ -60,11 +60,6 @@ def spec_size(compiled: Compiled) -> int:
     return FIXED_BYTES + 2 * len(compiled.name) + size_of(entries) + sum(templates) + sum(_executors(compiled))
 
 
-def task_size(compiled: Compiled, name: str, task: Task) -> int:
-    """Returns the bytes of a task in the template of its graph: its driver's and its executor's entry."""
-    return sum(size_of(entry) + 1 for entry in _entries(compiled, name, task))
-
-
 def _executors(compiled: Compiled) -> Iterable[int]:
     """Yields the bytes of the templates that executors share."""
     kinds: dict[str, tuple[Task, kubernetes_pb2.KubernetesExecutorConfig]] = {}
