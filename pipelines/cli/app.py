@@ -51,8 +51,3 @@ app.command()(use.serve)
 app.command()(retrain.retrain)
 app.command()(retrain.outcome)
 app.command()(schedule.schedule)
-
-
-def main() -> None:
-    """Runs the command line: the entry point of the console script."""
-    app()

@@ -58,6 +58,12 @@ def test_a_stage_has_its_imports_and_nothing_of_another(probe: Callable[..., Any
     assert rest == ["said at the end\n"]
 
 
+def test_a_stage_does_not_import_the_command_line() -> None:
+    script = str(Path(sys.executable).with_name("baton"))
+    code = f"import runpy, sys; runpy.run_path({script!r}, run_name='__mp_main__'); sys.exit('kfp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "_KFP_RUNTIME": "true"}, check=True)
+
+
 def test_its_exit_code_is_told(probe: Callable[..., Any]) -> None:
     assert probe(BATON_CODE="3")[0] == 3
 
