@@ -6,6 +6,7 @@ PROMPTS = ("prompt", "question.full_text", "question.problem", "question.text", 
 ANSWERS = ("completion", "response", "answer.0", "answer", "output", "solution")
 JUDGED = ("preferred", "winner", "choice", "better_response_id", "preference")
 MARGINS = ("margin", "preference_strength", "overall_preference")
+TOOLS = ("tools", "functions")
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"messages": ("messages",)},
     "sharegpt": {"conversations": ("conversations", "conversation")},
@@ -19,6 +20,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "responses": ("responses", "completions", "answers.text", "answers", "summaries"),
     },
     "prompt": {"prompt": PROMPTS},
+    "tool-calls": {"prompt": PROMPTS, "calls": ("calls", "answers", "tool_calls"), "tools": TOOLS},
 }
 """Columns each format needs, in the order in which formats are tried: our name → the names it goes by, ours first. A
 dot is a step into a column, `[]` a list."""
@@ -41,10 +43,16 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Columns a format takes where they are there."""
 
+BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
+"""Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
+
+TALKS = ("messages", "sharegpt", "tool-calls")
+"""Formats whose rows are messages, always."""
+
 _WHOLE = ("messages", "conversations", "conversation")
 
 OTHERWISE: dict[str, tuple[dict[str, tuple[str, ...] | list[str]], ...]] = {
-    "sharegpt": ({"conversations": ("dialog[]", "data[]")},),
+    "sharegpt": ({"conversations": ("dialog[]", "data[]")}, {"conversations": ("chat",), "system": ("system",)}),
     "prompt-completion": (
         {"prompt": ["context", "question"], "completion": ("answers.text.0",)},
         {
@@ -73,6 +81,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "preference": ("prompt", "chosen", "rejected"),
     "ranked": ("prompt", "chosen", "rejected"),
     "prompt": ("prompt", "answer"),
+    "tool-calls": ("prompt", "completion"),
 }
 """Columns that rows of each format come out with."""
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-Message = dict[str, str]
-
-ROLES = {
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "function_call"), "assistant"),
-    "system": "system",
-    **dict.fromkeys(("tool", "function", "observation"), "tool"),
-}
-"""What speakers are called → their roles. A `function_call` of ShareGPT is what the assistant says, as text."""
-
-CALLS = ("tool_calls", "function_call")
-"""Keys of a message that say more than its content, so that leaving them out would change what was said."""
-
+from baton.components.data_split import messages as single
+from baton.components.data_split.messages import Message
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
 """Keys of a mapping that is a question and its answer."""
@@ -26,15 +16,19 @@ TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("i
 ANSWER = re.compile(r".*\n\n(?:Assistant|ASSISTANT|assistant):", re.DOTALL)
 """A conversation written into a text, up to its last answer: the turns of Anthropic's hh-rlhf."""
 
+UNSAID = ("name", "train")
+"""Keys of a message in which two that say the same may differ."""
+
 
 def is_conversation(value: Any) -> bool:
     """Tells whether a value is meant as messages, not as text."""
     return isinstance(value, list | dict)
 
 
-def is_encodable(text: str) -> bool:
-    """Tells whether a text can be written as UTF-8: a lone surrogate cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def has_speakers(value: Any) -> bool:
+    """Tells whether a value is messages, or one of them."""
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
 
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -42,9 +36,14 @@ def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def conversation(messages: Any, name: str = "messages") -> dict[str, object] | str:
-    """Returns `{messages}`, or the reason why they cannot be used."""
-    turns = _messages(_spoken(messages), name)
+def conversation(messages: Any, name: str = "messages", *, has_tools: bool = False) -> dict[str, object] | str:
+    """Returns `{messages}`, or the reason why they cannot be used; they may be JSON text."""
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
+        try:
+            messages = json.loads(messages)
+        except ValueError:
+            return f"{name} is a text that is no JSON"
+    turns = _messages(_spoken(messages), name, has_tools)
     if isinstance(turns, str):
         return turns
     if not any(message["role"] == "assistant" for message in turns):
@@ -69,7 +68,7 @@ def texts(row: dict[str, str]) -> dict[str, str]:
     return {"prompt": shared[:end], "chosen": row["chosen"][end:], "rejected": row["rejected"][end:]}
 
 
-def preference(row: dict[str, object]) -> dict[str, object] | str:
+def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
     """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
 
     Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
@@ -79,53 +78,50 @@ def preference(row: dict[str, object]) -> dict[str, object] | str:
     for side in ("chosen", "rejected"):
         # A text alone may hold the prompt as well: only after one is it an answer.
         one = "prompt" in row or isinstance(row[side], dict)
-        messages = _messages(_answer(row[side]) if one else row[side], side)
+        messages = _messages(_answer(row[side]) if one else row[side], side, has_tools)
         if isinstance(messages, str):
             return messages
         sides[side] = messages
     if isinstance(row.get("prompt"), str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     shared = _shared(sides["chosen"], sides["rejected"])
-    head = _messages(row["prompt"], "prompt") if "prompt" in row else shared
+    head = _messages(row["prompt"], "prompt", has_tools) if "prompt" in row else shared
     if isinstance(head, str):
         return head
-    if (
-        len(head) == 1 and shared[:1] != head and head[0] in shared
-    ):  # one turn of what both begin with, beside the whole
-        head = shared
+    if len(head) == 1 and not _begins(shared, head) and any(_begins([turn], head) for turn in shared):
+        head = shared  # one turn of what both begin with, beside the whole
     if not head:
         return "chosen and rejected share no first message, and there is no prompt"
-    answers = {
-        side: messages[len(head) :] if messages[: len(head)] == head else messages for side, messages in sides.items()
-    }
+    answers = {side: messages[len(head) :] if _begins(messages, head) else messages for side, messages in sides.items()}
     for side, messages in answers.items():
         if not messages or messages[-1]["role"] != "assistant":
             return f"{side} does not end on an assistant turn"
     return {"prompt": head, **answers}
 
 
-def answered(row: dict[str, object]) -> dict[str, object] | str:
+def answered(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
     """Returns `{prompt, completion}`, each a list of messages, or the reason why the row cannot be used.
 
     Without a prompt, it is what the conversation has before its last message.
     """
-    completion = _messages(_spoken(_answer(row["completion"])), "completion")
+    completion = _messages(_spoken(_answer(row["completion"])), "completion", has_tools)
     if isinstance(completion, str):
         return completion
     given = row.get("prompt", completion[:-1])
-    head = _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, "prompt")
+    asked = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    head = _messages(asked, "prompt", has_tools)
     if isinstance(head, str):
         return head
-    if completion[: len(head)] == head:
+    if _begins(completion, head):
         completion = completion[len(head) :]
     if not completion or completion[-1]["role"] != "assistant":
         return "completion does not end on an assistant turn"
     return {"prompt": head, "completion": completion}
 
 
-def prompt(row: dict[str, object]) -> dict[str, object] | str:
+def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
     """Returns a row whose prompt is messages."""
-    head = _messages(row["prompt"], "prompt")
+    head = _messages(row["prompt"], "prompt", has_tools)
     if isinstance(head, str):
         return head
     if head[-1]["role"] == "assistant":
@@ -160,41 +156,25 @@ def _spoken(value: Any) -> Any:
 def _shared(a: list[Message], b: list[Message]) -> list[Message]:
     if a == b:  # for the check of same answers to judge
         return a[:-1]
-    return a[: shared_length(a, b)]
+    return a[: shared_length(list(map(_said, a)), list(map(_said, b)))]
 
 
-def _messages(messages: Any, name: str) -> list[Message] | str:
+def _begins(messages: list[Message], head: list[Message]) -> bool:
+    """Tells whether messages begin with what others say."""
+    return list(map(_said, messages[: len(head)])) == list(map(_said, head))
+
+
+def _said(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key not in UNSAID}
+
+
+def _messages(messages: Any, name: str, has_tools: bool) -> list[Message] | str:
     if not isinstance(messages, list) or not messages:
         return f"{name} is a {type(messages).__name__}, expected a non-empty list"
     turns = []
     for position, raw in enumerate(messages, 1):
-        message = _message(raw)
+        message = single.message(raw, has_tools=has_tools)
         if isinstance(message, str):
             return f"message {position} {message}"
         turns.append(message)
     return turns
-
-
-def _message(message: Any) -> Message | str:
-    """Returns a message's role and content, or what is wrong with it; further keys are left out."""
-    if not isinstance(message, dict):
-        return "has no role"
-    role, content = message.get("role"), message.get("content")
-    if role is None and "from" in message:
-        role, content = message["from"], message.get("value")
-        if isinstance(role, str) and role.lower() not in ROLES:
-            return f"is from {role!r}, expected {', '.join(ROLES)}"
-    if not isinstance(role, str) or not is_encodable(role):
-        return "has no role"
-    for key in CALLS:
-        if message.get(key):
-            return f"has {key}, which chat templates render each in their own way; expected text"
-    if isinstance(content, list):
-        texts = [
-            part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text" and "text" in part
-        ]
-        whole = len(texts) == len(content) > 0 and all(isinstance(text, str) for text in texts)
-        content = "".join(texts) if whole else None
-    if not isinstance(content, str) or not is_encodable(content):
-        return "has no text content"
-    return {"role": ROLES.get(role.lower(), role), "content": content}

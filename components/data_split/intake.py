@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from baton.components.data_split import formats, layouts, paths
-from baton.components.data_split.conversations import is_encodable
+from baton.components.data_split.columns import BESIDE
 from baton.components.data_split.layouts import Layout
+from baton.components.data_split.messages import is_encodable
 from baton.components.data_split.reading import readers
 from baton.components.data_split.records import Record, Refused, as_content
 from baton.components.data_split.rows import Rejected, Row
@@ -89,22 +90,33 @@ class Intake:
         return ", ".join(dict.fromkeys(supply.layout.format for supply in self.supplies))
 
     def records(self) -> Iterator[Record]:
-        """Yields the rows that can be used, source by source."""
-        for place, supply in enumerate(self.supplies):
-            for row in supply.rows:
-                outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+        """Yields the rows that can be used, source by source; keeps the others."""
+        for place in range(len(self.supplies)):
+            for outcome in self.outcomes(place):
                 if isinstance(outcome, Record):
-                    supply.used += 1
                     yield outcome
                 else:
-                    supply.rejected += 1
                     self._refused.add(outcome)
+
+    def outcomes(self, place: int) -> Iterator[Record | Rejected]:
+        """Yields the rows of one source, by its place in `data.source`."""
+        supply = self.supplies[place]
+        for row in supply.rows:
+            outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+            if isinstance(outcome, Record):
+                supply.used += 1
+            else:
+                supply.rejected += 1
+            yield outcome
 
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
-            normal = formats.normalise(row.values, supply.layout)
+            data = self._recipe.data
+            options = {"reasoning": data.reasoning == "keep", "chat": data.render_as == "chat"}
+            normal = formats.normalise(row.values, supply.layout, **options)
             if isinstance(normal, dict):
-                shape = {name: type(value) for name, value in normal.items()}
+                # Some rows may have tools or a system message, and others none.
+                shape = {name: type(value) for name, value in normal.items() if name not in BESIDE}
                 # The first row that can be used decides for all sources.
                 self._shape = self._shape or shape
                 normal = normal if shape == self._shape else _unlike(self._shape, shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from baton.components.data_split import paths
-from baton.components.data_split.columns import NEEDED, OPTIONAL, OTHERWISE, WRITTEN, find, side_by_side
+from baton.components.data_split.columns import BESIDE, NEEDED, OPTIONAL, OTHERWISE, TALKS, WRITTEN, find, side_by_side
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Data, Recipe
 from baton.components.shared.recipe.data import Columns, Source
@@ -36,6 +36,7 @@ class Layout:
         join: Put between columns that are joined.
         extra_columns: Further columns to keep.
         whole: The answers begin with their prompt, which has no column.
+        beside: Columns that go with a row of messages, as `columns`.
     """
 
     format: str
@@ -43,6 +44,7 @@ class Layout:
     join: str = "\n\n"
     extra_columns: tuple[str, ...] = ()
     whole: bool = False
+    beside: Columns = field(default_factory=dict)
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -86,12 +88,16 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
             columns = _found(name, mapped, present, names)
             if columns is not None:
                 optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
+                columns |= optional
+                beside = {ours: columns[ours] for ours in BESIDE if ours in columns}
+                beside |= _optional(BESIDE, mapped, present, columns, names)
                 layout = Layout(
                     format=name,
-                    columns=columns | optional,
+                    columns=columns | (beside if name in TALKS else {}),
                     join=data.join,
                     extra_columns=tuple(data.extra_columns),
                     whole="prompt" in NEEDED[name] and "prompt" not in columns,
+                    beside=beside,
                 )
                 _check_extras(layout, source, present)
                 return layout

@@ -36,8 +36,18 @@ class Record:
 
 
 def as_content(row: dict[str, object]) -> str:
-    """Returns a row as it is written: the same row is the same text."""
-    return json.dumps(row, sort_keys=True, ensure_ascii=False)
+    """Returns a row as it is written: the same row is the same text.
+
+    Keys of rows and messages are sorted; within tools and calls the order is the source's, for a chat template writes
+    them as they come.
+    """
+    return json.dumps({name: _ordered(row[name]) for name in sorted(row)}, ensure_ascii=False)
+
+
+def _ordered(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return [dict(sorted(each.items())) if isinstance(each, dict) and "role" in each else each for each in value]
 
 
 class Spool:

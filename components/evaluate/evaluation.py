@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from baton.components.evaluate import figures, measures, production
+from baton.components.evaluate import measures, production
 from baton.components.evaluate.evaluation_set import EvaluationSet, Findings
 from baton.components.evaluate.production import Production
 from baton.components.shared.core import events, machine
 from baton.components.shared.models import loading, trained
+from baton.components.shared.models.metrics import figures
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import Evaluation
 from baton.components.shared.runs.run import Run

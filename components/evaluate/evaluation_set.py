@@ -6,19 +6,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.components.evaluate import functions, measures
-from baton.components.evaluate.bertscore import BertScore
-from baton.components.evaluate.figures import Figure
+from baton.components.evaluate import measures
 from baton.components.evaluate.harness import Harness
-from baton.components.evaluate.texts import METRICS
 from baton.components.shared.core import events
-from baton.components.shared.models import generation, loading, prompts, trained
+from baton.components.shared.models import generation, loading, prompting, prompts, trained
+from baton.components.shared.models.metrics.figures import Figure
+from baton.components.shared.models.metrics.judging import Judge
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TELL_EVERY = 2.0
@@ -58,26 +56,19 @@ class EvaluationSet:
     """
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
-        import datasets
-
         parts = {name.partition("/")[0] for name in trained.tokens_manifest(run)[1].files}
         self.side = "test" if prompts.judged_side(run) == "test" and "test" in parts else "eval"
         tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))
         code.install(code.fetch(run, scratch))
         self.run, self.recipe = run, recipe
         self.tokenizer = loading.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
-        self.rows: Dataset = datasets.load_from_disk(f"{tokens}/{self.side}")
+        self.rows = trained.open_rows(f"{tokens}/{self.side}")
         self.prompts = self._prompts(self.tokenizer)
-        self.functions = functions.load(recipe.evaluation.functions)
-        for name, function in self.functions.items() if self.prompts else ():  # fails now, not when models are judged
-            self._own(name, function, [self.prompts[0][1]])
-        asked = recipe.evaluation
-        self.metrics = [METRICS[name] for name in asked.metrics if name in METRICS]
-        if "bertscore" in asked.metrics and self.prompts:
-            batch_size = asked.batch_size or recipe.micro_batch_size_per_process
-            self.metrics.append(BertScore(asked.bertscore_model or "", batch_size))
+        batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
+        self.judging = Judge(recipe.evaluation, self.prompts, batch_size)
         tasks = None if recipe.training.spec.scores else recipe.evaluation.tasks  # such a model writes nothing
         self.harness = Harness(tasks, scratch) if tasks else None
+        self.asks_in_turns = prompting.asks_in_turns(run, recipe, self.tokenizer)
 
     def judge(
         self, when: str, model: PreTrainedModel, own_tokenizer: PreTrainedTokenizerBase | None = None
@@ -98,7 +89,8 @@ class EvaluationSet:
             findings = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
         if self.harness:
             events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
-            figures, plain = self.harness.run(model, tokenizer, batch_size)
+            chat = self.asks_in_turns and bool(tokenizer.chat_template)
+            figures, plain = self.harness.run(model, tokenizer, batch_size, chat=chat, system=self.recipe.data.system)
             findings.figures |= figures
             findings.plain |= plain
         pairs = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
@@ -122,27 +114,18 @@ class EvaluationSet:
         Returns:
             The metrics' signatures.
         """
-        references = [reference for _, reference in self.prompts]
         signatures: dict[str, str] = {}
-        for findings in judged.values() if self.prompts else ():
-            for metric in self.metrics:
-                scored = metric(findings.writes, references)
-                findings.scores |= scored.figures
-                signatures |= scored.signatures
-            for name, function in self.functions.items():
-                findings.scores[name] = self._own(name, function, findings.writes)
-            findings.figures |= findings.scores
+        for findings in judged.values():
+            scored = self.judging.judge(findings.writes)
+            findings.scores |= scored.figures
+            findings.figures |= scored.figures
+            signatures |= scored.signatures
         return signatures
 
     @property
     def without_reference(self) -> int:
         """Rows of the samples that have no answer to compare with."""
         return sum(not reference for _, reference in self.prompts)
-
-    def _own(self, name: str, function: functions.Function, writes: list[str]) -> Figure:
-        """Returns the figure of a user's function for what was written for the first prompts."""
-        asked, references = zip(*self.prompts[: len(writes)], strict=True)
-        return functions.score(name, function, asked, writes, references)
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
         return prompts.held_out_prompts(self.run, self.recipe, tokenizer, self.recipe.evaluation.samples, self.side)

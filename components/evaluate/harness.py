@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from baton.components.evaluate.figures import Figure, mean
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import generation
+from baton.components.shared.models.metrics.figures import Figure, mean
 from baton.components.shared.recipe import Tasks
 from baton.components.shared.store.storage import Storage
 
@@ -54,10 +55,19 @@ class Harness:
             except Exception as error:  # whatever a task's file, its functions or the hub have to say
                 raise self._failed("loaded", error) from None
 
-    def run(self, model: Any, tokenizer: Any, batch_size: int) -> tuple[dict[str, Figure], dict[str, float]]:
-        """Runs the tasks on a model, without a chat template, as the harness does unless it is told otherwise.
+    def run(
+        self, model: Any, tokenizer: Any, batch_size: int, *, chat: bool = False, system: str | None = None
+    ) -> tuple[dict[str, Figure], dict[str, float]]:
+        """Runs the tasks on a model.
 
         A task that says itself that it has no examples gets none, whatever `few_shot` says.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            batch_size: Requests at once.
+            chat: Whether questions and examples are turns of the tokenizer's chat template.
+            system: What conversations begin with.
 
         Returns:
             Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several: those
@@ -70,7 +80,7 @@ class Harness:
         from lm_eval.models.huggingface import HFLM
 
         judged = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-        with self._beside():
+        with self._beside(), _ending(model, tokenizer):
             try:
                 evaluated: Any = simple_evaluate(
                     model=judged,
@@ -79,6 +89,9 @@ class Harness:
                     limit=self._tasks.limit,
                     task_manager=self._manager,
                     bootstrap_iters=0,
+                    apply_chat_template=chat,
+                    fewshot_as_multiturn=chat,
+                    system_instruction=system if chat else None,
                 )
             except (ValueError, KeyError, TypeError, ImportError) as error:  # of a task, or of its own functions
                 raise self._failed("run", error) from None
@@ -109,6 +122,18 @@ class Harness:
     def _hint(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._manager.all_tasks, n=1)
         return f" Did you mean {close[0]!r}?" if close else " `lm-eval ls tasks` lists them."
+
+
+@contextlib.contextmanager
+def _ending(model: Any, tokenizer: Any) -> Iterator[None]:
+    """Lets a model end its answers where the chat template does, too."""
+    settings = model.generation_config
+    before = settings.eos_token_id
+    settings.eos_token_id = generation.stop_ids(model, tokenizer) or None
+    try:
+        yield
+    finally:
+        settings.eos_token_id = before
 
 
 def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baton.components.evaluate.figures import Array, Figure, mean, quotient, ratio
 from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import generation, loading, pinned, rewards
+from baton.components.shared.models import conversing, generation, loading, pinned, rewards
+from baton.components.shared.models.metrics.figures import Array, Figure, mean, quotient, ratio
 from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -178,11 +178,18 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     settings = recipe.training.generation
     assert settings
     some, _, completions = _completions(model, tokenizer, rows, recipe, progress)
-    columns = {name: list(some[name]) for name in some.column_names if name not in ("prompt", "length")}
+    given = [{name: value for name, value in row.items() if name != "length"} for row in some]
+    prompts = list(some["prompt"])
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
     functions: list[Callable[..., Any]] = rewards.build(settings.rewards)
     rewards.bind(functions, generation.Judged(model, tokenizer))
-    arguments = {"prompts": list(some["prompt"]), "completions": completions, "completion_ids": ids, **columns}
+    answers: list[Any] = list(completions)
+    if conversing.PROMPT_TEXT in given[0]:
+        prompts, given = [row[conversing.PROMPT_TEXT] for row in given], [rewards.columns(row) for row in given]
+    elif isinstance(prompts[0], list):
+        answers = [[{"role": "assistant", "content": text}] for text in completions]
+    columns = {name: [row[name] for row in given] for name in given[0] if name != "prompt"}
+    arguments = {"prompts": prompts, "completions": answers, "completion_ids": ids, **columns}
     parts = [mean(list(function(**arguments))) for function in functions]
     named = {f"reward_{rewards.name(function)}": part for function, part in zip(functions, parts, strict=True)}
     return {"reward": _weighted(parts, [spec.weight for spec in settings.rewards]), **named}
@@ -219,7 +226,9 @@ def _completions(
     settings = recipe.training.completions
     assert settings
     some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
-    prompts = [generation.rendered(prompt, tokenizer) for prompt in some["prompt"]]
+    declared = some["tools"] if "tools" in some.column_names else [None] * len(some)
+    pairs = zip(some["prompt"], declared, strict=True)
+    prompts = [generation.rendered(prompt, tokenizer, tools) for prompt, tools in pairs]
     completions = generation.write_all(
         model,
         tokenizer,

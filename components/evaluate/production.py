@@ -72,11 +72,9 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
         )
         if whole := _holding(folder, "config.json"):
             return loading.load_model(whole, recipe), tokenizer
-        from peft import PeftModel
-
         adapter = _holding(folder, "adapter_config.json") or folder
         base = loading.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
-        return PeftModel.from_pretrained(loading.load_model(base, recipe), adapter), tokenizer
+        return loading.adapted(loading.load_model(base, recipe), adapter, tokenizer), tokenizer
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
             f"evaluation.production {recipe.evaluation.production!r} cannot be loaded: {type(error).__name__}: "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.models import vocabulary
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitCounts
 from baton.components.shared.runs.documents.outcome import Evaluation
@@ -14,6 +16,8 @@ from baton.components.shared.runs.run import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
 """How the text of a licence begins → the Hub's name for it."""
+MANY = 20
+"""New tokens that are named, at most."""
 PATIENCE = 10
 """Seconds to wait for the Hub."""
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -70,6 +74,7 @@ def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: st
         f"# {recipe.name}",
         f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.num_chunks} chunk(s).",
         _training(run, recipe),
+        _tokens(target),
         _figures(run.read(Evaluation)),
         _lineage(run, facts),
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
@@ -151,6 +156,21 @@ def _training(run: Run, recipe: Recipe) -> str:
     if recipe.model.quantization:
         lines.append(f"- base held in {recipe.model.quantization.bits} bits in training; merged in full precision")
     return "## Training\n\n" + "\n".join(lines)
+
+
+def _tokens(target: str) -> str:
+    """Returns which tokens the base lacks, as the tokenizer's own files say."""
+    path = f"{target}/tokenizer_config.json"
+    if not os.path.isfile(path):
+        return ""
+    with open(path, encoding="utf-8") as file:
+        new = json.load(file).get(vocabulary.NEW)
+    if not new:
+        return ""
+    shown = ", ".join(f"`{token}`" for token in new[:MANY]) + (
+        f" and {len(new) - MANY} more" if len(new) > MANY else ""
+    )
+    return f"## Tokens\n\nThe base lacks {len(new)} of the tokens, whose rows are trained and come with this: {shown}."
 
 
 def _figures(evaluation: Evaluation | None) -> str:

@@ -12,7 +12,7 @@ import time
 
 from baton.components.export import hub, registry
 from baton.components.export.export_source import ExportSource
-from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card
+from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card, write_prompting
 from baton.components.shared.core import events
 from baton.components.shared.core.document import Document
 from baton.components.shared.models import exportable
@@ -82,6 +82,7 @@ def _export(source: ExportSource, export_format: str, main: Export | None) -> Ex
         os.makedirs(target)
         draft = Draft(source, target, main)
         FORMATS[export_format].write(draft)
+        write_prompting(draft, export_format)
         finding = FORMATS[export_format].check(draft)
         write_card(draft, export_format, finding)
         meta = ModelMeta(

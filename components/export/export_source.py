@@ -10,7 +10,8 @@ from baton.components.export import answers, card, check
 from baton.components.export.answers import Expected, Questions
 from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import loading, trained
+from baton.components.shared.models import loading, prompting, trained
+from baton.components.shared.models.prompting import Prompting
 from baton.components.shared.models.prompts import held_out_prompts
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.outcome import Finding, Likeness
@@ -87,6 +88,11 @@ class ExportSource:
         """Texts that the model is asked about."""
         given = held_out_prompts(self.run, self.recipe, self.tokenizer, PROMPTS)
         return [prompt for prompt, *_ in given if prompt] or list(PLAIN)
+
+    @cached_property
+    def prompting(self) -> Prompting | None:
+        """How the model was asked in training; None for one that scores."""
+        return None if self.scores else prompting.of_run(self.run, self.recipe, self.tokenizer)
 
     @cached_property
     def context(self) -> check.Context:

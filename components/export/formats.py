@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from baton.components.export import (
 )
 from baton.components.export.answers import Expected
 from baton.components.export.export_source import ExportSource
-from baton.components.shared.models import exportable
+from baton.components.shared.models import exportable, prompting
 from baton.components.shared.runs.documents.outcome import Finding, ModelMeta
 from baton.components.shared.store.bundles import Manifest
 
@@ -201,6 +202,18 @@ FORMATS = {
 
 MADE_OF_MAIN = ("oci", "kserve")
 """Formats that hold or name the files of the main export."""
+
+
+def write_prompting(draft: Draft, export_format: str) -> None:
+    """Puts beside a model how it was asked in training, and lets its own settings end an answer where it does."""
+    source = draft.source
+    if source.prompting is None or export_format not in (*card.LOADING, "mlflow"):
+        return
+    with open(f"{draft.target}/{prompting.FILE}", "w", encoding="utf-8") as file:
+        json.dump(source.prompting.to_json(), file, indent=2)
+    for folder, _, names in os.walk(draft.target):
+        if source.prompting.is_chat and prompting.SETTINGS in names:
+            prompting.write_ends(folder, source.tokenizer)
 
 
 def write_card(draft: Draft, export_format: str, finding: Finding) -> None:

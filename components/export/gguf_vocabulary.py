@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import vocabulary
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -60,6 +61,8 @@ def add(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, voc
     if isinstance(special.chat_template, str):
         special.chat_template = _GENERATION.sub(r"{#\1 \2#}", special.chat_template)  # a tag of Transformers alone
     special.add_to_gguf(writer, quiet=True)
+    if (end := vocabulary.end_of_turn(tokenizer)) is not None:
+        writer.add_eot_token_id(end)
 
 
 def _split_name(document: dict[str, Any]) -> str:

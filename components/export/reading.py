@@ -45,11 +45,13 @@ def _safetensors(folder: str, request: Request, questions: Questions) -> tuple[l
 
 def _adapter(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
     import torch
-    from peft import PeftModel
+
+    from baton.components.shared.models import loading
 
     labels = {} if request["num_tokens"] else {"num_labels": 1}
     base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **labels)
-    return _asked(PeftModel.from_pretrained(base, folder), questions)
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=request["trust_remote_code"])
+    return _asked(loading.adapted(base, folder, tokenizer), questions)
 
 
 def _gguf(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import replace
 
 from baton.components.report import judged
 from baton.components.report.view import ProofEntry, Report
 from baton.components.shared.checkpoints.proof import proof_part
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import StoreError
+from baton.components.shared.pages import rendered
 from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import lineage, tracking
+from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import RunHead, SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, ReportPage
+from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure
 from baton.components.shared.runs.documents.training import ForkNote, ProofPart, StageRecord, Tracking
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
@@ -45,6 +44,7 @@ def collect(run: Run, failure: Failure | None = None) -> Report:
         plan=run.read(Plan),
         split=run.read(SplitCounts),
         tokens=run.read(Tokens),
+        rendered=rendered.of(run),
         tracking=run.read(Tracking),
         fork=run.read(ForkNote),
         evaluation=evaluation,
@@ -96,53 +96,3 @@ def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[in
         part = proof_part(store, checkpoint).model_copy(update={"verified": verified})
         entries[checkpoint.step] = ProofEntry(part)
     return [entries[step] for step in sorted(entries)]
-
-
-def write_report(run_uri: str) -> dict[str, str]:
-    """Renders the run's report into the store and hands it to the tracking run.
-
-    Returns:
-        `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
-        wants that.
-    """
-    from baton.components.report.page import render
-    from baton.components.shared.core import events
-
-    started = time.time()
-    run = Run.open(run_uri)
-    report = collect(run)
-    uri, html = publish(run, report, "FINISHED")
-    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
-    events.emit(events.Report(uri=uri))
-    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(_counts(report))}
-
-
-def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]:
-    """Renders a report into the store and ends the tracking run with it.
-
-    Args:
-        run: The run.
-        report: Its report.
-        status: How it ended.
-
-    Returns:
-        Address of the page, and the page.
-    """
-    import tempfile
-
-    from baton.components.report.page import render
-
-    html = render(report)
-    run.storage.write(run.path("report.html"), html.encode())
-    with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
-        path = f"{folder}/report.html"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(html)
-        tracking.close(run, status, path)
-    return run.storage.uri(run.path("report.html")), html
-
-
-def _counts(report: Report) -> Report:
-    """Returns a report without samples and examples."""
-    evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
-    return replace(report, evaluation=evaluation, examples=replace(report.examples, shown=()))

@@ -13,7 +13,7 @@ def report(baton: str, report: dsl.Output[dsl.HTML]):
         baton: The run.
         report: The page.
     """
-    from baton.components.report.collect import write_report
+    from baton.components.report.publish import write_report
     from baton.components.shared.core import events
     from baton.components.shared.pages import quality_page
     from baton.components.shared.runs.baton import Baton

@@ -12,7 +12,8 @@ import logging
 import sys
 from pathlib import Path
 
-from baton.components.report.collect import collect, publish
+from baton.components.report.collect import collect
+from baton.components.report.publish import publish
 from baton.components.report.view import Report
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError

@@ -9,6 +9,7 @@ from typing import Literal
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import LogEntry
 from baton.components.shared.core.document import Json
+from baton.components.shared.pages.rendered import Rendered
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, Figures
@@ -49,6 +50,7 @@ class Report:
     Attributes:
         uri: The run's address.
         method: The training method.
+        rendered: How texts became turns of a conversation; None where rows are rendered as they came.
         attempts: At all chunks, those at spare ones that found nothing to do among them.
         restarts: Processes that were lost and followed by another one in their pod.
         newest: Meta of the newest committed checkpoint.
@@ -66,6 +68,7 @@ class Report:
     plan: Plan | None = None
     split: SplitCounts | None = None
     tokens: Tokens | None = None
+    rendered: Rendered | None = None
     tracking: Tracking | None = None
     fork: ForkNote | None = None
     evaluation: Evaluation | None = None

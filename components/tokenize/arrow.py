@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.models import prompt_columns
 from baton.components.shared.recipe import Data
 from baton.components.tokenize.encoding import Row
 
@@ -26,9 +27,16 @@ class Written:
     tokens: int = 0
 
 
-def write(path: str, batches: Iterable[list[Row]]) -> Written:
-    """Writes rows as they come, all with the same columns; no file where there are none."""
-    return _stream(path, (_table(batch) for batch in batches))
+def write(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Written:
+    """Writes rows as they come, all with the same columns; no file where there are none.
+
+    Args:
+        path: The file.
+        batches: The rows.
+        wide: Whether prompts may hold more than messages of role and content: see `prompt_columns`.
+    """
+    batches = ([prompt_columns.stored(row) for row in batch] for batch in batches) if wide else batches
+    return _stream(path, (_table(batch, wide=wide) for batch in batches))
 
 
 def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
@@ -85,18 +93,21 @@ def _tokens(table: pa.Table, pc: Any) -> int:
     return sum(int(pc.sum(pc.list_value_length(table[name])).as_py() or 0) for name in ids)
 
 
-def _table(rows: Sequence[Row]) -> pa.Table:
+def _table(rows: Sequence[Row], *, wide: bool = False) -> pa.Table:
     import pyarrow as pa
 
-    return pa.table({name: pa.array([row[name] for row in rows], type=_kind(name, rows[0][name])) for name in rows[0]})
+    kinds = {name: _kind(name, value, wide=wide) for name, value in rows[0].items()}
+    return pa.table({name: pa.array([row[name] for row in rows], type=kind) for name, kind in kinds.items()})
 
 
-def _kind(name: str, value: Any) -> pa.DataType:
+def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
     """Returns a column's type by its name and first value; that of an empty list would not show what it is of."""
     import pyarrow as pa
 
     if name.endswith("_ids") or name == "labels":
         return pa.list_(pa.int32())
     if isinstance(value, list):
-        return pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+        return pa.list_(prompt_columns.message_kind(wide=wide))
+    if wide and name == prompt_columns.TOOLS:
+        return pa.string()
     return {str: pa.string(), bool: pa.bool_(), int: pa.int32()}[type(value)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.labels import IGNORED
+from baton.components.shared.models import generation, prompt_columns
 from baton.components.shared.pages.cards import Card, table, visible
 from baton.components.shared.recipe import Recipe
+from baton.components.tokenize.refusals import in_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,9 +41,9 @@ def _in_words(row: Row, tokenizer: PreTrainedTokenizerBase) -> str:
         return _sequence(row["input_ids"], [label != IGNORED for label in row["labels"]], tokenizer)
     columns = [name for name in row if name.endswith("_ids")]
     if not columns:  # the model writes the answers itself
-        prompt = row["prompt"]
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-        return f"prompt {visible(text, LONGEST)}"
+        if not isinstance(row["prompt"], str):
+            row = {name: each[0] for name, each in prompt_columns.restored({x: [y] for x, y in row.items()}).items()}
+        return f"prompt {visible(generation.rendered(row['prompt'], tokenizer, row.get('tools')), LONGEST)}"
     told = []
     for name in columns:
         # Where the prompt stands alone the answers are what is trained; where it is in both, a score of the whole is.
@@ -81,6 +82,13 @@ def card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
     ]
     if recipe.tracking.cards == "rows":
         parts[0] += f"; what is trained is in {''.join(MARKS)}"
+    if tokens.get("left_out"):
+        parts[0] += f"\n{in_words(tokens['left_out'])}"
+    if tokens.get("refused"):
+        parts[0] += f"\n{tokens['refused']:,} of those dropped could not be written by the chat template"
+    if "rendered" in tokens:
+        parts.append(tokens["rendered"])
+    if recipe.tracking.cards == "rows":
         parts += ["\n".join([side, *_numbered(lines)]) for side, lines in tokens["first"].items()]
     parts.append(_lengths(tokens["lengths"], recipe.data.max_length))
     places = {"tokens": tokens["address"], "dropped": tokens.get("dropped_uri")}

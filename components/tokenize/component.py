@@ -17,6 +17,7 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
         The baton.
     """
     from baton.components.shared.core import events
+    from baton.components.shared.pages import quality_page
     from baton.components.shared.runs.baton import Baton
     from baton.components.shared.runs.run import Run
     from baton.components.tokenize.card import card
@@ -25,5 +26,7 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
     with events.stage("tokenize"):
         run_uri = Baton.read(baton).run_uri
         made = tokenize_run(run_uri)
-        card(Run.open(run_uri).recipe(), made).leave(tokens)
+        run = Run.open(run_uri)
+        quality_page.refresh(run)
+        card(run.recipe(), made).leave(tokens)
     return baton

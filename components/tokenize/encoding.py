@@ -1,57 +1,149 @@
-"""Rows to tokens, for each of the shapes that methods learn from: the same ids that TRL's own preparation gives."""
+"""Rows to tokens, for each of the shapes that methods learn from.
+
+The ids are those that TRL's own preparation gives to the same rows; where texts become turns of a conversation, to the
+rows written as messages.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.recipe import Data, Recipe
+from baton.components.shared.models import conversing
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.methods.spec import Rows
+from baton.components.tokenize.masks.answers import Answer, Ids, Row, common_prefix_length
+from baton.components.tokenize.masks.talk import Talk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Row = dict[str, Any]
-Ids = list[int]
+Made = list[Row] | str
+"""The rows made of one row, or why there are none."""
 
 
-def batch_encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Row]], list[list[Row]]]:
-    """Returns what turns normalised rows of one shape into those that the recipe's method trains on.
+class BatchEncoder:
+    """Turns normalised rows of one shape into those that the recipe's method trains on.
 
-    For each row there are the rows made of it. Their columns go by the method's `rows`: `input_ids` and `labels` for
-    `sequences`; `prompt_ids`, `chosen_ids` and `rejected_ids` for `pairs`; `chosen_ids` and `rejected_ids`, prompt
-    included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows of each pair; and for
-    `prompts` the `prompt` as it is with the columns that reward functions look at, and its `length` in tokens.
+    For each row there are the rows made of it, or why there are none. Their columns go by the method's `rows`:
+    `input_ids` and `labels` for `sequences`; `prompt_ids`, `chosen_ids` and `rejected_ids` for `pairs`; `chosen_ids`
+    and `rejected_ids`, prompt included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows
+    of each pair; and for `prompts` the `prompt` as it is with the columns that reward functions look at, and its
+    `length` in tokens.
+
+    Args:
+        recipe: The recipe.
+        tokenizer: The tokenizer.
     """
-    data = recipe.data
-    makers: dict[Rows, Callable[[list[Row], PreTrainedTokenizerBase, Data], list[list[Row]]]] = {
-        "sequences": _learned,
-        "scored": _scored,
-        "rated": _rated,
-        "pairs": _pairs,
-        "prompts": _prompts,
-    }
-    make = makers[recipe.training.spec.rows]
 
-    def encode_batch(rows: list[Row]) -> list[list[Row]]:
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._recipe, self._data = recipe, recipe.data
+        self._tokenizer = tokenizer
+        self._talk = Talk(tokenizer, recipe.data.train_on)
+        makers: dict[Rows, Callable[[list[Row]], list[Made]]] = {
+            "sequences": self._learned,
+            "scored": self._scored,
+            "rated": self._rated,
+            "pairs": self._pairs,
+            "prompts": self._prompts,
+        }
+        self._make = makers[recipe.training.spec.rows]
+
+    @property
+    def told(self) -> dict[str, int]:
+        """What the chat template leaves out of the rows so far, and answers that it does not end → how often."""
+        return dict(+self._talk.told)
+
+    def __call__(self, rows: list[Row]) -> list[Made]:
         if not rows:
             return []
-        made = make(rows, tokenizer, data)
-        if not data.extra_columns:
+        made = self._make(conversing.conversed(rows, self._recipe, self._tokenizer))
+        if not self._data.extra_columns:
             return made
-        extras = [{name: row[name] for name in data.extra_columns} for row in rows]
-        return [[{**extra, **new} for new in made_rows] for extra, made_rows in zip(extras, made, strict=True)]
+        extras = [{name: row[name] for name in self._data.extra_columns} for row in rows]
+        return [
+            some if isinstance(some, str) else [{**extra, **new} for new in some]
+            for extra, some in zip(extras, made, strict=True)
+        ]
 
-    return encode_batch
+    def _learned(self, rows: list[Row]) -> list[Made]:
+        if "messages" in rows[0] or isinstance(rows[0].get("prompt"), list):
+            return [row if isinstance(row, str) else [row] for row in self._talk.sequences(rows)]
+        columns = encode(rows, self._tokenizer, self._data.separator, self._data.train_on != "all")
+        return [[row] for row in columns]
+
+    def _pairs(self, rows: list[Row]) -> list[Made]:
+        both = (self._answers(rows, side) for side in ("chosen", "rejected"))
+        return [
+            chosen if isinstance(chosen, str) else rejected if isinstance(rejected, str) else _pair(chosen, rejected)
+            for chosen, rejected in zip(*both, strict=True)
+        ]
+
+    def _scored(self, rows: list[Row]) -> list[Made]:
+        both = (self._answers(rows, side, apart=False) for side in ("chosen", "rejected"))
+        return [
+            chosen
+            if isinstance(chosen, str)
+            else rejected
+            if isinstance(rejected, str)
+            else [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids}]
+            for chosen, rejected in zip(*both, strict=True)
+        ]
+
+    def _rated(self, rows: list[Row]) -> list[Made]:
+        single = "completion" in rows[0]
+        encoded: list[Made] = [[] for _ in rows]
+        for name in ("completion",) if single else ("chosen", "rejected"):
+            for at, (row, answer) in enumerate(zip(rows, self._answers(rows, name), strict=True)):
+                made = encoded[at]
+                if isinstance(answer, str) or isinstance(made, str):
+                    encoded[at] = made if isinstance(made, str) else str(answer)
+                    continue
+                label = row["label"] if single else name == "chosen"
+                made.append({"prompt_ids": answer.prompt, "completion_ids": answer.answer, "label": label})
+        return encoded
+
+    def _prompts(self, rows: list[Row]) -> list[Made]:
+        if isinstance(rows[0]["prompt"], list):
+            written = self._talk.prompts(rows)
+            return [
+                x if isinstance(x, str) else [{**row, "prompt": x[0], "length": x[1]}]
+                for row, x in zip(rows, written, strict=True)
+            ]
+        separator = self._data.separator
+        prompts = _ids([row["prompt"] + separator for row in rows], self._tokenizer)
+        return [
+            [{**row, "prompt": row["prompt"] + separator, "length": len(ids)}]
+            for row, ids in zip(rows, prompts, strict=True)
+        ]
+
+    def _answers(self, rows: list[Row], name: str, *, apart: bool = True) -> list[Answer | str]:
+        """Returns each prompt with one of its answers; apart from each other, where that is wanted."""
+        if isinstance(rows[0]["prompt"], list):
+            return self._talk.answers(rows, name, apart=apart)
+        separator = self._data.separator
+        wholes = _ids([row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows], self._tokenizer)
+        if not apart:
+            return [Answer(whole, 0) for whole in wholes]
+        prompts = _ids([row["prompt"] + separator for row in rows], self._tokenizer)
+        return [
+            Answer(whole, common_prefix_length(prompt, whole)) for prompt, whole in zip(prompts, wholes, strict=True)
+        ]
 
 
 def encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[Row], list[Row]]:
-    """Returns `batch_encoder` for one row at a time."""
-    encode_batch = batch_encoder(recipe, tokenizer)
-    return lambda row: encode_batch([row])[0]
+    """Returns what does it for one row at a time, of rows that can be rendered."""
+    encode_batch = BatchEncoder(recipe, tokenizer)
+
+    def encode_one(row: Row) -> list[Row]:
+        made = encode_batch([row])[0]
+        if isinstance(made, str):
+            raise UserError(f"a row cannot be used: {made}.")
+        return made
+
+    return encode_one
 
 
 def id_columns(row: Row) -> list[str]:
@@ -59,23 +151,16 @@ def id_columns(row: Row) -> list[str]:
     return [name for name in row if name.endswith("_ids")]
 
 
-def require_template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> None:
-    """Checks that conversations can be rendered.
+def require_template(tokenizer: PreTrainedTokenizerBase, row: Row) -> None:
+    """Checks that there is a chat template where rows are conversations.
 
     Raises:
-        UserError: there is no chat template, or it does not mark what the assistant says where that is asked for.
+        UserError: there is none.
     """
-    if not any(isinstance(value, list) for value in row.values()):
-        return
-    if tokenizer.chat_template is None:
+    if tokenizer.chat_template is None and any(isinstance(row.get(name), list) for name in ("messages", "prompt")):
         raise UserError(
-            "data has conversations, but the tokenizer has no chat template.", remedy="Use an instruct model."
-        )
-    if data.assistant_only_loss and not re.search(r"{%-?\s*generation\s*-?%}", str(tokenizer.chat_template)):
-        raise UserError(
-            "data.assistant_only_loss: the tokenizer's chat template does not mark what the assistant says "
-            "({% generation %}).",
-            remedy="Set it to false, or take a tokenizer whose template has the mark.",
+            "data has conversations, but the tokenizer has no chat template.",
+            remedy="Use an instruct model, or set model.chat_template.",
         )
 
 
@@ -99,93 +184,19 @@ def encode(
     if not completion_only:
         return [{"input_ids": ids, "labels": ids} for ids in wholes]
     columns = []
-    for prompt, whole in zip(_heads(rows, tokenizer, separator), wholes, strict=True):
+    prompts = _ids([row["prompt"] + separator for row in rows], tokenizer)
+    for prompt, whole in zip(prompts, wholes, strict=True):
         length = common_prefix_length(prompt, whole)
         columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
     return columns
 
 
-def common_prefix_length(a: Ids, b: Ids) -> int:
-    """Returns how many elements two lists share from the start."""
-    if b[: len(a)] == a:
-        return len(a)
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _learned(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
-    if "messages" in rows[0]:
-        return [[row] for row in _conversations(rows, tokenizer, data.assistant_only_loss)]
-    return [[row] for row in encode(rows, tokenizer, data.separator, data.completion_only_loss)]
-
-
-def _conversations(rows: list[Row], tokenizer: PreTrainedTokenizerBase, assistant_only: bool) -> list[dict[str, Ids]]:
-    conversations = [row["messages"] for row in rows]
-    if not assistant_only:
-        return [{"input_ids": ids, "labels": ids} for ids in _rendered(conversations, tokenizer)]
-    rendered = tokenizer.apply_chat_template(
-        conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    encoded = []
-    for ids, marked in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True):
-        labels = [x if mark else IGNORED for x, mark in zip(ids, marked, strict=True)]
-        encoded.append({"input_ids": list(ids), "labels": labels})
-    return encoded
-
-
-def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
-    prompts = _heads(rows, tokenizer, data.separator)
-    both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
-    encoded: list[list[Row]] = []
-    for prompt, chosen, rejected in zip(prompts, *both, strict=True):
-        length = min(common_prefix_length(prompt, chosen), common_prefix_length(prompt, rejected))
-        row = {"prompt_ids": prompt[:length], "chosen_ids": chosen[length:], "rejected_ids": rejected[length:]}
-        encoded.append([row])
-    return encoded
-
-
-def _scored(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
-    both = (_wholes(rows, side, tokenizer, data.separator) for side in ("chosen", "rejected"))
-    return [[{"chosen_ids": chosen, "rejected_ids": rejected}] for chosen, rejected in zip(*both, strict=True)]
-
-
-def _rated(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
-    single = "completion" in rows[0]
-    answers = ("completion",) if single else ("chosen", "rejected")
-    prompts = _heads(rows, tokenizer, data.separator)
-    encoded: list[list[Row]] = [[] for _ in rows]
-    for answer in answers:
-        for made, row, prompt, whole in zip(
-            encoded, rows, prompts, _wholes(rows, answer, tokenizer, data.separator), strict=True
-        ):
-            length = common_prefix_length(prompt, whole)
-            label = row["label"] if single else answer == "chosen"
-            made.append({"prompt_ids": prompt[:length], "completion_ids": whole[length:], "label": label})
-    return encoded
-
-
-def _prompts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[list[Row]]:
-    prompts = _heads(rows, tokenizer, data.separator)
-    if isinstance(rows[0]["prompt"], list):
-        return [[{**row, "length": len(ids)}] for row, ids in zip(rows, prompts, strict=True)]
-    return [
-        [{**row, "prompt": row["prompt"] + data.separator, "length": len(ids)}]
-        for row, ids in zip(rows, prompts, strict=True)
-    ]
-
-
-def _heads(rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
-    """Returns the tokens of each prompt alone, as the model would continue it."""
-    prompts = [row["prompt"] for row in rows]
-    if isinstance(prompts[0], list):
-        return _rendered(prompts, tokenizer, add_generation_prompt=True)
-    return _ids([prompt + separator for prompt in prompts], tokenizer)
-
-
-def _wholes(rows: list[Row], answer: str, tokenizer: PreTrainedTokenizerBase, separator: str) -> list[Ids]:
-    """Returns the tokens of each prompt and one of its answers."""
-    if isinstance(rows[0]["prompt"], list):
-        return _rendered([row["prompt"] + row[answer] for row in rows], tokenizer)
-    return _ids([row["prompt"] + separator + _ended(row[answer], tokenizer) for row in rows], tokenizer)
+def _pair(chosen: Answer, rejected: Answer) -> Made:
+    length = min(chosen.length, rejected.length)
+    if chosen.ids[:length] != rejected.ids[:length]:
+        return "the chat template writes the prompt otherwise before the one answer than before the other"
+    row = {"prompt_ids": chosen.ids[:length], "chosen_ids": chosen.ids[length:], "rejected_ids": rejected.ids[length:]}
+    return [row]
 
 
 def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
@@ -193,11 +204,6 @@ def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
         "input_ids"
     ]
     return encoded
-
-
-def _rendered(conversations: list[Any], tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[Ids]:
-    rendered = tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **options)
-    return [list(ids) for ids in rendered["input_ids"]]
 
 
 def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,18 +7,20 @@ any number of workers gives the same files.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
+from baton.components.shared.models import loading, prompt_columns
 from baton.components.shared.recipe import Recipe
-from baton.components.tokenize import arrow, card, encoding
+from baton.components.tokenize import arrow, card, encoding, seen
 from baton.components.tokenize.encoding import Row
 from baton.components.tokenize.lengths import Fitting
+from baton.components.tokenize.refusals import Refusals as Refusals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,9 +68,10 @@ class Made:
 
     Attributes:
         name: The segment's.
-        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not.
-        figures: Counts `rows`, `tokens`, `truncated`, `dropped`, the `lengths`, and of a side's first segment the
-            `first` sequences; plain values.
+        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, and of a side's first
+            segment `seen`, its first rows as the model sees them.
+        figures: Counts `rows`, `tokens`, `truncated`, `dropped`, those that are `refused`, the `lengths`, and of a
+            side's first segment the `first` sequences; plain values.
     """
 
     name: str
@@ -93,7 +96,13 @@ def cut(path: str, side: str) -> list[Segment]:
     return segments
 
 
-def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -> Made:
+def are_wide(recipe: Recipe, paths: Iterable[str]) -> bool:
+    """Tells whether files have rows whose messages need `prompt_columns`: a function of all of them, as all segments
+    have the same columns."""
+    return recipe.training.spec.rows == "prompts" and prompt_columns.hold_more(paths)
+
+
+def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *, wide: bool = False) -> Made:
     """Tokenizes a segment.
 
     Args:
@@ -101,27 +110,21 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
         recipe: The recipe.
         tokenizer_folder: The tokenizer's files.
         folder: Where the segment's files go.
+        wide: As for `arrow.write`.
 
     Raises:
-        UserError: the chat template does not do, or refuses a conversation.
+        UserError: there are conversations and no chat template, or a tokenizer that does not do.
     """
-    from jinja2 import TemplateError
-
     tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
-    fitting = Fitting(recipe)
+    fitting, refused = Fitting(recipe), Refusals()
     dropped: list[dict[str, object]] = []
-    try:
-        batches = _fitted(segment, recipe, tokenizer, fitting, dropped)
-        path = f"{folder}/{segment.name}.arrow"
-        if recipe.data.packing is True or (recipe.data.packing == "best-fit" and segment.side == "train"):
-            written = arrow.write_packed(path, batches, recipe.data, is_all=segment.is_all)
-        else:
-            written = arrow.write(path, batches)
-    except TemplateError as error:
-        raise UserError(
-            f"the chat template refuses a conversation of the {segment.side} side: {error}.",
-            remedy="Mend the data (data.quality.turns: fix drops such rows), or set model.chat_template.",
-        ) from None
+    encode = encoding.BatchEncoder(recipe, tokenizer)
+    batches = _fitted(segment, encode, tokenizer, fitting, refused, dropped)
+    path = f"{folder}/{segment.name}.arrow"
+    if recipe.data.packing is True or (recipe.data.packing == "best-fit" and segment.side == "train"):
+        written = arrow.write_packed(path, batches, recipe.data, is_all=segment.is_all)
+    else:
+        written = arrow.write(path, batches, wide=wide)
     files = {"arrow": path} if written.rows else {}
     if dropped:
         files["dropped"] = f"{folder}/{segment.name}.jsonl"
@@ -131,9 +134,16 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
         "rows": written.rows,
         "tokens": written.tokens,
         "truncated": fitting.truncated,
-        "dropped": fitting.dropped,
+        "dropped": fitting.dropped + refused.rows,
+        "refused": replace(refused, told=Counter(encode.told)).to_json(),
         "lengths": fitting.lengths.to_json(),
     }
+    if segment.index == 0:
+        files["seen"] = f"{folder}/{segment.name}.seen.jsonl"
+        with open(files["seen"], "w", encoding="utf-8") as file:
+            file.writelines(
+                row.model_dump_json() + "\n" for row in seen.first(segment.path, segment.side, recipe, tokenizer)
+            )
     if segment.index == 0 and written.rows:
         figures["first"] = card.first_sequences(path, tokenizer)
     return Made(name=segment.name, files=files, figures=figures)
@@ -142,27 +152,37 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str) -
 @functools.cache
 def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Loads a tokenizer once in each process."""
-    return loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    gc.freeze()  # each collection would look at all that is imported, and batches of rows make many
+    return tokenizer
 
 
 def _fitted(
     segment: Segment,
-    recipe: Recipe,
+    encode: encoding.BatchEncoder,
     tokenizer: PreTrainedTokenizerBase,
     fitting: Fitting,
+    refused: Refusals,
     dropped: list[dict[str, object]],
 ) -> Iterator[list[Row]]:
     """Yields batches of rows that can be used, and notes the others."""
-    encode = encoding.batch_encoder(recipe, tokenizer)
     number = segment.first_line
+
+    def drop(line: int, reason: str) -> None:
+        dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": reason})
+
     for rows in _batches(segment):
-        encoding.require_template(tokenizer, rows[0], recipe.data)
+        encoding.require_template(tokenizer, rows[0])
         batch: list[Row] = []
         for line, made in enumerate(encode(rows), number):
+            if isinstance(made, str):
+                refused.add(os.path.basename(segment.path), line, made)
+                drop(line, made)
+                continue
             for row in made:
                 fitted = fitting.fit(row)
                 if isinstance(fitted, str):
-                    dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": fitted})
+                    drop(line, fitted)
                 else:
                     batch.append(fitted)
         number += len(rows)

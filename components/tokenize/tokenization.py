@@ -1,4 +1,4 @@
-"""Rows to tokens: the same that TRL's own preparation gives, written once, by as many processes as there are."""
+"""Rows to tokens, written once, by as many processes as there are."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import os
 import tempfile
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates, loading, pinned
+from baton.components.shared.models import conversing, own_tokenizer, pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
@@ -21,9 +21,6 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import bpe, lengths, segments, workers
 from baton.components.tokenize.parts import TOKENIZER, Parts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SIDES = ("train", "eval", "test")
 REQUIRED = ("train", "eval")
@@ -39,7 +36,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
         `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
         rows before cutting, the `bytes` of training tokens, the `order` of their rows, the `digest`, the `address` of
         the files and the `first` sequences of each side; `dropped_uri` says where the rows that are left out are named,
-        if there are any.
+        if there are any, and `rendered` how texts became turns, if they did.
 
     Raises:
         UserError: the tokenizer cannot be had or does not fit, no sequence is left, or too many are too long.
@@ -48,15 +45,13 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     run = Run.open(run_uri)
     recipe = run.recipe()
     folders = pinned.fetch(recipe)
-    _check_second_model(recipe, folders)
+    pinned.check_second_model(recipe, folders)
     base, pins = folders.get(pinned.BASE), pinned.document(folders)
     base_digest = pins.base_sha256
     run.write_once(pins)
     split = run.need(SplitData).digest
-    other = recipe.model.tokenizer and recipe.model.tokenizer.base
-    digest = tokens_digest(
-        recipe, split, base_digest, loading.model_identity(loading.local_model(other)) if other else None
-    )
+    turned = _turned(run, recipe, split, base)
+    digest = tokens_digest(recipe, split, base_digest, own_tokenizer.other_identity(recipe), turned=bool(turned))
     prefix = f"data/{digest}/tokens"
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
@@ -65,20 +60,27 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     facts = meta.model_dump(mode="json", exclude={"files", "first"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
+    if turned:
+        facts["rendered"] = turned
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
     lengths.judge(recipe, meta.lengths)
+    segments.Refusals.tell(meta.left_out)
     plan = make_plan(recipe, meta.train)
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
     told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
+    if turned and recipe.tracking.cards == "rows":
+        told["rendered_row"] = next(iter(meta.first.get("train", ())), None)
     events.emit(events.Tokens.read(told))  # another Baton may have written the facts
     places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
     return {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, **facts}
 
 
-def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None) -> str:
+def tokens_digest(
+    recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None, *, turned: bool = False
+) -> str:
     """Returns the address of a tokenized split: what it was made from, and by which libraries.
 
     Args:
@@ -86,19 +88,19 @@ def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_dig
         split: Digest of the split.
         base_digest: Identity of the base model's files.
         other_digest: Identity of the files of `model.tokenizer.base`.
+        turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
     """
-    data, template = recipe.data, recipe.model.chat_template
+    data = recipe.data
     made_from = {
         "split": split,
         "base": base_digest,
         "other": other_digest,
         "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
-        "template": chat_templates.chat_template(template) if template else None,
+        "template": conversing.own_template(recipe),
         "settings": [
             data.max_length,
             data.packing,
-            data.completion_only_loss,
-            data.assistant_only_loss,
+            *data.older_train_on.values(),
             data.separator,
             data.extra_columns,
             data.quality.truncation == "fix",
@@ -109,7 +111,44 @@ def tokens_digest(recipe: Recipe, split: str, base_digest: str | None, other_dig
         # Where a file is cut decides what is packed together, and what the parts are called.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
+    if turned:
+        made_from["turns"] = {"system": data.system}
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def _turned(run: Run, recipe: Recipe, split: str, base: str | None) -> str:
+    """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
+
+    The split's rows are of one shape, so that the first stands for all.
+
+    Raises:
+        UserError: they should, and there is no template for it, or no conversation to put the message into.
+    """
+    trained = recipe.model.tokenizer and recipe.model.tokenizer.train
+    is_chat = recipe.data.render_as == "chat"
+    if not trained and (recipe.model.base or is_chat):
+        tokenizer = own_tokenizer.make(recipe, base, None)
+        conversing.require_template(recipe, tokenizer)
+        is_chat = conversing.applies(recipe, tokenizer)
+    if not is_chat and recipe.data.system is None:
+        return ""
+    return conversing.changes(_first_row(run, split), recipe, chat=is_chat)
+
+
+def _first_row(run: Run, split: str) -> dict[str, Any]:
+    manifest = _split_manifest(run, split)
+    name = run.storage.key(manifest.path(f"data/{split}/split", "train.jsonl"))
+    with run.storage.translated(), run.storage.fs.open(name, "rb") as file:
+        line = file.readline()
+    return json.loads(line) if line else {"text": ""}
+
+
+def _split_manifest(run: Run, split: str) -> bundles.Manifest:
+    manifest = bundles.read_manifest(run.storage, f"data/{split}/split")
+    if manifest is None:
+        uri = run.storage.uri(f"data/{split}/split")
+        raise UserError(f"{uri} is gone.", remedy="Start the run again from its first stage.")
+    return manifest
 
 
 def order(recipe: Recipe, num_bytes: int) -> str:
@@ -122,16 +161,14 @@ def order(recipe: Recipe, num_bytes: int) -> str:
 def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Parts) -> bundles.Manifest:
     """Makes the parts that are not there yet, and commits all of them."""
     prefix = f"data/{split}/split"
-    manifest = bundles.read_manifest(run.storage, prefix)
-    if manifest is None:
-        raise UserError(f"{run.storage.uri(prefix)} is gone.", remedy="Start the run again from its first stage.")
+    manifest = _split_manifest(run, split)
     with tempfile.TemporaryDirectory(prefix="baton-tokens-") as scratch:
         sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
         names = [f"{side}.jsonl" for side in sides]
         source = bundles.fetch(run.storage, prefix, manifest, f"{scratch}/split", names=names)
         done = parts.done()
         if TOKENIZER not in done:
-            _tokenizer(recipe, base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
+            bpe.of_run(recipe, base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
             done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
         # The one that counts, which may be another writer's: all segments must be made by it.
         tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
@@ -139,7 +176,8 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
         missing = [segment for segment in wanted if segment.name not in done]
         if missing != wanted:
             events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
-        work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch)
+        wide = segments.are_wide(recipe, (f"{source}/{name}" for name in names))
+        work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide)
         for segment, made in workers.each(missing, work, recipe.data.workers):
             done[segment.name] = parts.add(made)
             events.emit(events.Tokenized(part=segment.name, done=len(done) - 1, of=len(wanted)))
@@ -152,6 +190,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
     counts = dict.fromkeys(COUNTED, 0)
     longest = lengths.Lengths(recipe.data.max_length)
     first: dict[str, list[str]] = {}
+    refused = segments.Refusals()
     for name, part in done.items():
         files |= part["files"]
         if name == TOKENIZER:
@@ -161,9 +200,12 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         counts["tokens"] += part["tokens"] if side == "train" else 0
         counts["truncated"] += part["truncated"]
         counts["dropped"] += part["dropped"]
+        if "refused" in part:  # which a segment made by an older Baton lacks, as it does the next
+            refused.merge(part["refused"])
         longest.merge(part["lengths"])
-        first |= {side: part["first"]} if "first" in part else {}  # which a segment made by an older Baton lacks
+        first |= {side: part["first"]} if "first" in part else {}
     counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
+    refused.judge(recipe, longest.rows)
     for side in REQUIRED:
         if counts[side] == 0:
             raise UserError(
@@ -174,7 +216,10 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         if parts_of_side:
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
     counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
-    return parts.commit(files, TokensMeta(**counts, lengths=longest.to_json(), files=rows, first=first).to_json())
+    meta = TokensMeta(
+        **counts, left_out=dict(refused.told), lengths=longest.to_json(), files=rows, first=first, refused=refused.rows
+    )
+    return parts.commit(files, meta.to_json())
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:
@@ -195,36 +240,3 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
             json.dump(document, file, indent=1, sort_keys=True)
         entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
     return entries
-
-
-def _check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
-    """Checks that a second model has the tokens of the trained one, before anything takes time.
-
-    Raises:
-        UserError: it has others.
-    """
-    if recipe.training.second_model is None:
-        return
-    spec, base = recipe.model, folders.get(pinned.BASE)
-    folder = loading.local_model(spec.tokenizer.base) if spec.tokenizer and spec.tokenizer.base else base
-    role, _ = recipe.training.second_model
-    tokenizer = loading.load_tokenizer(folder or "", trust_remote_code=spec.trust_remote_code)
-    pinned.require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
-
-
-def _tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
-    spec = recipe.model.tokenizer
-    if spec and spec.train:
-        tokenizer: PreTrainedTokenizerBase = bpe.train(train_file, spec.train, recipe.data.max_length)
-    else:
-        folder = loading.local_model(spec.base) if spec and spec.base else base
-        if folder is None:
-            raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
-        tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if tokenizer.eos_token is None:
-            raise UserError(f"the tokenizer in {folder!r} has no end-of-sequence token.", remedy="Choose another one.")
-    if recipe.model.chat_template:
-        tokenizer.chat_template = chat_templates.chat_template(recipe.model.chat_template)
-    return tokenizer

@@ -7,6 +7,7 @@ import typer
 from baton.pipelines.cli import (
     checkpoints,
     data,
+    data_show,
     drill,
     imports,
     kubeflow,
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+data.app.command()(data_show.show)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(imports.app, name="import")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from rich.text import Text
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.models import generation, loading
+from baton.components.shared.models import generation, loading, prompting
+from baton.components.shared.models.prompting import Prompting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,12 +32,16 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How models write; see `generation.write_all`."""
+    """How models are asked, and how they write; see `generation.write_all`."""
 
     max_new_tokens: int
     temperature: float
     top_p: float
     seed: int
+    chat: bool | None = None
+    """Whether a text is what a user says, and not the beginning of a text; None: as the model was trained."""
+    system: str | None = None
+    """What a conversation begins with; None: as in training."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,6 @@ class Prompt:
     """A text to continue, or a conversation to answer."""
 
     content: str | Messages
-
-    def as_chat(self, system: str | None) -> Prompt:
-        """Returns it as a conversation, with a system message in front where there is one."""
-        messages = [{"role": "user", "content": self.content}] if isinstance(self.content, str) else self.content
-        return Prompt([{"role": "system", "content": system}, *messages] if system else messages)
 
     def shown(self) -> str:
         """Returns the text, or the last message."""
@@ -61,16 +62,24 @@ class Loaded:
     uri: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    trained: Prompting | None = None
+    """How it was asked in training, where that is known."""
 
-    def render(self, prompt: Prompt) -> str:
-        """Returns a prompt as the text that the model reads.
+    def render(self, prompt: Prompt, settings: Settings) -> str:
+        """Returns a prompt as the text that the model reads: as in training, unless the settings say otherwise.
 
         Raises:
             UserError: it is a conversation, and the model has no chat template.
         """
-        if not isinstance(prompt.content, str) and not self.tokenizer.chat_template:
+        trained, content, chat = self.trained, prompt.content, settings.chat
+        if chat is None:
+            chat = settings.system is not None or (trained is not None and trained.is_chat)
+        if isinstance(content, str) and not chat:
+            return trained.as_text(content) if trained and settings.chat is None else content
+        if not self.tokenizer.chat_template:
             raise UserError(f"{self.uri} has no chat template.", remedy="Leave out --chat, or name an instruct model.")
-        return generation.rendered(prompt.content, self.tokenizer)
+        system = trained.system if settings.system is None and trained else settings.system
+        return generation.rendered(prompting.begun(content, system), self.tokenizer)
 
 
 def load(uri: str) -> Loaded:
@@ -78,7 +87,8 @@ def load(uri: str) -> Loaded:
     import torch
 
     model, tokenizer = generation.load(uri)
-    return Loaded(uri, model.to("cuda") if torch.cuda.is_available() else model, tokenizer)
+    trained = prompting.of_model(uri, loading.local_model(uri), tokenizer)
+    return Loaded(uri, model.to("cuda") if torch.cuda.is_available() else model, tokenizer, trained)
 
 
 def prompts_of(file: str) -> list[Prompt]:
@@ -127,7 +137,7 @@ def write(loaded: Loaded, prompts: Sequence[Prompt], settings: Settings, batch_s
 
     from baton.pipelines.cli.display import console
 
-    texts = [loaded.render(prompt) for prompt in prompts]
+    texts = [loaded.render(prompt, settings) for prompt in prompts]
     with Progress(console=console, transient=True, disable=len(texts) < 2 or not console.is_terminal) as bar:
         task = bar.add_task(loaded.uri, total=len(texts))
         limit = int(getattr(loaded.model.config, "max_position_embeddings", DEFAULT_LENGTH))
@@ -155,14 +165,13 @@ def show(console: Console, prompt: str, answers: dict[str, str]) -> None:
     console.print(Columns(panels, padding=(0, 1)))
 
 
-def converse(console: Console, loaded: Sequence[Loaded], system: str | None, settings: Settings) -> None:
+def converse(console: Console, loaded: Sequence[Loaded], settings: Settings) -> None:
     """Talks until the input ends; each model keeps its own answers in mind. `/new` begins anew, `/quit` ends it."""
-    start: Messages = [{"role": "system", "content": system}] if system else []
-    histories = {model.uri: list(start) for model in loaded}
+    histories: dict[str, Messages] = {model.uri: [] for model in loaded}
     console.print("[dim]/new begins anew, /quit ends it.[/]")
     for line in _inputs(console):
         if line == "/new":
-            histories = {model.uri: list(start) for model in loaded}
+            histories = {model.uri: [] for model in loaded}
             continue
         answers = {}
         for model in loaded:
@@ -189,19 +198,41 @@ def _inputs(console: Console) -> Iterator[str]:
 
 
 def servable(uri: str) -> str:
-    """Returns a local folder with a whole model: an adapter is folded into its base, once, in the cache.
+    """Returns a local folder with a whole model that answers as it was trained to, where need be one in the cache.
+
+    An adapter is folded into its base. `data.system` becomes part of the chat template, for conversations without a
+    system turn, and what the template closes an answer with one of the tokens that end it.
 
     Raises:
         UserError: there is no such model.
     """
     folder = loading.local_model(uri)
-    if os.path.isfile(f"{folder}/config.json"):
+    tokenizer = loading.load_tokenizer(folder)
+    trained = prompting.of_model(uri, folder, tokenizer)
+    is_whole = os.path.isfile(f"{folder}/config.json")
+    system = trained.system if trained else None
+    if is_whole and not system and prompting.ends(folder, tokenizer) is None:
         return folder
-    made_from = hashlib.sha256(f"{uri} {loading.model_identity(folder)}".encode()).hexdigest()[:16]
+    identity = folder if is_whole else loading.model_identity(folder)
+    made_from = hashlib.sha256(json.dumps([uri, identity, system]).encode()).hexdigest()[:16]
     target = os.path.join(cache_dir(), "served", made_from)
-    if not os.path.isfile(f"{target}/config.json"):
-        model, tokenizer = generation.load(uri)
-        whole: Any = model
-        tokenizer.save_pretrained(target)
+    if is_whole:
+        _linked(folder, target)
+    elif not os.path.isfile(f"{target}/config.json"):
+        whole: Any = generation.load(uri)[0]
         whole.merge_and_unload().save_pretrained(target)
+    if system:
+        tokenizer.chat_template = prompting.with_system(str(tokenizer.chat_template), system)
+    tokenizer.save_pretrained(target)
+    prompting.write_ends(target, tokenizer)
     return target
+
+
+def _linked(folder: str, target: str) -> None:
+    """Makes a folder whose files are those of another; what is changed in it is not changed there."""
+    os.makedirs(target, exist_ok=True)
+    for name in os.listdir(folder):
+        if not os.path.lexists(f"{target}/{name}") and name.endswith((".safetensors", ".py")):
+            os.symlink(os.path.realpath(f"{folder}/{name}"), f"{target}/{name}")
+        elif os.path.isfile(f"{folder}/{name}") and not name.endswith((".safetensors", ".py")):
+            shutil.copyfile(f"{folder}/{name}", f"{target}/{name}")

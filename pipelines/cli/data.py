@@ -42,11 +42,6 @@ MARKS = {
 }
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `check` a command of a group while it is alone."""
-
-
 @app.command()
 def check(
     source: Annotated[
@@ -74,7 +69,7 @@ def check(
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(_parts(prepare.localise(prepare.load(source[0], changes), source[0])))
+            parts = list(parts_of(prepare.localise(prepare.load(source[0], changes), source[0])))
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
@@ -129,11 +124,12 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
         result = {**quality_checks.collect(run, recipe.data), "run": recipe.name}
         for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
             result[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
-    Path(page).write_text(quality_page.render(result), encoding="utf-8")
+        html = quality_page.render(result, quality_checks.seen(run))
+    Path(page).write_text(html, encoding="utf-8")
     return {**result, "report": page, "error": error, "state": "failed" if error else result["state"]}
 
 
-def _parts(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
+def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
     """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
 
     Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase

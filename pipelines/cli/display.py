@@ -83,7 +83,8 @@ def _note(event: Event) -> str:
             return f"{event.train:,} rows to train on, {event.eval:,} held out, {event.rejected:,} rejected"
         case events.Tokens():
             reused = ", written before" if event.reused else ""
-            return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}; {event.steps:,} steps"
+            chat = ", rendered as chat" if event.rendered else ""
+            return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}{chat}; {event.steps:,} steps"
         case events.Source():
             return f"{event.uri} holds rows of {event.format}"
         case events.Tokenized():
@@ -136,6 +137,8 @@ def _warning(event: Event) -> str:
             return f"{event.uri} is not used and made anew: {event.reason}"
         case MadeAnew():
             return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
+        case events.LeftOut():
+            return f"{event.text}."
         case events.Truncation():
             return f"{event.text[:1].upper()}{event.text[1:]}."
         case events.Quality() if event.state != "ok":

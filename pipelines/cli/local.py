@@ -81,7 +81,7 @@ def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
     typer.echo(f"model:  {result['model_uri']}")
     for entry in result["exports"][1:]:
         typer.echo(f"{str(entry['format']) + ':':7} {entry['uri']}")
-    typer.echo(f"next:   baton generate {result['model_uri']} --prompt {_quoted(prompt[-80:])}")
+    typer.echo(f"next:   baton generate {result['model_uri']} --no-chat --prompt {_quoted(prompt[-80:])}")
 
 
 def _quoted(text: str) -> str:

@@ -13,7 +13,7 @@ from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import fits, memory, prepare, profiles
+from baton.pipelines.compiling import fits, memory, prepare, profiles, rendering
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 
@@ -33,7 +33,7 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
         if trials:
             rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
             typer.echo(f"its sweep compares {trials} trials at {rungs} rung(s)")
-        for line in (*profiles.explained(loaded, chosen), *memory.report(localised)):
+        for line in (*profiles.explained(loaded, chosen), *rendering.report(localised), *memory.report(localised)):
             typer.echo(line)
         for warning in prepare.cluster_warnings(loaded):
             typer.echo(f"on a cluster: {warning}")

@@ -15,7 +15,7 @@ from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
-from baton.pipelines.compiling import fits, prepare
+from baton.pipelines.compiling import fits, prepare, rendering
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
@@ -107,6 +107,7 @@ def load_for_pods(
 ) -> Recipe:
     """Reads a recipe with the command line's changes, and tells what will not work in pods; see `prepare.load`."""
     loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
+    rendering.check(loaded)
     for warning in prepare.cluster_warnings(loaded):
         console.print(f"[yellow]note:[/] {warning}")
     return loaded

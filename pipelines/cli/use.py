@@ -15,6 +15,15 @@ from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 
 ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Use the chat template, without a prompt for a conversation; or continue the prompt as it is. Else the "
+        "prompt is written as in training, where that is known.",
+        show_default=False,
+    ),
+]
 
 
 def generate(
@@ -26,10 +35,8 @@ def generate(
             help="Prompts: a line of text each, or JSON lines with `prompt` or `messages`; - is standard input."
         ),
     ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Use the chat template; without a prompt, a conversation.")
-    ] = False,
-    system: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    chat: Chat = None,
+    system: Annotated[str | None, typer.Option(help="What a chat begins with, instead of data.system.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability to sample from.")] = 1.0,
@@ -51,13 +58,13 @@ def generate(
             raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
         events.setup_logging()
         out = Console(highlight=False)
-        settings = using.Settings(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        settings = using.Settings(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, system=system
+        )
         if prompt is None and file is None:
-            using.converse(out, [using.load(uri) for uri in model_uris], system, settings)
+            using.converse(out, [using.load(uri) for uri in model_uris], settings)
             return
         prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
-        if chat:
-            prompts = [item.as_chat(system) for item in prompts]
         texts_by_model = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
         for number, item in enumerate(prompts):
             answers = {uri: texts[number] for uri, texts in texts_by_model.items()}

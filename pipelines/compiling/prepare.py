@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 from collections.abc import Sequence
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates, exportable, loading
+from baton.components.shared.models import chat_templates, exportable, loading, own_tokenizer
 from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_file
+from baton.components.shared.recipe.data import OLDER
 from baton.components.shared.store import sources
 from baton.components.shared.store.registry import environment_of
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import profiles
+from baton.pipelines.compiling import profiles, rendering
 from baton.pipelines.compiling.profiles import Document
 
 
@@ -51,6 +53,9 @@ def load_explained(
     """Reads a recipe, and tells what its profile chose; see `load`."""
     document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
     recipe = recipe_file.validate(document, origin=path)
+    for part in (document, *(document.get("phases") or ())):
+        for key in OLDER & (part.get("data") or {}).keys():
+            logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
     recipe_file.require_effects(recipe, origin=path)
     if recipe.model.chat_template:
         template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
@@ -103,11 +108,17 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Checks that Transformers can make the model of a recipe that starts from scratch; it takes seconds to import.
+    """Checks that Transformers can make the model of a recipe that starts from scratch, and that a tokenizer which lies
+    here can be changed as the recipe says; it takes seconds to import.
 
     Raises:
-        UserError: the architecture or one of its settings does not exist.
+        UserError: the architecture or one of its settings does not exist, or a token, or a chat template that is asked
+            for.
     """
+    rendering.check(recipe)
+    base, spec = recipe.model.base, recipe.model.tokenizer
+    if spec and spec.changes and not spec.train and all(os.path.isdir(x) for x in (base, spec.base) if x):
+        own_tokenizer.make(recipe, base)
     if recipe.model.from_scratch:
         loading.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
 

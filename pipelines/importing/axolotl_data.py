@@ -50,6 +50,7 @@ def data(draft: Draft, method: str) -> None:
         for start, uris in addresses.items()
     ]
     sources.put(draft, sets)
+    sources.rendering(draft, sets)
     axolotl_templates.template(draft, shapes)
     sources.loss(draft, "train_on_inputs", method, shapes[starts[0]])
     _packing(draft, method)

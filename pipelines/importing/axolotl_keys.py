@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from baton.components.shared.recipe import GRPO
+from baton.pipelines.importing import tokens
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import choice, count, flag, number, numbers, read, text, whole, words
 from baton.pipelines.importing.shared_keys import SHARED
@@ -58,16 +59,22 @@ BITS_AND_BYTES = table(
 """Settings of weights in 4 bits."""
 
 
+PLUGINS = ("liger", "lm_eval", "cut_cross_entropy", "kernels", "swanlab")
+"""Parts of the names of plugins that nothing is lost without, or that have a setting here."""
+
+
 def _plugins(draft: Draft, key: str) -> None:
     """Sets Liger's kernels, and names the plugins that have nothing here."""
     names = read(draft, key, words, [])
-    others = [name for name in names if not any(known in name.lower() for known in ("liger", "lm_eval"))]
+    others = [name for name in names if not any(known in name.lower() for known in PLUGINS)]
     if any("liger" in name.lower() for name in names):
         draft.put("training.liger", True, key)
     if any("lm_eval" in name.lower() for name in names):
         draft.carry("evaluation.tasks", key)
     if others:
         draft.left(key, f"{', '.join(others)}: Baton runs no plugins; the user's own code goes into hooks")
+    elif not draft.is_handled(key):
+        draft.needless(key, "kernels: they change the speed, not the result; see training.liger")
 
 
 TABLE = SHARED | table(
@@ -90,6 +97,8 @@ TABLE = SHARED | table(
         "mlflow_tracking_uri": Carried("tracking.mlflow", text),
         "mlflow_experiment_name": Carried("tracking.experiment", text),
         "plugins": _plugins,
+        "special_tokens tokens added_tokens_overrides eot_tokens": tokens.settle,
+        "default_system_message": Carried("data.system", text),
         "flash_attention sdp_attention flex_attention eager_attention activation_offloading": switch,
         "reward_model process_reward_model batch_size excess_length_strategy unfrozen_parameters": switch,
         "shuffle_merged_datasets": lambda draft, key: (
@@ -99,7 +108,6 @@ TABLE = SHARED | table(
     left={
         "put the config.json beside the weights of the base": "base_model_config",
         "model says how the base is loaded": "model_kwargs",
-        "put it into the rows": "default_system_message",
         "only bitsandbytes is there: model.quantization": "gptq peft quantization*",
         "give adapter.target_modules as a pattern": "peft_layers_pattern",
         "Baton has no ReLoRA": "relora relora_*",
@@ -117,7 +125,7 @@ TABLE = SHARED | table(
         ),
         "the model that is trained is judged, and the one that training started from": "lm_eval_model",
         "model.attention: sdpa does the same": "xformers_attention",
-        "tokens stay as the base has them": "fix_untrained_tokens",
+        "new tokens begin as the mean of the others": "fix_untrained_tokens",
         "see training.optimizer for what there is": "torchdistx_path adam_*",
         "training.trainable says which parameters are trained": "optim_target_modules",
         "the learning rate rises evenly": "lr_quadratic_warmup",
@@ -125,10 +133,6 @@ TABLE = SHARED | table(
         "see training.lr_scheduler_options": "lr_div_factor",
         "see training.lr_scheduler": "jagged_restart*",
         "see training.compile": "torch_compile_*",
-        "rows stay in the store; upload them yourself": "push_dataset_to_hub",
-        "a chunk is one process": "local_rank",
-        "checkpoints stay in the store": "hf_mlflow_log_artifacts",
-        "Baton names the run as it is named itself; tracking.wandb is the project": "wandb_*",
         "TRL has it no longer, or it has no effect with this rl": "dpo_*",
         "the model writes with Transformers; Baton runs no vLLM yet": "trl.use_vllm* trl.vllm* vllm*",
         "not a setting of Baton's; see training.grpo in docs/recipe.md": "trl.*",
@@ -142,6 +146,17 @@ TABLE = SHARED | table(
         "data.max_samples takes so many rows from the start": "dataset_shard*",
         "Baton does not stretch the context": "use_pose* pose_*",
         "Baton has no quantization-aware training": "qat*",
+        "Baton learns from text alone: rows with pictures or sound are refused": "processor_type",
+        "experts are held as model.quantization says, where bitsandbytes can": "quantize_moe_experts",
+        "texts are tokenized by Transformers, with the template of the tokenizer's files": (
+            "tokenizer_use_mistral_common"
+        ),
+    },
+    elsewhere={
+        "rows stay in the store; upload them yourself": "push_dataset_to_hub",
+        "a chunk is one process": "local_rank",
+        "checkpoints stay in the store": "hf_mlflow_log_artifacts",
+        "Baton names the run as it is named itself; tracking.wandb is the project": "wandb_*",
     },
     needless={
         "recipes are always strict": "strict",
@@ -150,7 +165,6 @@ TABLE = SHARED | table(
         ),
         "the class follows from the tokenizer's files": "tokenizer_type",
         "the tokenizer's files say it": "tokenizer_legacy",
-        "Baton learns from text alone": "processor_type",
         "a reward is one number": "num_labels",
         ORDER: "shuffle_before_merging_datasets",
         "has no effect without do_causal_lm_eval": "eval_causal_lm_metrics",
@@ -161,7 +175,9 @@ TABLE = SHARED | table(
         "held-out rows are packed as the others are": "eval_sample_packing",
         "follows from data.packing": ("sample_packing_* pretraining_sample_concatenation pretrain_multipack*"),
         "changes the speed, not the result; see training.liger and training.compile": (
-            "batch_flattening lora_mlp* lora_qkv* lora_o_* cut_cross_entropy* flash_attn_* flash_optimum* unsloth_*"
+            "batch_flattening lora_mlp* lora_qkv* lora_o_* cut_cross_entropy* flash_attn_* flash_optimum* unsloth_* "
+            "use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels experts_implementation "
+            "fused_attn_kernel flex_attn_* tiled_mlp*"
         ),
         "training.liger takes all of its kernels": "liger_*",
         "has no effect with this rl and adapter": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from baton.components.shared.recipe import SPECS
 from baton.components.shared.recipe.data import Columns
@@ -34,6 +35,8 @@ FIELD = "prompt chosen rejected completion label messages instruction input outp
 """Our columns that it names by `field_` and the same word."""
 FIELDS = {**{f"field_{name}": name for name in FIELD.split()}, "field": "text", "text_column": "text"}
 """Our column by the key that names the source's."""
+BESIDE = {"field_tools": "tools", "field_system": "system"}
+"""The same for what goes with messages."""
 
 OTHERWISE = {
     "prompt-completion": {"field_instruction": "prompt", "field_output": "completion"},
@@ -46,20 +49,30 @@ FORMAT = re.compile(r"\{instruction\}(?P<join>[^{}]*)\{input\}(?P<separator>[^{}
 """A prompt of the user's own that columns, joined, come to."""
 
 NO_INPUT = re.compile(r"\{instruction\}(?P<separator>[^{}]*)")
-PLAIN = "texts go in as they are, without a chat template; give lists of messages to use one"
+PLAIN = "texts go in as they are, without a chat template; data.render_as: chat uses one"
+
+THOUGHTS = ("thinking", "reasoning", "reasoning_content")
+CARRIED = {
+    "train_on_eos": ("data.train_on", ("turn",)),
+    "train_on_eot": ("data.train_on", ("turn",)),
+    "message_field_training": ("data.train_on", ("train", "training", "weight")),
+    "field_thinking": ("data.reasoning", THOUGHTS),
+    "template_thinking_key": ("data.reasoning", THOUGHTS),
+}
+"""Keys of a data set with the values that are what Baton does, and where the recipe says it."""
 
 UNREAD = table(
     {},
     left={
-        "what the assistant says counts, or everything: data.assistant_only_loss": "roles_to_train",
-        "the template says which marks count": "train_on_eos train_on_eot",
-        "no turn is left out by its own mark": "message_field_training",
+        "what the assistant says counts, or everything: data.train_on": "roles_to_train",
+        "the token that ends what the assistant says counts, no other one": "train_on_eos train_on_eot",
+        "call it train in the rows' messages": "message_field_training",
         "no part of a turn is left out": "message_field_training_detail",
         "system messages stay; remove them from the rows": "drop_system_message",
         "messages go in as the rows have them": "split_thinking",
-        "tool descriptions are not read": "field_tools",
-        "reasoning is read as part of the content": "field_thinking template_thinking_key",
-        "system prompts are not read; put them into the prompt": "field_system",
+        "only conversations have tools": "field_tools",
+        "call it reasoning_content in the rows' messages": "field_thinking template_thinking_key",
+        "only conversations have a system message; put it into the prompt": "field_system",
         "prompts go in as the rows have them; write them out there": (
             "system_prompt system_format format no_input_format prompt_format chosen_format rejected_format "
             "completion_format input_format input_transform"
@@ -79,18 +92,22 @@ def shape(draft: Draft, start: str, method: str) -> Shape:
     own = any(name.startswith(f"{key}.") for name in draft.given)
     columns: Columns = {}
     talks = False
+    renders: Literal["chat", "text"] | None = "text" if own and method != "grpo" else None
     if SPECS[method].rows != "sequences":
         shape = SPECS[method].formats[0]
         if not own:
             columns.update(_rows(draft, key, kind, method))
             talks = method != "kto" and (kind == "chat_template.default" or kind.endswith(CONVERSATIONS))
+            renders = "chat" if "." in kind and method != "grpo" and not talks else None
     else:
         shape = "prompt-completion" if own else _texts(draft, start, kind)
+        renders = "text" if shape == "instruction" else renders
     spoken = _spoken(draft, start, shape)
     if shape == "messages":
         shape = spoken
     for where in (start, key):
-        for name, ours in (FIELDS | OTHERWISE.get(shape, {})).items():
+        beside = BESIDE if talks or shape in ("messages", "sharegpt") else {}
+        for name, ours in (FIELDS | OTHERWISE.get(shape, {}) | beside).items():
             if draft.has(named := f"{where}.{name}"):
                 columns[ours] = str(draft.get(named))
                 draft.carry("data.columns", named)
@@ -101,13 +118,16 @@ def shape(draft: Draft, start: str, method: str) -> Shape:
     trained = draft.get(f"{start}.roles_to_train")
     talks = talks or shape in ("messages", "sharegpt")
     if shape in ("messages", "sharegpt") and isinstance(trained, list) and _all_speak_as(trained, "assistant"):
-        draft.carry("data.assistant_only_loss", f"{start}.roles_to_train")
+        draft.carry("data.train_on", f"{start}.roles_to_train")
+    for name, (path, known) in CARRIED.items():
+        if draft.get(f"{start}.{name}") in known:
+            draft.carry(path, f"{start}.{name}")
     for name, entry in UNREAD.items():
         for part in (f"{start}.{name}", f"{key}.{name}"):
             if not draft.is_handled(part):
                 entry(draft, part)
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
-    return Shape(format=shape, columns=columns, talks=talks)
+    return Shape(format=shape, columns=columns, talks=talks, renders=renders)
 
 
 def _texts(draft: Draft, start: str, kind: str) -> str:
@@ -134,7 +154,7 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     draft.carry("data.columns", key)
     if kind == "chat_template.default":
         return {"prompt": "messages"}
-    if method == "kto" or last not in CONVERSATIONS:
+    if last == "passthrough":
         draft.changed(key, PLAIN)
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
@@ -173,6 +193,9 @@ def _spoken(draft: Draft, start: str, shape: str) -> str:
             draft.carry("data.format", part)
         elif draft.has(part):
             draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
+    for part in draft.keys(f"{start}.message_property_mappings."):
+        if draft.get(part) == part.rpartition(".")[2] or draft.get(part) in THOUGHTS:
+            draft.carry("data.format", part)
     for part in draft.keys(f"{start}.roles."):
         value = draft.get(part)
         names = value if isinstance(value, list) else [value]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 
+from baton.pipelines.importing import templates
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import read, text
-from baton.pipelines.importing.sources import MARKED, Shape
+from baton.pipelines.importing.sources import Shape
 
-ALPACA = "Baton's has no beginning of text in front, and an empty line after the last answer too"
 FALLBACK = "tokenizer_default_fallback_"
-OWN = "the tokenizer's own chat template is used for messages; check that it is this one, or give it as a .jinja file"
 WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto")
 """Formats of rows that may be conversations."""
 
@@ -27,10 +26,13 @@ def template(draft: Draft, shapes: dict[str, Shape]) -> None:
         draft.needless("chat_template", f"{next(iter(shapes.values())).format} has no chat template")
     chosen: str | None = None
     for start in starts:
-        key, template = next(filter(None, (_given(draft, prefix) for prefix in (f"{start}.", ""))), ("", ""))
+        given = (_by_type(draft, start, shapes[start]), _given(draft, f"{start}."), _given(draft, ""))
+        key, template = next(filter(None, given), ("", ""))
         if key and chosen is None:
             chosen = template
             _own(draft, key, template) if key.endswith("_jinja") else _named(draft, key, template)
+            if draft.get("chat_template") == template:  # where the type of rows says it, too
+                draft.carry("model.chat_template", "chat_template")
         elif key and template != chosen:
             draft.left(key, "one recipe has one chat template; that of the first data set is used")
         else:
@@ -45,6 +47,14 @@ def _given(draft: Draft, prefix: str) -> tuple[str, str] | None:
     if draft.has(name) and draft.get(name) != "jinja":
         return name, read(draft, name, text, "")
     return (own, read(draft, own, text, "")) if draft.has(own) else None
+
+
+def _by_type(draft: Draft, start: str, shape: Shape) -> tuple[str, str] | None:
+    """Returns the template that the type of pairs or rated answers names, such as `llama3.ultra`, and its key."""
+    key = f"{start}.type"
+    style, dot, _ = str(draft.get(key, "")).partition(".")
+    known = dot and style in templates.NAMED and shape.format in ("preference", "rated")
+    return (key, style) if known else None
 
 
 def _handle_rest(draft: Draft, prefix: str, chosen: str | None) -> None:
@@ -62,18 +72,14 @@ def _handle_rest(draft: Draft, prefix: str, chosen: str | None) -> None:
 
 def _named(draft: Draft, key: str, template: str) -> None:
     """Sets a template by its name, where Baton's writes the same text or nearly so."""
-    if template in MARKED:
-        draft.put("model.chat_template", template, key)
-        if template == "alpaca":
-            draft.changed(key, ALPACA)
-    elif template == "tokenizer_default":
+    if template == "tokenizer_default":
         draft.carry("model.chat_template", key)
     elif template.startswith(FALLBACK):
         name = template.removeprefix(FALLBACK)
         none = f"the tokenizer's own chat template is used; where it has none, set model.chat_template: {name}"
         draft.left(key, none)
     else:
-        draft.left(key, OWN)
+        templates.named(draft, key, template, str(draft.get("base_model")))
 
 
 def _own(draft: Draft, key: str, template: str) -> None:

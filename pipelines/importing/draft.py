@@ -21,6 +21,7 @@ class Fate(StrEnum):
 
     left = "not carried over"
     changed = "carried over, with a difference"
+    elsewhere = "said elsewhere, with no effect on what is learned"
     needless = "not needed"
 
 

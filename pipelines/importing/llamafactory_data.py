@@ -10,19 +10,17 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe.data import Side
 from baton.components.shared.store.registry import STORES
 from baton.pipelines.importing import llamafactory_shapes, sources
-from baton.pipelines.importing.draft import Draft
-from baton.pipelines.importing.kinds import flag, read, whole, words
+from baton.pipelines.importing.draft import Draft, Fate
+from baton.pipelines.importing.kinds import flag, is_on, read, text, whole, words
 from baton.pipelines.importing.llamafactory_shapes import Entry
-from baton.pipelines.importing.sources import Rows
+from baton.pipelines.importing.sources import Rows, Shape
 from baton.pipelines.importing.table import Carried, fill, table
 
 LEFT = table(
     {},
     left={
-        "tool calls are not read": "tool_format",
-        "give data.assistant_only_loss; all of the assistant's turns count then": "mask_history",
-        "put it into the rows, as the system's message": "default_system",
-        "the chat template says what becomes of thoughts": "enable_thinking preserve_thinking",
+        "the chat template says how tools are written": "tool_format",
+        "the chat template says what becomes of earlier thoughts": "preserve_thinking",
     },
 )
 """Keys of how rows are read that Baton has no place for."""
@@ -58,6 +56,7 @@ def data(draft: Draft, method: str) -> None:
     shape = shapes[0] if shapes else None
     llamafactory_shapes.template(draft, shape)
     sources.loss(draft, "train_on_prompt", method, shape)
+    _turns(draft, method, shape)
     _packing(draft, method)
     _mix(draft)
     fill(draft, LEFT)
@@ -154,6 +153,27 @@ def _mix(draft: Draft) -> None:
             draft.needless(key, "each row is used once in a pass, in an order that is drawn from seed")
         else:
             draft.left(key, MIXED if key == "mix_strategy" else "see mix_strategy")
+
+
+def _turns(draft: Draft, method: str, shape: Shape | None) -> None:
+    """Sets what of conversations counts, is thought and is said in front."""
+    last, system, thinks = "mask_history", "default_system", "enable_thinking"
+    if not is_on(draft, last):
+        draft.rest(last)
+    elif method != "sft" or not (shape and shape.talks):
+        draft.needless(last, "each row has one answer")
+    else:
+        draft.put("data.train_on", "last", last)
+    if not draft.has(system):
+        draft.rest(system)
+    elif shape and (shape.format == "text" or shape.renders == "text"):
+        draft.left(system, "text that is written without a chat template has no system message")
+    else:
+        draft.put("data.system", read(draft, system, text), system)
+    if method == "sft" and draft.get(thinks) is not None:
+        draft.put("data.reasoning", "keep" if read(draft, thinks, flag) else "drop", thinks)
+    else:
+        draft.drop(thinks, f"has no effect with {method}", Fate.needless)
 
 
 def _packing(draft: Draft, method: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.pipelines.importing import tokens
 from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.kinds import flag, number, read, text, whole, words
 from baton.pipelines.importing.reading import name_for as project_for
@@ -54,10 +55,10 @@ TABLE = SHARED | table(
         "export_size": Carried("export.shard_size", lambda value: f"{whole(value)}GB"),
         "report_to": _tracking,
         "num_beams eval_num_beams": _beams,
+        "add_tokens add_special_tokens new_special_tokens": tokens.settle,
         "push_to_hub": switch,
     },
     left={
-        "set HF_HOME in resources.env": "cache_dir",
         "Baton has no mixture of depths": "mixture_of_depths",
         "Baton trains with TRL's own code; speed: training.liger, training.compile": "use_unsloth",
         "Baton checkpoints with PyTorch; memory: training.activation_offloading": "use_unsloth_gc",
@@ -79,12 +80,15 @@ TABLE = SHARED | table(
         "the reference is the start model, held as the model is": "ref_model_quantization_bit",
         "the evaluate stage writes samples: evaluation.samples": "do_predict",
         "held-out rows are evaluated together": "eval_on_each_dataset",
-        "what a run hands out goes to the store; set store, a folder or s3://bucket": "export_dir",
         "weights are always safetensors": "export_legacy_format",
         DRAWN: "repetition_penalty length_penalty generation_*",
         "give training.trainable": "freeze_language*",
-        "resources says where pods run": "placement_strategy*",
         "GGUF has weights in few bits: export.formats: [safetensors, gguf], export.gguf.types": "export_quantization_*",
+    },
+    elsewhere={
+        "set HF_HOME in resources.env": "cache_dir",
+        "what a run hands out goes to the store; set store, a folder or s3://bucket": "export_dir",
+        "resources says where pods run": "placement_strategy*",
         "set HF_TOKEN in the environment of the export stage": "hub_token*",
         "Baton reads Hugging Face's hub, folders and S3": "ms_hub_token* om_hub_token*",
     },
@@ -99,6 +103,8 @@ TABLE = SHARED | table(
         "every run's report has the curves": "plot_loss",
         "tokens are counted when they are made": "include_num_input_tokens_seen",
         "has no effect in training": "use_kv_cache quantization_device_map",
+        "changes the speed, not the result": "use_v1_kernels",
+        "new tokens begin as the mean of the others": "init_special_tokens",
         "padding never counts": "ignore_pad_token_for_loss",
         "on where there is a GPU": "dataloader_pin_memory",
         "the first step is logged where logging_steps is 1": "logging_first_step",

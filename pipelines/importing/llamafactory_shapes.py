@@ -6,7 +6,8 @@ from typing import Any
 
 from baton.components.shared.recipe import SPECS
 from baton.components.shared.recipe.data import Columns
-from baton.pipelines.importing.draft import Draft, Fate
+from baton.pipelines.importing import templates
+from baton.pipelines.importing.draft import Draft
 from baton.pipelines.importing.sources import FORMS, Shape, speaks_as
 
 Entry = dict[str, Any]
@@ -46,9 +47,12 @@ SPEAKING = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag":
 JOIN = "\n"
 """What LLaMA-Factory puts between the columns of a prompt."""
 
+BESIDE = {"system": "system", "tools": "tools"}
+"""Our columns and theirs for what goes with messages."""
+
 UNREAD = {
-    "system": "system prompts are not read; put them into the conversation or the prompt",
-    "tools": "tool descriptions are not read",
+    "system": "only conversations have a system message; put it into the prompt",
+    "tools": "only conversations have tools",
     "history": "earlier rounds are not read; give the rows as messages",
     "images": "Baton learns from text alone",
     "videos": "Baton learns from text alone",
@@ -56,13 +60,13 @@ UNREAD = {
 }
 """Columns that Baton has no place for."""
 
-TEMPLATES = {
+ALIKE = {
     "chatml": "the same text; the tokenizer is taken as it is, so its marks are single tokens only where it has them",
     "llama3": "the same text, but for white space around a message, which is taken off as Meta's own template does",
 }
 """In what a template differs from Baton's of the same name, where it is little enough."""
 
-OTHERS = {
+NOT_ALIKE = {
     "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
     "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
     "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
@@ -70,16 +74,19 @@ OTHERS = {
 }
 """In what a template differs from Baton's of the same name, where it is too much."""
 
-OWN = "the tokenizer's own chat template is used; check that it is this one, or give it as a file: model.chat_template"
-PLAIN = "rows of instruction and output are written out as text, without a chat template; give messages to use one"
-WRITTEN = {
-    "text": (Fate.needless, "plain text has no template"),
-    "instruction": (
-        Fate.changed,
-        "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end",
-    ),
+SYSTEMS = {
+    "chatml_de": "Du bist ein freundlicher und hilfsbereiter KI-Assistent.",
+    "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "qwen2_vl": "You are a helpful assistant.",
 }
-"""What becomes of the template of rows that are no conversations, by their format."""
+"""System message of conversations that have none, by template, where it has one of its own."""
+
+UNTHINKING, TAUGHT = "_nothink", "instruct"
+AS_TEXT = ("empty", "fewshot")
+"""Templates that put nothing around what is said."""
+
+PREAMBLE = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
+NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
 
 
 def shape(method: str, entry: Entry, template: str) -> Shape:
@@ -101,12 +108,18 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
         shape = "instruction" if template == "alpaca" else "prompt-completion"
     elif shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
         shape = "ranked"  # once, answers were a list, the better one first
-    names = TALKS.get(shape, COLUMNS[shape]) if talks else COLUMNS[shape]
+    names = {**TALKS.get(shape, COLUMNS[shape]), **BESIDE} if talks else COLUMNS[shape]
     columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
     if theirs.get("query") and shape != "instruction" and not talks:
         ours = "text" if shape == "text" else "prompt"
         columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
-    return Shape(format=shape, columns={ours: name for ours, name in columns.items() if ours != name}, talks=talks)
+    as_text = template in AS_TEXT or (template == "alpaca" and shape == "instruction")
+    return Shape(
+        format=shape,
+        columns={ours: name for ours, name in columns.items() if ours != name},
+        talks=talks,
+        renders="text" if as_text and not talks else None,
+    )
 
 
 def _tags(entry: Entry) -> Entry:
@@ -121,7 +134,8 @@ def _form(entry: Entry) -> tuple[str, str]:
 def unread(entry: Entry, shape: Shape) -> list[str]:
     """Returns a line for each thing in a data set's description that Baton does not read."""
     given, tags = entry.get("columns") or {}, _tags(entry)
-    lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key)]
+    read = BESIDE if shape.talks else {}
+    lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key) and key not in read]
     if shape.talks:
         if _form(entry) not in FORMS:
             lines.append("Baton reads messages with from and value, or role and content: rename their keys")
@@ -131,21 +145,46 @@ def unread(entry: Entry, shape: Shape) -> list[str]:
         if shape.format == "text":
             lines.append("conversations: rows of format text are text; write them out")
         if entry.get("formatting") == "openai":
-            lines.append("messages with tool_calls are rejected, and no 'detailed thinking off' is put in front")
+            lines.append("no 'detailed thinking off' is put in front")
     return [*lines, "folder is not read"] if entry.get("folder") else lines
 
 
 def template(draft: Draft, shape: Shape | None) -> None:
-    """Sets `model.chat_template` where Baton's is the same for the first data set, and says what differs else."""
+    """Sets the chat template of conversations and of rows that become some, from the first data set's shape."""
     key = "template"
     name = str(draft.get(key, ""))
     if not draft.has(key):
         draft.rest(key)
-    elif shape and shape.talks and name in TEMPLATES:
-        draft.put("model.chat_template", name)
-        draft.changed(key, TEMPLATES[name])
-    elif shape is None or shape.talks:
-        draft.left(key, OTHERS.get(name, OWN))
+    elif shape and shape.format == "text":
+        draft.needless(key, "plain text has no template")
+    elif shape and shape.renders == "text":
+        draft.put("data.render_as", "text", key)
+        if name in AS_TEXT:
+            draft.put("data.separator", "")
+        draft.changed(key, NOTHING_AROUND if name in AS_TEXT else PREAMBLE)
     else:
-        fate, why = WRITTEN.get(shape.format, (Fate.left, PLAIN))
-        draft.note(fate, key, why)
+        if shape and not shape.talks:
+            draft.put("data.render_as", "chat")
+        _named(draft, key, name)
+
+
+def _named(draft: Draft, key: str, name: str) -> None:
+    """Sets a template by its name, and the system message that comes with it."""
+    model = str(draft.get("model_name_or_path"))
+    plain = name.removesuffix(UNTHINKING)
+    if name in ALIKE:
+        draft.put("model.chat_template", name, key)
+        draft.changed(key, ALIKE[name])
+    elif name in NOT_ALIKE:
+        draft.left(key, NOT_ALIKE[name])
+    elif name in ("default", "llama2"):
+        draft.put("model.chat_template", templates.WRITTEN_OUT[name], key)
+    elif name != plain and TAUGHT not in model.lower():
+        draft.put("model.chat_template", "chatml", key)
+        draft.changed(key, "the same text without tools, for which the tokenizer's own template is needed")
+    elif name != "fewshot":
+        templates.named(draft, key, "chatml" if name == "chatml_de" else plain, model)
+    else:
+        draft.left(key, templates.OTHER)
+    if name in SYSTEMS and not draft.has("default_system"):
+        draft.put("data.system", SYSTEMS[name])

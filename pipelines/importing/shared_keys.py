@@ -41,10 +41,8 @@ SHARED = table(
     },
     left={
         "write it into the config.json of the base": "rope_scaling model_config overrides_of_model_config",
-        "the tokenizer is taken as it is: save one with these tokens, and name it in model.tokenizer.base": (
-            "special_tokens tokens added_tokens_overrides eot_tokens resize_token_embeddings_to_32x resize_vocab "
-            "add_tokens add_special_tokens new_special_tokens_config init_special_tokens split_special_tokens"
-        ),
+        "special tokens in the rows' text are read as what they are": "split_special_tokens",
+        "name them in model.tokenizer.special_tokens.additional_special_tokens": "new_special_tokens_config",
         "continuing an adapter: merge it into the base, and name the result": "lora_model_dir adapter_name_or_path",
         "give model.attention: eager, sdpa, flash_attention_2, flash_attention_3 or flex_attention": (
             "attn_implementation attention flash_attn"
@@ -52,16 +50,18 @@ SHARED = table(
         "Baton has no shifted attention; attention is whole": "s2_attention shift_attn",
         "Baton has no training in 8 bits; training.precision says which arithmetic is used": "fp8*",
         "checkpoints are compared by evaluation loss": "metric_for_best_model greater_is_better",
-        "checkpoints are always whole, so that training can resume from them": "save_only_model",
-        "what a run writes goes to the store; set store, a folder or s3://bucket": "output_dir",
-        "Baton resumes by itself: from the newest checkpoint of `baton run --run NAME`": "resume_from_checkpoint",
-        "a run is named when it is started: `baton run RECIPE --run NAME`": "run_name mlflow_run_name",
         "how many GPUs is not said here: set resources.gpus and training.parallel (ddp, fsdp, zero2 or zero3); "
         "training.batch_size then counts the rows of all of them together": (
             "deepspeed fsdp* device_map qlora_sharded_model_loading dp_*"
         ),
+    },
+    elsewhere={
+        "checkpoints are always whole, so that training can resume from them": "save_only_model",
+        "what a run writes goes to the store; set store, a folder or s3://bucket": "output_dir",
+        "Baton resumes by itself: from the newest checkpoint of `baton run --run NAME`": "resume_from_checkpoint",
+        "a run is named when it is started: `baton run RECIPE --run NAME`": "run_name mlflow_run_name",
         "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking": (
-            "swanlab_* use_swanlab* comet_* use_comet* trackio_* use_trackio*"
+            "swanlab_* use_swanlab* comet_* use_comet* trackio_* use_trackio* use_otel_metrics otel_metrics_*"
         ),
         "set HF_TOKEN in the environment of `baton run`; for pods, name its Secret in resources.secret_env": (
             "hf_use_auth_token hf_hub_token*"
@@ -77,6 +77,9 @@ SHARED = table(
         "the report has the speed": "include_tokens_per_second include_effective_tokens_per_second",
         "Transformers loads that way": "low_cpu_mem_usage",
         "losses are logged by steps: training.log_every": "logging_strategy",
+        "embeddings have a row for each token, and are resized where tokens are added": (
+            "resize_vocab resize_token_embeddings_to_32x"
+        ),
         "tokenizers are the fast ones where there is one": "tokenizer_use_fast use_fast_tokenizer",
         "tokenized data is kept in the store": "dataset_prepared_path tokenized_path",
         "changes how fast rows are tokenized, not the tokens": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlencode
 
 from baton.components.shared.recipe.data import Columns, Side
@@ -16,9 +17,6 @@ SPEAKERS = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """Role by the names that Baton reads for who says something."""
-
-MARKED = ("chatml", "llama3", "alpaca")
-"""Templates that both trainers have under the name of Baton's, which mark what the assistant says."""
 
 UNPACKED = "pairs are not packed; training.group_by_length saves padding"
 FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
@@ -36,11 +34,14 @@ class Shape:
         format: As `data.format`.
         columns: As `data.columns`.
         talks: Whether rows hold messages.
+        renders: How prompts and answers that are texts reach the model there, as `data.render_as`; None for rows that
+            have none, and where nothing is said.
     """
 
     format: str
     columns: Columns = field(default_factory=dict)
     talks: bool = False
+    renders: Literal["chat", "text"] | None = field(default=None, compare=False)
 
     @property
     def settings(self) -> Document:
@@ -107,12 +108,24 @@ def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
     whole_row = read(draft, key, flag, False)
     if method != "sft":
         draft.needless(key, f"has no effect with {method}") if whole_row else draft.rest(key)
-    elif not shape or not shape.talks:
-        draft.put("data.completion_only_loss", not whole_row, key)
+    elif whole_row:
+        draft.put("data.train_on", "all", key)
+    elif shape and shape.talks:
+        draft.put("data.train_on", "assistant", key)
     else:
-        draft.put("data.assistant_only_loss", not whole_row, key)
-        if not whole_row and draft.look("model.chat_template") not in MARKED:
-            draft.assumed.append("data.assistant_only_loss true, which needs a chat template with the generation mark")
+        draft.carry("data.train_on", key)  # of a prompt and its completion, the completion counts anyway
+
+
+def rendering(draft: Draft, sets: list[Rows]) -> None:
+    """Sets how prompts and answers that are texts reach the model: a recipe has one way for all."""
+    known = [(rows, rows.shape.renders) for rows in sets if rows.shape and rows.shape.renders]
+    if not known:
+        return
+    chosen = known[0][1]
+    draft.put("data.render_as", chosen)
+    for rows, renders in known:
+        if renders != chosen:
+            draft.changed(rows.key, f"as {chosen} like the first data set, not as {renders}: data.render_as is for all")
 
 
 def given_sides(draft: Draft) -> bool:

@@ -53,7 +53,10 @@ def noted(why: str, fate: Fate) -> Entry:
 
 
 def table(
-    carried: Mapping[str, Entry], left: Mapping[str, str] | None = None, needless: Mapping[str, str] | None = None
+    carried: Mapping[str, Entry],
+    left: Mapping[str, str] | None = None,
+    needless: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> Table:
     """Returns a table, written down shortly.
 
@@ -61,9 +64,11 @@ def table(
         carried: Entry by keys, with a space between them.
         left: Why not, and what to do instead → the keys that are not carried over.
         needless: Why → the keys that nothing is lost without.
+        elsewhere: Where else it is said → the keys of names, places and logs: what is learned is the same.
     """
     entries = {key: entry for keys, entry in carried.items() for key in keys.split()}
-    for fate, reasons in ((Fate.left, left or {}), (Fate.needless, needless or {})):
+    groups = {Fate.left: left, Fate.needless: needless, Fate.elsewhere: elsewhere}
+    for fate, reasons in ((fate, reasons or {}) for fate, reasons in groups.items()):
         for why, keys in reasons.items():
             entries.update(dict.fromkeys(keys.split(), noted(why, fate)))
     return entries

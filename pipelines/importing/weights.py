@@ -40,7 +40,7 @@ def precision(draft: Draft, wanted: str, *keys: str) -> None:
     elif wanted == "fp32":
         draft.put("training.precision", "tf32", "tf32")
     else:
-        draft.left("tf32", f"Baton takes one of both, and {wanted} is given; what stays in 32 bits is not rounded")
+        draft.needless("tf32", f"{wanted} decides how is multiplied; what stays in 32 bits is not rounded")
 
 
 def quantization(draft: Draft, bits: int | None, *keys: str) -> bool:

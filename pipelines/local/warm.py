@@ -44,7 +44,7 @@ _PRELOADED = (
 )
 _READ_LATE = (
     *ENVIRONMENT,
-    *("BATON_", "MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR"),
+    *("BATON_", "MLFLOW_", "_MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "CUBLAS_WORKSPACE_CONFIG"),
     *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
 )
 """Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""

@@ -1,17 +1,21 @@
 """Rows to tokens in a fresh process, timed without its imports: `python -m tests.bench.tokenizing SIDE ARGUMENT…`.
 
 `ours RUN_URI` is the tokenize stage, from the split in the store to the tokens in the store. `theirs ROWS TOKENIZER
-LENGTH WORKERS` loads the rows and has `SFTTrainer` prepare them. Both print seconds, tokens, and the most memory that
+LENGTH WORKERS` loads the rows and has `SFTTrainer` prepare them. `masked ROWS TOKENIZER TRAIN_ON` makes conversations'
+tokens, all of which count or what the assistant wrote, and `rendered ROWS TOKENIZER` their tokens alone, by the
+tokenizer's `apply_chat_template`. All print seconds, tokens, and the most memory that
 the process and those it started held together, pages that they share counted for each.
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -72,6 +76,37 @@ def theirs(rows: str, tokenizer_folder: str, length: str, workers: str) -> tuple
         return seconds, pc.sum(pc.list_value_length(made.data.column("input_ids"))).as_py()
 
 
+def masked(rows: str, tokenizer_folder: str, train_on: str) -> tuple[float, int]:
+    from baton.components.shared.models import loading
+    from baton.components.tokenize.masks.talk import Talk
+
+    talk = Talk(loading.load_tokenizer(tokenizer_folder), train_on)
+    return _timed(rows, lambda batch: [row["input_ids"] for row in talk.sequences(batch) if not isinstance(row, str)])
+
+
+def rendered(rows: str, tokenizer_folder: str) -> tuple[float, int]:
+    from baton.components.shared.models import loading
+
+    tokenizer = loading.load_tokenizer(tokenizer_folder)
+
+    def ids(batch: list[dict[str, Any]]) -> list[list[int]]:
+        made = tokenizer.apply_chat_template([row["messages"] for row in batch], tokenize=True, return_dict=True)
+        return [list(each) for each in made["input_ids"]]
+
+    return _timed(rows, ids)
+
+
+def _timed(rows: str, ids: Callable[[list[dict[str, Any]]], list[list[int]]]) -> tuple[float, int]:
+    """Returns seconds and tokens of conversations, a thousand at a time, in this process alone."""
+    with open(rows, encoding="utf-8") as file:
+        given = [json.loads(line) for line in file]
+    ids(given[:10])
+    gc.freeze()  # as the stage does
+    began = time.perf_counter()
+    tokens = sum(len(each) for at in range(0, len(given), 1000) for each in ids(given[at : at + 1000]))
+    return time.perf_counter() - began, tokens
+
+
 if __name__ == "__main__":
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     import torch
@@ -80,5 +115,7 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     peak = Peak()
-    seconds, tokens = {"ours": ours, "theirs": theirs}[sys.argv[1]](*sys.argv[2:])
+    seconds, tokens = {"ours": ours, "theirs": theirs, "masked": masked, "rendered": rendered}[sys.argv[1]](
+        *sys.argv[2:]
+    )
     print(json.dumps({"mark": "tokenized", "seconds": seconds, "tokens": tokens, "peak": peak.bytes}))

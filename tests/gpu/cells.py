@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.resume.matrix import LORA, WRITES, Cell
+from tests.resume.matrix import LORA, NEW_TOKENS, WRITES, Cell
 
 GPU: dict[str, Any] = {"resources": {"gpus": 1}}
 QLORA: dict[str, Any] = {"adapter": {**LORA, "dropout": 0.1}, "model": {"quantization": {"compute_dtype": "bfloat16"}}}
@@ -22,6 +22,8 @@ def cells() -> Iterator[Cell]:
         )
     for method in ("sft", "dpo", "grpo"):
         yield _cell(method, "lora", "nf4", {**QLORA, **_training(precision="bf16")}, needs=RNG)
+    grown = {**QLORA, "model": {**QLORA["model"], **NEW_TOKENS}}
+    yield _cell("sft", "lora", "nf4 new tokens", {**grown, **_training(precision="bf16")}, needs=RNG)
     eight = {**QLORA, "model": {"quantization": {"bits": 8}}}
     yield _cell("sft", "lora", "8 bit", eight, needs=RNG)
     for optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit"):

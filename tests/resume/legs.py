@@ -91,6 +91,17 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
     run_chunk(run_uri, index, leave_out)
 
 
+def disturbed_chunk(run_uri: str, index: int) -> None:
+    """Runs a chunk in which what is drawn beside training is drawn from training's own generators."""
+    import contextlib
+
+    from baton.components.shared.core import rng
+    from baton.components.train_chunk.stage import run_chunk
+
+    rng.undisturbed = contextlib.nullcontext
+    run_chunk(run_uri, index)
+
+
 def chunk_in_a_pod(run_uri: str, index: int, step: int, ends: str, times: int, folder: str) -> None:
     """Runs a chunk as its component does, whose processes end at a step so many times.
 

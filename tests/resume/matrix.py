@@ -35,6 +35,14 @@ EXPERTS = {
         "config": {"num_local_experts": 4, "num_experts_per_tok": 2},
     },
 }
+NEW_TOKENS = {
+    "tokenizer": {
+        "add_tokens": [" Think.", "the value", "fox"],
+        "special_tokens": {"bos_token": "<s>"},
+        "end_of_turn": "fox",
+    }
+}
+"""Words of the rows that become tokens, for which the base has no rows."""
 WRITES = {
     "rewards": ["length", "tests.resume.own:shortness"],
     "num_generations": 2,
@@ -105,6 +113,10 @@ def cells() -> Iterator[Cell]:
         yield Cell(method, "full", "accumulation", training(micro_batch_size=2))
         yield Cell(method, "full", "gradient checkpointing", training(gradient_checkpointing=True))
         yield Cell(method, "full", "workers", training(workers=2))
+        if method != "distillation":  # its teacher would need the tokens
+            held = training(**{method: {**WRITES, "beta": 0.1}}) if method in ("grpo", "rloo") else {}
+            yield Cell(method, "full", "new tokens", {"model": NEW_TOKENS, **held})
+            yield Cell(method, "lora", "new tokens", {"model": NEW_TOKENS, **adapter(dropout=0.2)}, needs=("rng",))
     for method in ("sft", "dpo"):
         yield Cell(method, "full", "early stopping", _early(), quick=method == "sft")
         yield Cell(method, "full", "group by length", training(group_by_length=True), quick=method == "sft")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -138,6 +139,45 @@ def test_writing_in_between_samples_as_the_last_evaluation_does(
         [row["written"] for row in one.require("samples/step-00000012.json")["samples"]] for one in (run, greedy)
     )
     assert drawn != likeliest
+
+
+MEASURED = {
+    "evaluation__write_every": 3,
+    "evaluation__temperature": 1.5,
+    "evaluation__top_p": 0.9,
+    "evaluation__metrics": ["exact_match", "chrf", "rouge"],
+    "evaluation__functions": ["tests.resume.own:drawing"],
+    "tracking__jsonl": True,
+}
+"""Tokens are drawn, and a function draws from the generators that training has: attention dropout."""
+
+
+def test_what_is_written_and_measured_in_between_leaves_no_trace(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
+) -> None:
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2, **MEASURED), "scratch-measured")
+    legs.train(run)
+    assert legs.losses(run) == legs.losses(undisturbed["scratch"])
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
+    files = run.storage.list(run.path("metrics"))
+    lines = [json.loads(x) for file in files for x in run.storage.read(run.path(f"metrics/{file}")).splitlines()]
+    written = [line for line in lines if "written_drawing" in line]
+    assert {line["step"] for line in written} == {3, 6, 9, 12, 15}
+    assert all(
+        {"written_exact_match", "written_chrf", "written_rouge1", "written_rougeL"} < line.keys() for line in written
+    )
+
+
+def test_drawn_from_trainings_own_generators_it_would_leave_one(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
+) -> None:
+    """The negative control."""
+    run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=1, **MEASURED), "scratch-disturbed")
+    code, printed = legs.leg(legs.disturbed_chunk, run.uri, 1)
+    assert code == 0, printed
+    ours, theirs = legs.final(run).meta.state, legs.final(undisturbed["scratch"]).meta.state
+    assert ours["weights"] != theirs["weights"]
+    assert ours["rng"] != theirs["rng"]
 
 
 def test_matches_by_hand() -> None:

@@ -13,3 +13,11 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests.unit import tiny
 
     return tiny.make_base(Path(tmp_path_factory.mktemp("tiny"), "base"))
+
+
+@pytest.fixture(scope="session")
+def chat_base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny Llama with a chat template and a tokenizer that Baton did not train."""
+    from tests.unit import tiny
+
+    return tiny.make_chat_base(Path(tmp_path_factory.mktemp("tiny"), "chat"))

@@ -10,7 +10,7 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.shared.models import loading, pinned
+from baton.components.shared.models import loading, own_tokenizer, pinned
 from baton.components.shared.models.trainable import freeze
 from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
 from baton.components.shared.runs.plan import make_plan
@@ -32,8 +32,14 @@ PAIRS: list[Row] = [
 """Rows of all lengths."""
 
 
-def make_base(folder: Path) -> str:
-    """Saves a Llama of two blocks with random weights and its tokenizer."""
+def make_base(folder: Path, *, spare: int = 0, tied: bool = False) -> str:
+    """Saves a Llama of two blocks with random weights and its tokenizer.
+
+    Args:
+        folder: Where to.
+        spare: Rows of the embedding without a token.
+        tied: Whether the output shares the embedding's weight.
+    """
     text = folder / "text.jsonl"
     folder.mkdir(parents=True)
     text.write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
@@ -41,7 +47,8 @@ def make_base(folder: Path) -> str:
     text.unlink()
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(tokenizer) + spare,
+        tie_word_embeddings=tied,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -53,6 +60,50 @@ def make_base(folder: Path) -> str:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|eot|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+"""A template that begins the text itself and ends a turn with a token that is not the end of a text."""
+
+
+def make_chat_base(folder: Path, template: str | None = CHAT) -> str:
+    """Saves a Llama of two blocks with random weights and a tokenizer that Baton did not train, which begins texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<s>", "</s>", "<|eot|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(
+        [row["prompt"] for row in PAIRS],
+        trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>", unk_token="<unk>"
+    )
+    fast.chat_template = template
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
     return str(folder)
 
 
@@ -74,7 +125,7 @@ def recipe(base: str, **sections: Any) -> Recipe:
 def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     """Returns normalised rows as the tokens that the recipe's method learns from."""
     assert given.model.base
-    encode = encoding.encoder(given, loading.load_tokenizer(given.model.base))
+    encode = encoding.encoder(given, own_tokenizer.make(given, given.model.base))
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 
@@ -82,7 +133,7 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
     """Builds a recipe's trainer as a chunk does."""
     base = given.model.base
     assert base
-    tokenizer = loading.load_tokenizer(base)
+    tokenizer = own_tokenizer.make(given, base)
     model = loading.start_model(given, tokenizer, base)
     if given.training.trainable:
         freeze(model, given.training.trainable)

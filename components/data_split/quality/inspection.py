@@ -73,6 +73,11 @@ class Inspection:
         """File with a line for each finding, and how many it has."""
         return self._ledger.path, self._ledger.lines
 
+    @property
+    def last(self) -> str:
+        """What was found last, in words."""
+        return self._ledger.last
+
     def look(self, record: Record) -> Record | None:
         """Looks at one row.
 

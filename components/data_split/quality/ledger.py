@@ -47,11 +47,15 @@ class Ledger:
     Args:
         path: File for the lines.
         checks: Names of the checks.
+
+    Attributes:
+        last: What was found last, in words.
     """
 
     def __init__(self, path: str, checks: Sequence[str]) -> None:
         self.path = path
         self.lines = 0
+        self.last = ""
         self.tallies = {check: Tally() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
@@ -83,6 +87,7 @@ class Ledger:
             entry["row"] = texts.changed_row(row, private.masked)
         self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         self.lines += 1
+        self.last = f"data.quality.{check}: {entry['reason']}"
 
     def close(self) -> None:
         """Ends the file."""

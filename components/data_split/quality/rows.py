@@ -144,5 +144,6 @@ def _summary(row: Row) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return " / ".join(f"{message.get('role')}: {' '.join(texts.texts(message))}" for message in value)
+        shown = ((part.get("role", "tool declared"), " ".join(texts.texts(part))) for part in value)
+        return " / ".join(f"{label}: {text}" for label, text in shown)
     return str(value)

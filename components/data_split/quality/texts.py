@@ -16,8 +16,13 @@ _WORD = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U0002
 """A word, or a character of a script that puts no spaces between words."""
 
 
+def _labels(value: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the keys of a message, or of a tool or its call, whose values nobody says."""
+    return ("id", "type") if isinstance(value.get("function"), dict) else ("role", "tool_call_id")
+
+
 def texts(value: Any) -> Iterator[str]:
-    """Yields every text in a column's value, in order; the roles of a conversation are no texts."""
+    """Yields every text in a column's value, in order; the roles of a conversation are no texts, nor are ids."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -25,7 +30,7 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(part)
     elif isinstance(value, dict):
         for key, part in value.items():
-            if key != "role":
+            if key not in _labels(value):
                 yield from texts(part)
 
 
@@ -42,7 +47,7 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [changed(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: part if key == "role" else changed(part, change) for key, part in value.items()}
+        return {key: part if key in _labels(value) else changed(part, change) for key, part in value.items()}
     return value
 
 

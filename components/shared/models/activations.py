@@ -143,6 +143,19 @@ def copies(shape: Shape) -> int:
     return sum(2 * value.numel() for value in weights if value.requires_grad or keeps_frozen)
 
 
+def rows_of_tokens(shape: Shape) -> tuple[int, str]:
+    """Returns the bytes that rows of new tokens take beside an adapter, and how they come about.
+
+    PEFT puts such rows into copies of the whole layer in each forward pass, and the gradient is one of all rows.
+    """
+    spec, adapter = shape.recipe.model.tokenizer, shape.recipe.adapter
+    saved = {name.rpartition(".")[2] for name in (adapter and adapter.modules_to_save) or []}
+    if adapter is None or spec is None or not spec.adds or {"embed_tokens", "lm_head"} <= saved:
+        return 0, ""
+    size = shape.text.vocab_size * shape.text.hidden_size
+    return size * (2 * shape.weight_bytes + 4), "PEFT's copies of a layer, and its gradient"
+
+
 def logits(shape: Shape) -> tuple[int, str]:
     """Returns the bytes of logits and their gradient, and how they come about."""
     spec, vocabulary, hidden = shape.training.spec, shape.text.vocab_size, shape.text.hidden_size

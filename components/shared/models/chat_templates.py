@@ -41,6 +41,9 @@ ALPACA = (
 )
 """Stanford's Alpaca; its preamble is the system's message, where there is one."""
 
+OWN_TOKENS = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+"""First tokens of a tokenizer that Baton trains: the end of a text, padding, and those of ChatML."""
+
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALPACA}
 
 

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from baton.components.shared.models import loading
+from baton.components.shared.models import conversing, loading, tool_calls, vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-ANSWER = "baton"
-"""Stands for what an assistant says, to see what a chat template puts after it."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +87,11 @@ def write_all(
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
-    own generation settings, and what the chat template puts after an assistant's answer."""
+    own generation settings, what the chat template puts after an assistant's answer, and `end_of_turn`."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), _turn_end(tokenizer)]
+    known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), conversing.end_of_turn(tokenizer)]
+    known.append(vocabulary.end_of_turn(tokenizer))
     return list(dict.fromkeys(token for token in known if token is not None))
-
-
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the added token that a chat template closes an assistant's answer with, if it does with one."""
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
-        return None
-    _, _, tail = text.rpartition(ANSWER)
-    ids = tokenizer(tail.strip(), add_special_tokens=False)["input_ids"] if tail.strip() else []
-    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
@@ -159,11 +143,18 @@ def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> 
     return LogitsProcessorList([*steps, GumbelNoise(seeds)])
 
 
-def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins."""
+def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
+    """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins; with the
+    tools that the row declares."""
     if isinstance(prompt, str):
         return prompt
-    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(prompt, tools, tokenize=False, add_generation_prompt=True))
+    except Exception:  # a template may raise whatever it likes, of arguments that are no text for example
+        messages = tool_calls.with_text_arguments(prompt)
+        if messages == prompt:
+            raise
+    return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
 
 
 def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -182,8 +173,6 @@ def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = loading.load_tokenizer(folder)
     if os.path.isfile(f"{folder}/config.json"):
         return loading.load_model(folder).eval(), tokenizer
-    from peft import PeftModel
-
     with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
         base = json.load(file)["base_model_name_or_path"]
-    return PeftModel.from_pretrained(loading.load_model(loading.local_model(base)), folder).eval(), tokenizer
+    return loading.adapted(loading.load_model(loading.local_model(base)), folder, tokenizer).eval(), tokenizer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
+from baton.components.shared.models import vocabulary
 from baton.components.shared.recipe import FromScratch, Recipe
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -25,12 +26,13 @@ TAKEN = ".taken"
 """What a folder has of a store: size and time of each file there."""
 
 
-def local_model(base: str, revision: str | None = None) -> str:
+def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
     """Returns a local folder with a model's files, fetched if need be.
 
     Args:
         base: Hub id, folder or URI.
         revision: Branch, tag or commit of a hub id.
+        weights: Whether they are needed; else they may be missing.
 
     Raises:
         UserError: there is no such model, or it cannot be reached.
@@ -38,13 +40,14 @@ def local_model(base: str, revision: str | None = None) -> str:
     if os.path.isdir(base):
         return os.path.abspath(base)
     if "://" in base:
-        return _from_store(base)
+        return _from_store(base, weights=weights)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
     from huggingface_hub import snapshot_download
 
+    wanted = [name for name in WANTED if weights or name != "*.safetensors"]
     try:
-        return str(snapshot_download(base, revision=revision, allow_patterns=list(WANTED)))
+        return str(snapshot_download(base, revision=revision, allow_patterns=wanted))
     except Exception as error:
         raise UserError(
             f"model {base!r} cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
@@ -93,17 +96,45 @@ def start_model(
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
             return auto_class(recipe).from_config(config, dtype=dtype, **attention)
-    return load_model(base_folder or "", recipe)
+    model = load_model(base_folder or "", recipe)
+    if recipe.model.tokenizer:
+        vocabulary.align(vocabulary.grow(model, tokenizer), tokenizer)
+    return model
+
+
+def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Puts an adapter on its base, which is given the rows that the adapter's tokens need.
+
+    Args:
+        base: The base as it was before training.
+        folder: Local files of the adapter.
+        tokenizer: The tokenizer that lies with it.
+    """
+    from peft import PeftModel
+
+    adapted: PreTrainedModel = PeftModel.from_pretrained(vocabulary.grow(base, tokenizer), folder)
+    return adapted
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
-    """Returns the rows of the embedding of what training starts from."""
-    from transformers import AutoConfig
+    """Returns the rows of the embedding of what training starts from.
 
+    Args:
+        recipe: The recipe.
+        tokenizer: Sizes the embeddings; its new tokens are counted, where they are noted in it.
+        base_folder: Local files of `model.base`.
+    """
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
-    else:
-        config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
+        return int(config.get_text_config().vocab_size)
+    return max(base_rows(recipe, base_folder), *(number + 1 for number in vocabulary.new_ids(tokenizer)), 0)
+
+
+def base_rows(recipe: Recipe, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of `model.base`, by its configuration."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
     return int(config.get_text_config().vocab_size)
 
 
@@ -226,7 +257,7 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
     return AutoConfig.for_model(spec.architecture, **settings)
 
 
-def _from_store(uri: str) -> str:
+def _from_store(uri: str, *, weights: bool) -> str:
     """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
     storage = Storage(uri)
     objects = {} if storage.is_local else storage.find("")
@@ -235,10 +266,12 @@ def _from_store(uri: str) -> str:
     if storage.is_local:
         return str(storage.root)
     target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
+    if not weights:
+        target += "-tokenizer"
     there = {
         name: [size, written.isoformat()]
         for name, (size, written) in objects.items()
-        if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")) and "/" not in name
+        if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")[not weights :]) and "/" not in name
     }
     if _taken(target) != there:
         for name in there:

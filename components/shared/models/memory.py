@@ -143,6 +143,7 @@ def _passing(shape: Shape) -> list[Item]:
         Item("gathered weights", *activations.gathered(shape)),
         Item("16-bit weights", activations.copies(shape), f"autocast's copies, {training.precision}"),
         Item("logits", *activations.logits(shape)),
+        Item("rows of new tokens", *activations.rows_of_tokens(shape)),
     ]
 
 

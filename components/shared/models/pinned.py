@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from baton.components.shared.core.errors import ExactnessError, UserError
-from baton.components.shared.models import loading
+from baton.components.shared.models import loading, own_tokenizer
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import PinnedModels
 from baton.components.shared.runs.run import Run
@@ -117,6 +117,19 @@ def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, stud
             f"none there, such as {shown}.",
             remedy=remedy,
         )
+
+
+def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
+    """Checks that a second model has the tokens of the trained one, before anything takes time.
+
+    Raises:
+        UserError: it has others.
+    """
+    if recipe.training.second_model is None:
+        return
+    base, (role, _) = folders.get(BASE), recipe.training.second_model
+    tokenizer = own_tokenizer.make(recipe, base)
+    require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
 def _compare(origin: Origin, digest: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Held-out rows as prompts, for the model to continue."""
+"""Held-out rows as prompts, for the model to continue: as training renders them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from baton.components.shared.models import generation
+from baton.components.shared.models import conversing, generation
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitData
 from baton.components.shared.runs.run import Run
@@ -51,9 +51,11 @@ def judged_side(run: Run) -> str:
 
 
 def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    (row,) = conversing.conversed([row], recipe, tokenizer)
+    tools = row.get("tools")
     if "messages" in row:
         last = max(i for i, message in enumerate(row["messages"]) if message["role"] == "assistant")
-        return generation.rendered(row["messages"][:last], tokenizer), str(row["messages"][last]["content"])
+        return generation.rendered(row["messages"][:last], tokenizer, tools), str(row["messages"][last]["content"])
     if "text" in row:
         at = len(row["text"]) // TEXT_PROMPT_SHARE
         return row["text"][:at], row["text"][at:]
@@ -62,5 +64,5 @@ def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerB
         reference = ""
     if isinstance(row["prompt"], list):
         answer = reference if isinstance(reference, str) else "".join(message["content"] for message in reference)
-        return generation.rendered(row["prompt"], tokenizer), answer
+        return generation.rendered(row["prompt"], tokenizer, tools), answer
     return row["prompt"] + recipe.data.separator, reference

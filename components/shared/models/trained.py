@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError
-from baton.components.shared.models import loading
+from baton.components.shared.models import loading, prompt_columns
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import Run
@@ -16,6 +16,7 @@ from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -114,6 +115,11 @@ def trained_model(
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:
         return loading.load_model(folder, recipe)
-    from peft import PeftModel
+    return loading.adapted(loading.start_model(recipe, tokenizer, base_folder(recipe)), folder, tokenizer)
 
-    return PeftModel.from_pretrained(loading.start_model(recipe, tokenizer, base_folder(recipe)), folder)
+
+def open_rows(folder: str) -> Dataset:
+    """Opens the tokenized rows of a side, by its folder."""
+    import datasets
+
+    return prompt_columns.readable(datasets.load_from_disk(folder))

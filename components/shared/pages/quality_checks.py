@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from baton.components.shared.pages import rendered
 from baton.components.shared.pages.rendering import count
 from baton.components.shared.recipe import Data
+from baton.components.shared.runs.documents.data import Tokens
+from baton.components.shared.runs.documents.rows import SeenRow
 from baton.components.shared.runs.run import Run
+from baton.components.shared.store import bundles
 
 QUALITY, FINDINGS, PAGE = "quality.json", "quality.jsonl", "data-quality.html"
 """Files of a run: what was found in all, row by row, and as a page."""
@@ -71,7 +75,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         `run`, `source`, `state` (`failed`, `warn` or `ok`), `sentence`, `rows` (by what became of them), `checks` (in
         order of severity, each with `name`, `title`, `why`, `told` and what `quality.json` says), `languages`,
         `columns`, `findings_uri`, `rejected_uri`, `max_length`, whether rows are `joined` and cut, and, once they are
-        tokenized, `lengths`.
+        tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
     """
     data = data or run.recipe().data
     quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
@@ -94,14 +98,30 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         **{part: quality.get(part, {}) for part in ("rows", "languages", "columns")},
         **{place: quality.get(place) for place in ("findings_uri", "rejected_uri")},
         "lengths": lengths,
+        "rendered": rendered.of(run),
         "max_length": data.max_length,
         "joined": data.packing is True,
     }
 
 
+def seen(run: Run) -> list[SeenRow]:
+    """Returns the first rows of each side as the model sees them, once they are tokenized."""
+    tokens = run.read(Tokens)
+    manifest = tokens and bundles.read_manifest(run.storage, tokens.prefix)
+    rows: list[SeenRow] = []
+    if tokens and manifest:
+        names = [f"seen/{side}-" for side in ("train", "eval", "test")]
+        for path in (path for name in names for path in sorted(manifest.files) if path.startswith(name)):
+            where = manifest.path(tokens.prefix, path)
+            lines = run.storage.read(where).splitlines()
+            rows += [SeenRow.read(line, run.storage.uri(where)) for line in lines]
+    return rows
+
+
 def without_examples(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `collect` returned, without rows that something was found in."""
-    return {**found, "checks": [{**check, "examples": []} for check in found["checks"]]}
+    """Returns what `collect` returned, without what rows say."""
+    checks = [{**check, "examples": []} for check in found["checks"]]
+    return {**found, "checks": checks, "rendered": rendered.told(found["rendered"])}
 
 
 def judged(name: str, check: Counts, data: Data) -> Verdict:

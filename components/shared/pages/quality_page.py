@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.components.shared.pages import rendering
-from baton.components.shared.pages.quality_checks import PAGE, QUALITY, collect, percent
+from baton.components.shared.pages import rendering, rows_page
+from baton.components.shared.pages.quality_checks import PAGE, QUALITY, collect, percent, seen
 from baton.components.shared.pages.rendering import count
+from baton.components.shared.runs.documents.rows import SeenRow
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
@@ -37,22 +39,23 @@ def write(run: Run) -> str:
     Returns:
         The page.
     """
-    html = render(collect(run))
+    html = render(collect(run), seen(run))
     run.storage.write(run.path(PAGE), html.encode())
     return html
 
 
 def refresh(run: Run) -> None:
-    """Writes the page of a run again, if it has one: when the rows were split, their lengths were not known."""
+    """Writes the page of a run again, if it has one: when the rows were split, their tokens were not known."""
     if run.get(QUALITY):
         write(run)
 
 
-def render(found: dict[str, Any]) -> str:
+def render(found: dict[str, Any], rows: Sequence[SeenRow] = ()) -> str:
     """Returns the page as one HTML document, which loads nothing.
 
     Args:
         found: What `quality_checks.collect` returned.
+        rows: What `quality_checks.seen` returned.
     """
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
@@ -67,6 +70,7 @@ def render(found: dict[str, Any]) -> str:
         languages=_languages(found["languages"]),
         histogram=_histogram(found),
         length_note=_length_note(found),
+        rows=rows_page.shown(rows),
     )
 
 

@@ -11,16 +11,19 @@ from baton.components.shared.recipe.quality import Quality
 
 COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
-    "responses", "scores", "ranks", "preferred", "margin", "label", "answer",
+    "responses", "scores", "ranks", "preferred", "margin", "label", "answer", "calls", "tools", "system",
 )  # fmt: skip
 """The column names Baton knows, to which `data.columns` maps the source's own."""
 
 Format = Literal[
     "auto", "text", "prompt-completion", "instruction", "messages", "sharegpt", "preference", "ranked", "rated",
-    "prompt",
+    "prompt", "tool-calls",
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
 Columns = dict[str, str | list[str]]
+
+OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
+"""Keys that `data.train_on` has replaced and that are still read."""
 
 Size = Annotated[float, Field(ge=0)]
 """Below 1 a share of the rows, from 1 on a number of rows."""
@@ -85,32 +88,48 @@ class Data(Section):
     one below it that the content draws: by `scores`, by `ranks` (1 is best), by `preferred` (the best one's name, or
     its place from 0 in a list), by `margin` (of two; below 0 the first is better), or the best first in a list. A rated
     row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an `answer` and further columns
-    for reward functions."""
+    for reward functions; `tool-calls` has `prompt`, `calls` and `tools`. A row of messages takes its `tools` (or
+    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts with
+    `render_as: chat`."""
     columns: Columns = {}
     """Our column name → the source's, for example `{prompt: question, completion: answer}`; what lies within a column
     goes by its path: `reward_model.ground_truth`, `answers.text.0`. A list of columns is joined with `join`; of
     `responses`, `scores` and `ranks` it is the list."""
     join: str = "\n\n"
     """Put between columns that are joined; empty ones are left out."""
+    reasoning: Literal["keep", "drop"] = "keep"
+    """What the assistant thought before it answered (`reasoning_content`, `thinking` or `reasoning` of a message):
+    `keep` leaves what becomes of it to the chat template; `drop` leaves it out of the rows, and with it a
+    `<think>…</think>` that an answer begins with. Rows of plain text stay as they are."""
     extra_columns: list[str] = []
     """Further columns of the source to keep, as text: for reward functions and for `training.curriculum`."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
     """What one row of a text file is."""
     separator: str = "\n"
-    """Put between prompt and completion, and counted as prompt."""
+    """Put between prompt and completion where they are rendered as text, and counted as prompt."""
     split: Split = Split()
     """Which rows are held out."""
     quality: Quality = Quality()
     """What is looked for in the rows, and what happens when it is found."""
+    render_as: Literal["auto", "chat", "text"] = "auto"
+    """How prompts and answers that are texts reach the model: `chat` as user and assistant turns in the chat template,
+    without `separator` and without the preamble that instructions are else given; `text` as written. `auto` takes chat
+    where `model.base` has a template or `model.chat_template` gives one; not for `pretrain`, and not with a tokenizer
+    that Baton trained. Conversations are always rendered, and plain text never."""
+    system: Annotated[str, Field(min_length=1)] | None = None
+    """System message of conversations that have none of their own."""
     max_length: Annotated[int, Field(ge=8)] = 512
     """Longest sequence in tokens; longer ones are cut at the end and counted."""
     packing: bool | Literal["best-fit"] = False
     """Fill sequences of `max_length` with rows: true joins them and cuts, for plain text; `best-fit` puts whole rows
     beside each other that do not see each other (flash attention makes it fast)."""
-    completion_only_loss: bool = True
-    """Leave the prompt out of the loss where a row has one."""
-    assistant_only_loss: bool = False
-    """Count only what the assistant says in the loss of a conversation."""
+    train_on: Literal["all", "completions", "assistant", "last"] | None = None
+    """What of a row counts in the loss: `all` of it; `completions`, of a prompt and its completion the completion, of
+    texts and whole conversations all; `assistant`, in a conversation what the assistant wrote, each turn with its
+    reasoning, its tool calls and the token that ends it, and of texts as `completions`; `last`, of a conversation its
+    last turn alone. As `completions` when left out. Of a completion that is a list of messages, the assistant's turns
+    count. A message's own `train` flag overrules all of these. The older `completion_only_loss` and
+    `assistant_only_loss` are read as what they come to."""
     max_samples: Positive | None = None
     """Use at most this many rows: the first, or with `shuffle` those that their content and `seed` choose."""
     shuffle: bool = False
@@ -129,6 +148,29 @@ class Data(Section):
     def sources(self) -> list[Source]:
         """The sources, each with its settings."""
         return [Source(uri=source) if isinstance(source, str) else source for source in self.source]
+
+    @property
+    def older_train_on(self) -> dict[str, bool | str]:
+        """What `train_on` is called where it is part of a digest: as it was, where the tokens are what they were."""
+        older: dict[str, bool | str] = {
+            "completion_only_loss": self.train_on != "all",
+            "assistant_only_loss": self.train_on in ("assistant", "last"),
+        }
+        return older | ({"train_on": self.train_on} if self.train_on in ("assistant", "last") else {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, value: Any) -> Any:
+        given = {key: value[key] for key in sorted(OLDER) if key in value} if isinstance(value, dict) else {}
+        if not given:
+            return value
+        if value.get("train_on") is not None:
+            raise ValueError(f"{' and '.join(given)} and train_on say the same; leave {' and '.join(given)} out")
+        if not all(isinstance(setting, bool) for setting in given.values()):
+            raise ValueError(f"{' and '.join(given)} are true or false; better write train_on")
+        read_as = "assistant" if given.get("assistant_only_loss") else None
+        read_as = "all" if read_as is None and not given.get("completion_only_loss", True) else read_as
+        return {key: item for key, item in value.items() if key not in OLDER} | {"train_on": read_as}
 
     @field_validator("source", mode="before", json_schema_input_type=str | list[str | Source])
     @classmethod

@@ -36,6 +36,10 @@ class Tasks(Section):
     """Examples in front of each question; the task's own number when left out."""
     limit: Positive | None = None
     """Documents per task; all when left out."""
+    render_as: Literal["auto", "chat", "text"] = "auto"
+    """Whether questions are turns of the chat template, each example in front of them a turn of its own, `data.system`
+    before all. `auto`: where training saw conversations, or `data.render_as` would make some of prompts and answers;
+    a model in use without a template is asked as text."""
 
 
 class Evaluation(Section):
@@ -74,8 +78,9 @@ class Evaluation(Section):
     """Evaluations in each epoch, the last one at its end, instead of `every`. In an epoch of S steps the k-th of n
     comes after step k × S / n, rounded up; where n is more than S, after each step."""
     write_every: Positive | None = None
-    """Steps after which the model writes for the samples in the course of training: the texts go to `samples/` below
-    the run, and how many are right to the metrics. None when left out; training is not changed by it."""
+    """Steps after which the model writes for the samples in the course of training, as after it: the texts go to
+    `samples/` below the run, how many are right and what `metrics` and `functions` say of them to the metrics, as
+    `written_…`. None when left out; training is not changed by it."""
     batch_size: Positive | None = None
     """Rows per forward pass; `training.micro_batch_size` when left out."""
 

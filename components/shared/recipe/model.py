@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from baton.components.shared.recipe.base import Positive, Section
 
@@ -48,19 +48,87 @@ class TrainTokenizer(Section):
     """How often a pair must occur to be merged."""
 
 
+Token = Annotated[str, Field(min_length=1)]
+"""A token as it is written in text."""
+
+
+class SpecialTokens(Section):
+    """Tokens with a task, by their names in Transformers. One that the vocabulary lacks is added."""
+
+    bos_token: Token | None = None
+    """Begins a text."""
+    eos_token: Token | None = None
+    """Ends a text."""
+    unk_token: Token | None = None
+    """Stands for what has no token."""
+    pad_token: Token | None = None
+    """Fills up the rows of a batch; it is not learned."""
+    sep_token: Token | None = None
+    """Separates two texts."""
+    cls_token: Token | None = None
+    """Stands for a text as a whole."""
+    mask_token: Token | None = None
+    """Stands for what is left out."""
+    additional_special_tokens: list[Token] = []
+    """Others that decoding leaves out, such as those of a chat template."""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The tokens that are given, by their tasks."""
+        return {name: token for name, token in self if isinstance(token, str)}
+
+
 class Tokenizer(Section):
-    """Where the tokenizer comes from, when it is not the base model's own."""
+    """Where the tokenizer comes from, when it is not the base model's own, and what is changed in it."""
 
     train: TrainTokenizer | None = None
     """Learn one from the training split."""
     base: str | None = None
     """Take that of another model: hub id, folder or URI."""
+    add_tokens: list[Token] = []
+    """Words that become tokens of their own; those that the vocabulary has already are left as they are."""
+    special_tokens: SpecialTokens = SpecialTokens()
+    """Tokens with a task, added where the vocabulary lacks them."""
+    eos: Token | None = None
+    """A token of the vocabulary that ends a text."""
+    pad: Token | None = None
+    """A token of the vocabulary that fills up the rows of a batch; the end of text where the tokenizer has none."""
+    end_of_turn: Token | None = None
+    """A token of the vocabulary that ends an assistant's turn: writing stops there too, and `generation_config` of
+    every export says so."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether tokens are added or given a task."""
+        return any(getattr(self, name) != type(self).model_fields[name].default for name in CHANGES)
+
+    @property
+    def adds(self) -> bool:
+        """Whether tokens may be added; those that the vocabulary has already are not."""
+        return bool(self.add_tokens) or self.special_tokens != SpecialTokens()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What changes nothing is left out: digests and runs from before these were settings stay the same.
+        document: dict[str, Any] = serialize(self)
+        unset = [name for name in CHANGES if getattr(self, name) == type(self).model_fields[name].default]
+        return {name: value for name, value in document.items() if name not in unset}
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Tokenizer:
-        if (self.train is None) == (self.base is None):
+    def _consistent(self) -> Tokenizer:
+        if self.train and self.base:
             raise ValueError("give exactly one of train and base")
+        if not (self.train or self.base or self.changes):
+            raise ValueError("give exactly one of train and base, or tokens to add or to choose")
+        for short, name in (("eos", "eos_token"), ("pad", "pad_token")):
+            one, other = getattr(self, short), self.special_tokens.named.get(name)
+            if one and other and one != other:
+                raise ValueError(f"{short} is {one!r} and special_tokens.{name} is {other!r}; leave one out")
         return self
+
+
+CHANGES = ("add_tokens", "special_tokens", "eos", "pad", "end_of_turn")
+"""Settings of `Tokenizer` that change the tokenizer it takes."""
 
 
 class Quantization(Section):
@@ -99,7 +167,7 @@ class Model(Section):
     from_scratch: FromScratch | None = None
     """Build the model from this configuration with weights drawn from `seed`."""
     tokenizer: Tokenizer | None = None
-    """Needed with `from_scratch`; with `base`, the model's own when left out."""
+    """Needed with `from_scratch`; with `base`, the model's own when left out. Says what is changed in it, too."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type in which weights are held; mixed precision is `training.precision`."""
     quantization: Quantization | None = None
@@ -116,7 +184,7 @@ class Model(Section):
     def _one_origin(self) -> Model:
         if (self.base is None) == (self.from_scratch is None):
             raise ValueError("give exactly one of base and from_scratch")
-        if self.from_scratch and self.tokenizer is None:
+        if self.from_scratch and not (self.tokenizer and (self.tokenizer.train or self.tokenizer.base)):
             raise ValueError(
                 "a model trained from scratch needs a tokenizer; add tokenizer: {train: {vocab_size: 4096}} "
                 "or tokenizer: {base: …}"

@@ -164,6 +164,11 @@ def identity(recipe: Recipe) -> Json:
     document["chunks"] = {"count": recipe.num_chunks}
     for name in ("source", "workers"):
         del document["data"][name]
+    del document["data"]["train_on"]  # under the keys it had before, so that a run from then is the same one
+    document["data"] |= recipe.data.older_train_on
+    for name, left_out in (("render_as", "auto"), ("system", None), ("reasoning", "keep")):  # likewise
+        if document["data"][name] == left_out:
+            del document["data"][name]
     # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
     document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
     del document["hooks"]["source"]

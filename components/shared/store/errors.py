@@ -12,7 +12,8 @@ from baton.components.shared.core.errors import BatonError, StoreError, Unavaila
 USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
 _DENIED = re.compile(
-    r"\b40[13] (?:Forbidden|Unauthorized)|\b403\b|InvalidAccessKeyId|SignatureDoesNot|AccessDenied|AuthenticationFailed"
+    r"\b40[13] (?:Forbidden|Unauthorized)|(?<![:.\d])403\b(?!\.\d)"  # "in 403.09ms" is no answer
+    r"|InvalidAccessKeyId|SignatureDoesNot|AccessDenied|AuthenticationFailed"
 )
 _UNREACHED = re.compile(r"EndpointConnection|ConnectTimeout|Could not connect|ConnectionRefused|error sending request")
 _TRANSIENT = re.compile(

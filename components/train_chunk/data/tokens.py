@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from baton.components.shared.core import events
-from baton.components.shared.models import trained
+from baton.components.shared.models import prompt_columns, trained
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import TokensMeta
 from baton.components.shared.runs.plan import Plan
@@ -74,19 +74,15 @@ class Tokens:
 
     def train(self) -> Dataset:
         """Opens the training rows that were fetched."""
-        import datasets
-
         from baton.components.train_chunk.data import sliced_dataset
 
         if self._blocks is None:
-            return datasets.load_from_disk(f"{self.folder}/train")
-        return sliced_dataset.open_files(self.folder, self._files, self._blocks, self._present)
+            return trained.open_rows(f"{self.folder}/train")
+        return prompt_columns.readable(sliced_dataset.open_files(self.folder, self._files, self._blocks, self._present))
 
     def held_out(self) -> Dataset:
         """Opens the held-out rows."""
-        import datasets
-
-        return datasets.load_from_disk(f"{self.folder}/eval")
+        return trained.open_rows(f"{self.folder}/eval")
 
     def _missing(self, manifest: Manifest, start: int, target: int) -> list[str]:
         """Returns the files that are needed and not here, and counts them as here."""

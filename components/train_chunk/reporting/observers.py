@@ -35,5 +35,6 @@ def attach(
     if context.recipe.evaluation.write_every:
         from baton.components.train_chunk.reporting.samples import SampleCallback
 
-        trainer.add_callback(SampleCallback(context.run, context.recipe, trainer.processing_class, report))
+        alive = trainer.watchdog.alive
+        trainer.add_callback(SampleCallback(context.run, context.recipe, trainer.processing_class, report, alive))
     return report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypedDict
 
 import torch
@@ -11,6 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 from baton.components.shared.core import rng
 from baton.components.shared.models import generation
+from baton.components.shared.models.metrics import figures
+from baton.components.shared.models.metrics.judging import Judge
 from baton.components.shared.models.prompts import held_out_prompts
 from baton.components.shared.models.rewards.numeric import number
 from baton.components.shared.recipe import Recipe
@@ -27,24 +29,39 @@ class Sample(TypedDict):
 
 
 class SampleCallback(TrainerCallback):
-    """Generates for held-out prompts every few steps, as in the last evaluation, and leaves no trace in the state.
+    """Generates for held-out prompts every few steps and measures it, as the last evaluation does.
+
+    It leaves no trace in training: tokens are drawn by generators of their own, and whatever a metric or a function
+    draws from those that training uses is drawn from a copy.
 
     Args:
         run: The training run.
         recipe: Its recipe.
         tokenizer: The model's tokenizer.
         report: Where the figures go.
+        alive: Gives a sign of life to other ranks, which wait meanwhile.
     """
 
     stateless = True
 
-    def __init__(self, run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, report: LiveReport) -> None:
+    def __init__(
+        self,
+        run: Run,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        report: LiveReport,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._alive = alive
         self._run = run
         self._every = recipe.evaluation.write_every or 0
         self._recipe = recipe
         self._tokenizer = tokenizer
         self._report = report
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
+        self._batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
+        with rng.undisturbed():
+            self._judge = Judge(recipe.evaluation, self._prompts, self._batch_size)
 
     def on_step_end(
         self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
@@ -62,11 +79,13 @@ class SampleCallback(TrainerCallback):
                     [prompt for prompt, _ in self._prompts],
                     max_new_tokens=self._recipe.evaluation.max_new_tokens,
                     max_length=self._recipe.data.max_length,
-                    batch_size=self._recipe.evaluation.batch_size or self._recipe.micro_batch_size_per_process,
+                    batch_size=self._batch_size,
                     temperature=self._recipe.evaluation.temperature,
                     top_p=self._recipe.evaluation.top_p,
                     seed=self._recipe.seed,
+                    progress=lambda *_: self._alive(),
                 )
+                judged = figures.values(self._judge.judge(texts).figures)
         finally:
             model.train(was_training)
         samples: list[Sample] = [
@@ -74,7 +93,8 @@ class SampleCallback(TrainerCallback):
             for (prompt, reference), text in zip(self._prompts, texts, strict=True)
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
-        self._report.tell(matches(samples), state.global_step)
+        measured = {f"written_{name}": value for name, value in judged.items()}
+        self._report.tell(matches(samples) | measured, state.global_step)
 
 
 @contextlib.contextmanager

@@ -93,11 +93,12 @@ class Setup:
             extra: Further arguments of that class.
         """
         recipe = self.recipe
+        rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
         own = {
             "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
             "compute_metrics": hooks.metrics(recipe.hooks),
             "callbacks": [*_early_stopping(recipe), *hooks.callbacks(recipe.hooks)] or None,
-            "peft_config": trainable.lora(recipe),
+            "peft_config": trainable.lora(recipe, rows),
         }
         if recipe.hooks.trainer:
             # The user's class first: its `super()` reaches Baton's mixins, and theirs TRL's trainer.
@@ -113,11 +114,9 @@ class Setup:
         )
         if getattr(config, "disable_dropout", False):
             _without_dropout(trainer.model)
-        if recipe.adapter is None:
-            # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
-            # without converting them back.
-            save = functools.partial(self.model.save_pretrained, save_original_format=False)
-            self.model.save_pretrained = save
+        if rows:
+            trainable.complete(trainer.model)
+        _save_as_meant(trainer, self.model, recipe, rows)
         if isinstance(own["data_collator"], hooks.SeededCollator):
             trainer.add_callback(EpochOf(own["data_collator"]))
         trainer.recipe = recipe
@@ -136,6 +135,17 @@ class Setup:
         """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
         has_reference = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
         return {"ref_model": self.reference()} if has_reference else {}
+
+
+def _save_as_meant(trainer: Chunked, model: PreTrainedModel, recipe: Recipe, rows: trainable.Rows | None) -> None:
+    """Sets how the model is written to a checkpoint."""
+    if rows:
+        # PEFT would write the whole embedding where it is larger than the base's, beside the rows that are trained.
+        trainer.model.save_pretrained = functools.partial(trainer.model.save_pretrained, save_embedding_layers=False)
+    if recipe.adapter is None:
+        # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
+        # without converting them back.
+        model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
 
 
 def _without_dropout(model: nn.Module) -> None:

@@ -15,8 +15,9 @@ from baton.components.shared.models import rewards
 from baton.components.shared.recipe import Completions, Generation
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 from baton.components.train_chunk.trainer.base import Options, StateDict
-from baton.components.train_chunk.trainer.chunked import Chunked, Setup
-from baton.components.train_chunk.trainer.references import MovingReference, moving
+from baton.components.train_chunk.trainer.chunked import Setup
+from baton.components.train_chunk.trainer.references import MovingReference, OwnReference, moving
+from baton.components.train_chunk.trainer.turns import InTurns
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,7 +44,7 @@ class SeekingRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class Completing(Chunked):
+class Completing(InTurns):
     """Mixin for trainers whose model generates: the buffered completions and the place in their cycle are state.
 
     Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
@@ -80,7 +81,7 @@ class Completing(Chunked):
             self.watchdog.beat("rewards")
 
 
-class Generating(MovingReference, Completing):
+class Generating(OwnReference, MovingReference, Completing):
     """Mixin for `GRPOTrainer` and `RLOOTrainer`, whose rewards are compared in groups over all processes."""
 
 

@@ -1,11 +1,17 @@
-"""A reference model that follows the trained one."""
+"""A reference model: one that follows the trained one, and one that TRL loads by itself."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from baton.components.shared.models import vocabulary
 from baton.components.shared.recipe.methods import SyncReference
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SyncRefModelCallback.stateless = True  # what it moves is saved by `MovingReference`
 
@@ -32,3 +38,21 @@ class MovingReference(ChunkTrainer):
         super().load_method_state(saved)
         if "reference" in saved:
             self.ref_model.load_state_dict(saved["reference"])
+
+
+class OwnReference(ChunkTrainer):
+    """Mixin for trainers that load their reference from the base's files: it has the rows of new tokens, too."""
+
+    _reference: PreTrainedModel | None
+
+    @property
+    def ref_model(self) -> PreTrainedModel | None:
+        """The reference."""
+        return self._reference
+
+    @ref_model.setter
+    def ref_model(self, model: PreTrainedModel | None) -> None:
+        # As it was loaded, once: TRL sets it again where it has wrapped it, or split it into shards.
+        if model is not None and "_reference" not in vars(self):
+            vocabulary.grow(model, self.processing_class)
+        self._reference = model

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     write_rows(many, MANY // shrink, SHORT)
     tokenizer = f"{work}/tokenizer"
     bpe.train(rows, TrainTokenizer(vocab_size=8192), LENGTH).save_pretrained(tokenizer)
+    talks, chat = f"{work}/talks.jsonl", f"{work}/chat"
+    write_talks(talks, ROWS // shrink // 10)
+    write_chat_tokenizer(rows, chat)
     columns: dict[str, list[float]] = {}
     for number in bench.rounds(dear=True):
         our = _ours(prepared(f"{work}/store-{number}", rows, tokenizer))
@@ -50,6 +54,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         keep(columns, {"ours": our["tokens"] / our["seconds"] / 1e3, "theirs": _speed(their[0])})
         memory = _ours(prepared(f"{work}/many-{number}", many, tokenizer))
         keep(columns, {"memory": memory["peak"] / 1e6, "many": memory["tokens"] / memory["seconds"] / 1e3})
+        keep(columns, _talks(talks, chat, ROWS // shrink // 10))
         shutil.rmtree(f"{work}/store-{number}")
         shutil.rmtree(f"{work}/many-{number}")
     return Row(
@@ -59,10 +64,19 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
             share("speed", columns["ours"], columns["theirs"], "SFTTrainer", unit="1000 tokens/s", at_least=1.5),
             Figure(what=f"memory for {MANY // shrink:,} short rows", unit="MB", ours=columns["memory"], at_most=2000.0),
             Figure(what="speed with those", unit="1000 tokens/s", ours=columns["many"]),
+            share(
+                "conversations, what the assistant wrote found by rendering",
+                columns["masked"],
+                columns["rendered"],
+                "apply_chat_template without a mask",
+                unit="rows/s",
+                at_least=0.8,
+            ),
         ],
         notes=[
             "ours is the whole stage, its workers' start and both ways to the store included; the trainer's side is "
             "loading and preparing, with as many processes",
+            "conversations: plain ones of two to six turns, by ChatML without marks, in one process, without Arrow",
             "memory: RSS of all processes together, pages that they share counted for each",
         ],
     )
@@ -74,6 +88,35 @@ def write_rows(path: str, count: int, short: int | None) -> None:
         for number, row in zip(range(count), itertools.cycle(list(stdlib_docs.rows())), strict=False):
             prompt, completion = f"{number} {row['prompt']}"[:short], f"{row['completion']}"[:short]
             file.write(json.dumps({"prompt": f"{prompt}\n", "completion": completion}) + "\n")
+
+
+def write_talks(path: str, count: int) -> None:
+    """Writes so many conversations of one to three questions, each with its answer."""
+    texts = itertools.cycle(list(stdlib_docs.rows()))
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            turns = [next(texts) for _ in range(1 + number % 3)]
+            contents = [("user", f"{number} {row['prompt']}") for row in turns]
+            pairs = zip(contents, (("assistant", str(row["completion"])) for row in turns), strict=True)
+            messages = [{"role": role, "content": content} for pair in pairs for role, content in pair]
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def write_chat_tokenizer(rows: str, folder: str) -> None:
+    """Writes a tokenizer whose template does not mark what the assistant says."""
+    tokenizer = bpe.train(rows, TrainTokenizer(vocab_size=8192), LENGTH)
+    tokenizer.chat_template = re.sub(r"{% (end)?generation %}", "", str(tokenizer.chat_template))
+    tokenizer.save_pretrained(folder)
+
+
+def _talks(rows: str, tokenizer: str, count: int) -> dict[str, float]:
+    """Returns conversations a second with what the assistant wrote, and without."""
+    figures = {}
+    for side, more in (("masked", ["assistant"]), ("rendered", [])):
+        arguments = ["-m", "tests.bench.tokenizing", side, rows, tokenizer, *more]
+        (event,) = watch(arguments, parse_mark, environment=ENVIRONMENT).all("tokenized")
+        figures[side] = count / float(event["seconds"])
+    return figures
 
 
 def prepared(store: str, rows: str, tokenizer: str) -> Run:

@@ -174,7 +174,7 @@ COMMANDS = [
     "checkpoints",
 ]
 COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune", "merge")]
-COMMANDS += ["data", "data check", "import", "import axolotl", "import llamafactory"]
+COMMANDS += ["data", "data check", "data show", "import", "import axolotl", "import llamafactory"]
 COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
 COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "submit", "status", "stop", "resume", "fork"))]
 COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -95,6 +96,66 @@ def test_a_chat_keeps_what_was_said_in_mind_until_it_begins_anew(model: str) -> 
     second = _written(model, [whole])[0]
     said = [text for text in done.stdout.split("> ")[1:] if text.strip()]  # `/new` answers nothing
     assert [" ".join(text.split()) for text in said] == [" ".join(text.split()) for text in (first, second, first)]
+
+
+@pytest.fixture
+def chatty(model: str, tmp_path: Path) -> str:
+    """The model as an export of a run that trained it on conversations with a system message."""
+    folder = tmp_path / "chatty"
+    shutil.copytree(model, folder)
+    (folder / "baton.json").write_text(json.dumps({"prompts": "chat", "system": "Be brief."}), encoding="utf-8")
+    return str(folder)
+
+
+def _answer(model: str, *options: str) -> str:
+    done = _generate(model, "--prompt", "What is 3?", "--output", "json", *options)
+    answer: str = json.loads(done.stdout)["answers"][model]
+    return answer
+
+
+def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "What is 3?"}
+    brief, long = ({"role": "system", "content": text} for text in ("Be brief.", "Be long."))
+    prompts = {"trained": [brief, asked], "own system": [long, asked], "as it is": "What is 3?"}
+    expected = dict(zip(prompts, _written(model, list(prompts.values())), strict=True))
+    assert len(set(expected.values())) == 3
+    words = {"trained": [], "own system": ["--system", "Be long."], "as it is": ["--no-chat"]}
+    for case, options in words.items():
+        assert _answer(chatty, *options) == expected[case], case
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"messages": [asked]}, {"messages": [long, asked]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = _generate(chatty, "--file", str(file), "--output", "json").stdout.splitlines()
+    answers = [json.loads(line)["answers"][chatty] for line in lines]
+    assert answers == [expected["trained"], expected["own system"]]
+
+    Path(chatty, "baton.json").write_text(json.dumps({"prompts": "prompt", "separator": " ->"}), encoding="utf-8")
+    from baton.components.shared.models import generation
+
+    loaded, tokenizer = generation.load(model)
+    followed = generation.write(loaded, tokenizer, "What is 3? ->", max_new_tokens=MAX_NEW_TOKENS, max_length=64)
+    assert followed not in expected.values()
+    assert _answer(chatty) == followed
+
+
+def test_what_is_served_has_the_system_message_and_ends_its_answers(
+    chatty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baton.components.shared.models import generation, loading
+    from baton.pipelines.cli import chat
+
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    folder = chat.servable(chatty)
+    assert folder != chatty
+    tokenizer, own = loading.load_tokenizer(folder), loading.load_tokenizer(chatty)
+    asked = [{"role": "user", "content": "Who?"}]
+    brief = [{"role": "system", "content": "Be brief."}, *asked]
+    assert generation.rendered(asked, tokenizer) == generation.rendered(brief, own)
+    assert generation.rendered(brief, tokenizer) == generation.rendered(brief, own)
+    ends = loading.load_model(folder).generation_config.eos_token_id
+    assert ends == [own.eos_token_id, own.convert_tokens_to_ids("<|im_end|>")]
+    assert chat.servable(chatty) == folder
+    assert loading.load_tokenizer(chatty).chat_template == own.chat_template
 
 
 WRONG = {

@@ -30,7 +30,7 @@ def test_lora_sft(imported: Make):
             "format": "messages",
             "max_length": 4096,
             "packing": "best-fit",
-            "assistant_only_loss": True,
+            "train_on": "assistant",
             "max_samples": 1000,
         },
         "adapter": {"r": 8, "alpha": 16, "target_modules": "all-linear"},
@@ -56,7 +56,8 @@ def test_lora_sft(imported: Make):
         "tracking": {"wandb": "lora-sft"},
     }
     assert made.recipe.training.batch_size == 8
-    assert made.keys(Fate.left) == {"output_dir"}
+    assert made.keys(Fate.left) == set()
+    assert made.keys(Fate.elsewhere) == {"output_dir"}
     assert made.keys(Fate.changed) == {"report_to", "template"}
 
 
@@ -75,6 +76,7 @@ def test_dpo(imported: Make):
         "format": "preference",
         "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
         "split": {"eval": 0.05},
+        "render_as": "chat",
         "max_length": 2048,
     }
     assert recipe.adapter.model_dump(exclude_defaults=True) == {
@@ -118,7 +120,8 @@ def test_full_pretraining(imported: Make):
         "compile": True,
     }
     assert recipe.tracking.tensorboard
-    assert made.keys(Fate.left) == {"deepspeed", "run_name"}
+    assert made.keys(Fate.left) == {"deepspeed"}
+    assert made.keys(Fate.elsewhere) == {"run_name"}
 
 
 def test_freeze(imported: Make):
@@ -129,10 +132,10 @@ def test_freeze(imported: Make):
     assert (recipe.model.dtype, recipe.training.precision) == ("float32", "bf16")
     assert (recipe.data.format, recipe.data.join) == ("prompt-completion", "\n")
     assert recipe.data.columns == {"prompt": ["instruction", "input"], "completion": "output"}
-    assert not recipe.data.completion_only_loss
+    assert recipe.data.train_on == "all"
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (4, None)
     assert made.draft.idle == ["use_galore"]
-    assert made.keys(Fate.changed) == {"val_size"}
+    assert made.keys(Fate.changed) == {"template", "val_size"}
 
 
 def test_qlora_kto(imported: Make):
@@ -335,7 +338,8 @@ def test_where_the_model_goes(written: Write):
     lines = "push_to_hub: true\nhub_model_id: acme/rules\nhub_private_repo: false\nhub_strategy: end\n"
     made = written("llamafactory", f"{BASE}finetuning_type: full\n{lines}hub_token: hf_do_not_repeat_me\n")
     assert made.recipe.export.hub.model_dump() == {"repo": "acme/rules", "private": False, "revision": "main"}
-    assert made.keys(Fate.left) == {"hub_token"}
+    assert made.keys(Fate.left) == set()
+    assert made.keys(Fate.elsewhere) == {"hub_token"}
 
 
 def test_each_row_once_is_what_joined_data_sets_are(written: Write):

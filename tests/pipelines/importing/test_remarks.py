@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from baton.components.shared.core.errors import UserError
+from baton.pipelines.importing import templates
 from baton.pipelines.importing.draft import Fate
 
 Write = Callable[[str, str], Any]
@@ -50,7 +51,9 @@ SAID = {
         "my_own_key: 7": ("my_own_key", "unknown: no setting of axolotl"),
         "adapter: lora\nunfrozen_parameters: [lm_head]": ("unfrozen_parameters", "adapter.modules_to_save"),
         "adapter: lora\npeft_init_lora_weights: pissa": ("peft_init_lora_weights", "adapter.init"),
-        "special_tokens: {pad_token: x}": ("special_tokens", "model.tokenizer.base"),
+        "special_tokens: {image_token: x}": ("special_tokens", "image_token: Baton knows bos_token"),
+        "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]": ("plugins", "Baton runs no plugins"),
+        "processor_type: AutoProcessor": ("processor_type", "rows with pictures or sound are refused"),
         "shuffle_merged_datasets: false": ("shuffle_merged_datasets", "drawn from seed"),
     },
     "llamafactory": {
@@ -80,7 +83,11 @@ SAID = {
         "push_to_hub: true": ("push_to_hub", "without hub_model_id"),
         "export_hub_model_id: mine": ("export_hub_model_id", "organisation/name"),
         "num_beams: 4": ("num_beams", "evaluation.temperature and top_p alone"),
-        "default_system: You are kind.": ("default_system", "as the system's message"),
+        "dataset: house_rules\nstage: sft\ntemplate: alpaca\ndefault_system: You are kind.": (
+            "default_system",
+            "without a chat template has no system message",
+        ),
+        "preserve_thinking: true": ("preserve_thinking", "what becomes of earlier thoughts"),
         "my_own_key: 7": ("my_own_key", "unknown: no setting of LLaMA-Factory"),
         "report_to: comet_ml": ("report_to", "comet_ml: Baton logs to MLflow"),
         "use_galore: true\ngalore_rank: 64": ("galore_rank", "does not have this optimizer"),
@@ -111,8 +118,13 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, Fate | None, str]]] = {
         "the tokenizer's": (f"chat_template: tokenizer_default\ndatasets: [{{{CHAT}}}]", None, None, ""),
         "one to fall back on": (f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]", None,
                                 Fate.left, "where it has none, set model.chat_template: chatml"),
-        "another": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", None, Fate.left,
+        "another": (f"chat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None, Fate.left,
                     "the tokenizer's own chat template"),
+        "the model's": (f"base_model: Qwen/Qwen2.5-7B-Instruct\nchat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None,
+                        Fate.changed, "whose own it is by the model's name"),
+        "written out": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", templates.WRITTEN_OUT["gemma"], None, ""),
+        "of pairs by their type": ("rl: dpo\nchat_template: gemma\ndatasets: [{path: org/d, type: chatml.intel}]",
+                                   "chatml", Fate.needless, "another template is given, and decides"),
         "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, Fate.needless,
                   "instruction has no chat template"),
     },
@@ -123,8 +135,15 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, Fate | None, str]]] = {
         "zephyr": ("dataset: chats\ntemplate: zephyr", None, Fate.left, "no line break after the end of a text"),
         "alpaca": ("dataset: chats\ntemplate: alpaca", None, Fate.left, "Stanford's preamble before conversations"),
         "qwen": ("dataset: chats\ntemplate: qwen", None, Fate.left, "the tokenizer's own chat template is used"),
-        "default": ("dataset: house_rules\ntemplate: default", None, Fate.left,
-                    "written out as text, without a chat template"),
+        "default": ("dataset: house_rules\ntemplate: default", templates.WRITTEN_OUT["default"], None, ""),
+        "the model's": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3", None, Fate.changed,
+                        "whose own it is by the model's name"),
+        "without thoughts": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3_nothink", "chatml",
+                             Fate.changed, "the same text without tools"),
+        "without thoughts, of a model without": (
+            "model_name_or_path: Qwen/Qwen3-4B-Instruct-2507\ndataset: chats\ntemplate: qwen3_nothink", None,
+            Fate.changed, "whose own it is by the model's name"),
+        "nothing": ("dataset: house_rules\ntemplate: empty", None, Fate.changed, "without anything between them"),
     },
 }  # fmt: skip
 

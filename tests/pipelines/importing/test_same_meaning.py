@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.components.data_split import conversations, formats, layouts
+from baton.components.data_split import formats, layouts, messages
 from baton.components.shared.models import chat_templates
 from baton.components.shared.recipe import recipe_file
 from baton.pipelines.importing import llamafactory_shapes, sources
@@ -41,7 +41,7 @@ def test_templates_write_the_same(name: str):
 
 
 def test_speakers_are_those_that_rows_are_read_with():
-    assert sources.SPEAKERS == conversations.ROLES
+    assert sources.SPEAKERS == messages.ROLES
 
 
 SAID = [{"from": "human", "value": "Hi"}]

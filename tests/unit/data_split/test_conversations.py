@@ -68,7 +68,7 @@ PAIRS = {
     ),
     "further keys": (
         {"chosen": [{**ASK, "name": "x"}, RIGHT], "rejected": [ASK, {**WRONG, "score": 1}], "id": 4},
-        pair([ASK], [RIGHT], [WRONG]),
+        pair([{**ASK, "name": "x"}], [RIGHT], [WRONG]),
     ),
 }
 
@@ -86,7 +86,7 @@ SAID = {
             {"from": "human", "value": "1+1?"},
             {"from": "gpt", "value": "2", "weight": 1},
         ],
-        [SYSTEM, ASK, RIGHT],
+        [SYSTEM, ASK, {**RIGHT, "train": True}],
     ),
     "other names": ([{"role": "Human", "content": "1+1?"}, {"role": "model", "content": "2"}], [ASK, RIGHT]),
     "tools in words": (
@@ -106,12 +106,12 @@ SAID = {
     "no calls": ([ASK, {**RIGHT, "tool_calls": [], "function_call": None}], [ASK, RIGHT]),
     "parts with an image": (
         [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image", "text": "y"}]}, RIGHT],
-        "message 1 has no text content",
+        "message 1 has a part of type 'image', and only text is learned",
     ),
     "parts without text": ([{"role": "user", "content": []}, RIGHT], "message 1 has no text content"),
     "tool calls": (
-        [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}, RIGHT],
-        "message 2 has tool_calls, which chat templates render each in their own way; expected text",
+        [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}, RIGHT],
+        "message 2 has tool_calls that are no JSON of a name and arguments",
     ),
     "a speaker nobody knows": (
         [{"from": "alien", "value": "x"}, {"from": "gpt", "value": "y"}],

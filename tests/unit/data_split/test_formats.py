@@ -86,7 +86,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 
 
 def test_messages_keep_role_and_content():
-    found = formats.normalise({"messages": [{**USER, "name": "x"}, ANSWER], "id": 1}, layout("messages"))
+    found = formats.normalise({"messages": [{**USER, "mood": "x"}, ANSWER], "id": 1}, layout("messages"))
 
     assert found == {"messages": [USER, ANSWER]}
 

@@ -128,7 +128,7 @@ UNFIT = {
         "sft",
         ["prompt", "chosen", "rejected"],
         "no format that sft learns from (text: text; prompt-completion: prompt, completion; instruction: instruction, "
-        "output; messages: messages; sharegpt: conversations)",
+        "output; messages: messages; sharegpt: conversations; tool-calls: prompt, calls, tools)",
         "prompt-completion: map what holds it with data.columns, for example {prompt: prompt, completion: chosen}",
     ),
 }
@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], str]] = {
         {"format": "preference"},
         {},
         "data.source 'rows.jsonl' has format preference, and sft learns from text or prompt-completion or instruction "
-        "or messages or sharegpt.",
+        "or messages or sharegpt or tool-calls.",
     ),
     "a column that is mapped and not there": (
         ["question", "reply"],

@@ -70,6 +70,14 @@ def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+def calling(**arguments: str) -> Row:
+    """A turn that says nothing and calls a tool."""
+    function = {"name": "send", "arguments": arguments}
+    return {**turn("assistant", ""), "tool_calls": [{"type": "function", "id": "call_1", "function": function}]}
+
+
+SEND = {"type": "function", "function": {"name": "send", "description": "Sends it.", "parameters": {}}}
+
 LONG = "A farmer sells forty two apples on Monday and half as many on Tuesday, how many does he sell in the two days"
 NEAR = LONG.replace("forty two", "forty three")
 KEY = "AKIAQ3EGRIPRNLTLY5ZW"
@@ -106,6 +114,18 @@ CASES: list[tuple[str, Row, str, Row | None, dict[str, Any]]] = [
      "password, AWS Access Key", {"prompt": "log in", "completion": 'password = "[SECRET]"', "note": "[SECRET]."}, {}),
     ("secrets", {"text": "in a column of the user's", "role": KEY}, "AWS Access Key",
      {"text": "in a column of the user's", "role": "[SECRET]"}, {}),
+    ("secrets", {"messages": [turn("user", "Send it"), calling(key=KEY)], "tools": [SEND]}, "AWS Access Key",
+     {"messages": [turn("user", "Send it"), calling(key="[SECRET]")], "tools": [SEND]}, {}),
+    ("encoding", {"messages": [turn("user", "Send it"), calling(to="cafÃ©")]},
+     "decoded with the wrong table: 'é' is meant", {"messages": [turn("user", "Send it"), calling(to="café")]}, {}),
+    ("emails", {"prompt": [turn("user", "Send it")], "chosen": [calling(to="jane.doe@acme-corp.io")],
+                "rejected": [calling(to="me")]}, "e-mail address",
+     {"prompt": [turn("user", "Send it")], "chosen": [calling(to="[EMAIL]")], "rejected": [calling(to="me")]}, {}),
+    ("same_answers", {"prompt": [turn("user", "why")], "chosen": [calling(to="me")], "rejected": [
+        {**calling(), "tool_calls": [{**calling(to="me")["tool_calls"][0], "id": "call_2"}]}]},
+     "chosen and rejected are the same", None, {}),
+    ("turns", {"messages": [turn("user", "one"), calling(to="me"), turn("tool", "two"), turn("user", "three")]},
+     "the last turn is the user's and has no answer", None, {}),
     ("emails", {"text": "write to jane.doe@acme-corp.io."}, "e-mail address", {"text": "write to [EMAIL]."}, {}),
     ("same_answers", {"prompt": "why", "chosen": "so  it is", "rejected": "so it is\n"},
      "chosen and rejected are the same", None, {}),
@@ -121,6 +141,10 @@ FINE: list[Row] = [
     {"messages": [turn("system", "be kind"), turn("user", "one"), turn("assistant", "two")]},
     {"messages": [turn("user", "one"), {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "x": "1"}]},
                   turn("tool", "two"), turn("assistant", "three")]},
+    {"messages": [turn("user", "one"), calling(to="me"), turn("tool", "two"), turn("tool", "three"), calling(to="you"),
+                  {**turn("tool", "four"), "tool_call_id": KEY}, turn("assistant", "five")], "tools": [SEND]},
+    {"messages": [turn("user", "one"), {**turn("assistant", "so"), "reasoning_content": "Well.", "train": False}]},
+    {"prompt": [turn("user", "one"), calling(to="me"), turn("tool", "two")], "completion": [calling(to="you")]},
     {"prompt": [turn("user", "Is it?")]},
     {"prompt": "why", "chosen": "so", "rejected": "not so"},
     {"text": "an example: AKIAIOSFODNN7EXAMPLE, ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx, password = \"password123\""},

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from baton.components.evaluate import figures
 from baton.components.evaluate.harness import Harness, _measured
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
+from baton.components.shared.models.metrics import figures
 from baton.components.shared.recipe import Tasks
 from baton.components.shared.store.storage import Storage
 from tests.unit import tiny
@@ -176,6 +176,73 @@ def test_a_metric_with_several_filters_has_a_figure_for_each() -> None:
         ("gsm8k.acc", "acc,none", 1.0),
         ("gsm8k.f1", "f1,get-answer", 0.75),
     ]
+
+
+SHOTS = """
+task: tiny_shots
+dataset_path: json
+dataset_kwargs: {data_files: {train: shots.jsonl, test: questions.jsonl}}
+test_split: test
+fewshot_split: train
+fewshot_config: {sampler: first_n}
+num_fewshot: 2
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{said}}"
+target_delimiter: ""
+generation_kwargs: {until: ["END"], max_gen_toks: 8, do_sample: false}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+
+def _turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("asked", ["chat", "text"])
+def test_a_chat_is_asked_in_its_turns(asked: str, base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
+    """Examples are turns, the system message is in front; what the model says to exactly that is what counts."""
+    from baton.components.shared.models import generation
+
+    model, tokenizer = base
+    shots = [{"question": "What is 1 and 2?", "said": "the value"}, {"question": "What is 2?", "said": "it"}]
+    questions = [json.loads(line) for line in (own_tasks / "questions.jsonl").read_text("utf-8").splitlines()]
+    for row in questions:
+        examples = [text for shot in shots for text in (shot["question"], shot["said"])]
+        turns = [{"role": "system", "content": "Be brief."}, *_turns(*examples, row["question"])]
+        prompt = generation.rendered(turns, tokenizer)
+        row["said"] = generation.write(model, tokenizer, prompt, max_new_tokens=8, max_length=512)
+    questions = [{"question": row["question"], "said": row["said"]} for row in questions]
+    assert len({row["said"] for row in questions}) > 1
+    for name, rows in (("shots", shots), ("questions", questions)):
+        (own_tasks / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (own_tasks / "shots.yaml").write_text(SHOTS, encoding="utf-8")
+    harness = Harness(Tasks(names=["tiny_shots"], include_path=str(own_tasks)), str(tmp_path))
+    found, _ = harness.run(model, tokenizer, 4, chat=asked == "chat", system="Be brief.")
+    same = figures.values(found)["tiny_shots.exact_match"]
+    assert same == 1.0 if asked == "chat" else same < 0.5
+
+
+def test_an_answer_ends_where_the_template_ends_it(base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
+    """A model that says nothing but the end of its turn has said nothing."""
+    import copy
+
+    model, tokenizer = copy.deepcopy(base[0]), base[1]
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    before = model.generation_config.eos_token_id
+    spoken: list[int] = []
+    generate = model.generate
+
+    def listening(**options: Any) -> Any:
+        spoken.extend(model.generation_config.eos_token_id)
+        return generate(**options)
+
+    model.generate = listening
+    harness = Harness(Tasks(names=["tiny_written"], include_path=str(own_tasks), limit=1), str(tmp_path))
+    harness.run(model, tokenizer, 1, chat=True)
+    assert spoken == [tokenizer.eos_token_id, end]
+    assert model.generation_config.eos_token_id == before
 
 
 def test_a_task_that_runs_code_is_refused(base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from baton.components.evaluate import evaluation, figures, measures
+from baton.components.evaluate import evaluation, measures
 from baton.components.shared.models import loading
+from baton.components.shared.models.metrics import figures
 from baton.components.shared.recipe import Recipe
 from tests.unit import tiny
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import loading
+from baton.components.shared.models import own_tokenizer
 from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -43,7 +43,7 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     trainer = tiny.trainer(recipe, tiny.tokens(recipe, rows), local)
     trainer.train()
     trainer.model.save_pretrained(local / "checkpoint")
-    loading.load_tokenizer(base).save_pretrained(local / "checkpoint")
+    own_tokenizer.make(recipe, base).save_pretrained(local / "checkpoint")
     (local / "checkpoint/optimizer.pt").write_bytes(b"not for anyone else")
     writer = CheckpointStore(run).open_writer(plan.num_steps)
     writer.send(str(local / "checkpoint"))

@@ -54,6 +54,35 @@ def _tamper(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+CHAT = {"data": {"render_as": "chat", "system": "Be brief."}}
+
+
+def test_a_model_says_how_it_was_asked_and_ends_its_answers(tiny_base: str, tmp_path: Path) -> None:
+    """In each format; what the template closes an answer with ends it for whoever loads the model."""
+    from baton.components.shared.models import generation, loading, prompting
+
+    run = _asking(ended(tmp_path, tiny_base, **CHAT), formats=["safetensors", "gguf"])
+    exported = export.export_run(run.uri)
+    tokenizer = loading.load_tokenizer(tiny_base)
+    for entry in exported.exports:
+        trained = prompting.of_model("elsewhere", entry.uri, tokenizer)
+        assert trained == prompting.Prompting(prompts="chat", system="Be brief.")
+    model, own = generation.load(exported.model_uri)
+    end = own.convert_tokens_to_ids("<|im_end|>")
+    assert model.generation_config.eos_token_id == [own.eos_token_id, end]
+    checkpoint = loading.load_model(_source(run, tmp_path / "scratch").folder)
+    assert checkpoint.generation_config.eos_token_id == own.eos_token_id
+
+
+def test_an_adapter_and_a_model_of_texts_say_how_they_were_asked(adapted: Run) -> None:
+    from baton.components.shared.models import prompting
+
+    folder = export.export_run(_asking(adapted, formats=["adapter"]).uri).model_uri
+    assert prompting.of_model("elsewhere", folder, _source(adapted, Path(folder)).tokenizer) == prompting.Prompting(
+        prompts="prompt", separator="\n"
+    )
+
+
 def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Path) -> None:
     run = _asking(ended(tmp_path, tiny_base))
     found = export.export_run(run.uri).to_json()
@@ -204,6 +233,33 @@ def test_every_format_counts_and_loads_elsewhere(tiny_base: str, tmp_path: Path)
         )
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
     assert export.export_run(run.uri).to_json() == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_tokens_that_an_adapter_learned_are_in_every_format(tied: bool, tmp_path: Path) -> None:
+    base = tiny.make_base(tmp_path / "base", tied=tied)
+    tokenizer = {"add_tokens": ["value", " Think"], "special_tokens": {"bos_token": "<s>"}, "end_of_turn": "<|im_end|>"}
+    run = ended(tmp_path, base, model={"base": base, "tokenizer": tokenizer}, **LORA)
+    found: Any = export.export_run(_asking(run, formats=ALL[:5], gguf={"types": ["f32", "q4_0"]}).uri).to_json()
+    by_format = {entry["format"]: entry for entry in found["exports"]}
+    for name in ("safetensors", "adapter", "mlflow"):
+        assert "weights the same bit for bit" in by_format[name]["checked"]["words"]
+    assert by_format["gguf"]["checked"]["files"]["tiny-f32.gguf"]["from_trained"]["max_abs_difference"] < 1e-4
+    card = Path(by_format["adapter"]["uri"], "README.md").read_text(encoding="utf-8")
+    assert "The base lacks 3 of the tokens" in card
+    assert "`value`, ` Think`, `<s>`" in card
+    for name in ("safetensors", "adapter"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; {LOADERS[name]}", by_format[name]["uri"]],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    settings = json.loads(Path(by_format["safetensors"]["uri"], "generation_config.json").read_text())
+    assert settings["eos_token_id"] == [0, 3]
 
 
 WEIGHTS = (".gguf", ".onnx.data", "model.safetensors")

@@ -16,7 +16,8 @@ from baton.components.export import answers, check, gguf_file, gguf_settings, gg
 from baton.components.export.answers import Questions
 from baton.components.export.check import Reading
 from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import exportable, loading
+from baton.components.shared.models import exportable, loading, own_tokenizer
+from tests.unit import tiny
 
 QUESTIONS = Questions([[5, 6, 7], list(range(9, 40))], 4)
 LLAMA3 = {
@@ -185,6 +186,24 @@ def test_the_vocabulary_by_hand(tiny_base: str, tmp_path: Path) -> None:
     template = fields["tokenizer.chat_template"].contents()
     assert "generation %" not in template
     assert "<|im_start|>assistant" in template
+
+
+def test_tokens_that_a_run_added_are_in_the_vocabulary(tiny_base: str, tmp_path: Path) -> None:
+    changes = {
+        "add_tokens": ["value", "<end>"],
+        "special_tokens": {"bos_token": "<s>", "eos_token": "<eos>"},
+        "end_of_turn": "<end>",
+    }
+    recipe = tiny.recipe(tiny_base, model={"base": tiny_base, "tokenizer": changes})
+    own_tokenizer.make(recipe, tiny_base).save_pretrained(tmp_path)
+    tokenizer = loading.load_tokenizer(str(tmp_path))
+    model = _model("llama", vocab_size=len(tokenizer))
+    gguf_file.write(model, tokenizer, str(tmp_path), str(tmp_path / "m.gguf"), "f32", name="m")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.ggml.tokens"].contents()[300:] == ["value", "<end>", "<s>", "<eos>"]
+    assert fields["tokenizer.ggml.token_type"].contents()[300:] == [4, 3, 3, 3]  # by the user, control
+    for name, number in (("eot", 301), ("bos", 302), ("eos", 303), ("padding", 1)):
+        assert fields[f"tokenizer.ggml.{name}_token_id"].contents() == number
 
 
 def test_sentencepiece_scores_follow_the_merges() -> None:

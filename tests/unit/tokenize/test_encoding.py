@@ -25,7 +25,7 @@ from baton.components.data_split import formats
 from baton.components.data_split.layouts import Layout
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
-from baton.components.shared.recipe import Data, Recipe, recipe_file
+from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[str, list[Row], Row, Row]] = {
     "kto, conversations": ("kto", rated([*TALKED, *TURNS]), {}, {}),
     "sft, completions": ("sft", [{"prompt": x["prompt"], "completion": x["chosen"]} for x in PAIRS], {}, {}),
     "sft, conversations": ("sft", MESSAGES, {}, {}),
-    "sft, what the assistant says": ("sft", MESSAGES, {"assistant_only_loss": True}, {"assistant_only_loss": True}),
+    "sft, what the assistant says": ("sft", MESSAGES, {"train_on": "assistant"}, {"assistant_only_loss": True}),
 }
 
 
@@ -179,7 +179,13 @@ def test_rows_become_what_trl_makes_of_them(
     theirs = by_trl(method, rows, tokenizer, tmp_path, **settings)
     columns = COLUMNS[method]
     assert sorted(ours.column_names) == sorted(columns)
-    assert ours.to_list() == theirs.select_columns(columns).to_list()
+    expected = theirs.select_columns(columns).to_list()
+    if settings:  # the template's mark holds the newline after the end token as well, which TRL trains
+        end, newline = tokenizer.convert_tokens_to_ids(["<|im_end|>", "Ċ"])
+        for row in expected:
+            after = zip([None, *row["labels"]], row["labels"], strict=False)
+            row["labels"] = [-100 if pair == (end, newline) else pair[1] for pair in after]
+    assert ours.to_list() == expected
     assert counts["truncated"] > 0, "some are too long"
     assert counts["train"] + counts["dropped"] / 2 == len(rows)
 
@@ -258,45 +264,43 @@ def test_further_columns_go_along(tmp_path: Path) -> None:
     assert ours["level"] == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
-TEMPLATES = {
-    "none": (None, False, "data has conversations, but the tokenizer has no chat template. Use an instruct model."),
-    "unmarked": (
-        "{{ messages[0]['content'] }}",
-        True,
-        "data.assistant_only_loss: the tokenizer's chat template does not mark what the assistant says "
-        "({% generation %}). Set it to false, or take a tokenizer whose template has the mark.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("template", "assistant_only", "message"), TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_that_does_not_do(template: str | None, assistant_only: bool, message: str, tiny_base: str) -> None:
+def test_conversations_need_a_template(tiny_base: str) -> None:
     tokenizer = loading.load_tokenizer(tiny_base)
-    tokenizer.chat_template = template
-    data = Data(source=["r.jsonl"], assistant_only_loss=assistant_only)
+    tokenizer.chat_template = None
     with pytest.raises(UserError) as caught:
-        encoding.require_template(tokenizer, MESSAGES[0], data)
-    assert str(caught.value) == message
-    encoding.require_template(tokenizer, {"prompt": "texts need none"}, data)
+        encoding.require_template(tokenizer, MESSAGES[0])
+    assert str(caught.value) == (
+        "data has conversations, but the tokenizer has no chat template. Use an instruct model, or set "
+        "model.chat_template."
+    )
+    encoding.require_template(tokenizer, {"prompt": "texts need none"})
 
 
-@pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation %}", "{%- generation -%}", "{%generation%}"])
-def test_a_template_may_mark_the_assistant_in_any_spelling(mark: str, tiny_base: str) -> None:
-    tokenizer = loading.load_tokenizer(tiny_base)
-    assert tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace("{% generation %}", mark)
-    data = Data(source=["r.jsonl"], assistant_only_loss=True)
-    encoding.require_template(tokenizer, MESSAGES[0], data)
-    row = encoding.encoder(
-        recipe_file.validate(
-            {
-                "name": "tiny",
-                "model": {"base": tiny_base},
-                "data": {"source": "r.jsonl", "assistant_only_loss": True},
-            },
-            origin="r.yaml",
-        ),
-        tokenizer,
-    )(MESSAGES[0])[0]
-    said_by_it = [token for token in row["labels"] if token != encoding.IGNORED]
-    assert tokenizer.decode(said_by_it) == MESSAGES[0]["messages"][1]["content"] + "<|im_end|>\n"
+def said_by_it(base: str, template: str | None = None) -> str:
+    """What of the first conversation counts with `train_on: assistant`."""
+    tokenizer = loading.load_tokenizer(base)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    data = {"source": "r.jsonl", "train_on": "assistant"}
+    given = recipe_file.validate({"name": "tiny", "model": {"base": base}, "data": data}, origin="r.yaml")
+    row = encoding.encoder(given, tokenizer)(MESSAGES[0])[0]
+    text = tokenizer.decode([token for token in row["labels"] if token != encoding.IGNORED])
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation %}", "{%- generation -%}", "{%generation%}", ""])
+def test_what_the_assistant_says_is_found_with_any_mark_and_without(mark: str, tiny_base: str) -> None:
+    """The mark of ours holds the newline after the end token, which is not trained."""
+    template = str(loading.load_tokenizer(tiny_base).chat_template)
+    other = template.replace("{% generation %}", mark)
+    other = other if mark else other.replace("{% endgeneration %}", "")
+    assert said_by_it(tiny_base, other) == MESSAGES[0]["messages"][1]["content"] + "<|im_end|>"
+
+
+def test_a_mark_may_name_less_than_the_turn(tiny_base: str) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}Well. {% generation %}{{ m.content }}"
+    )
+    template += "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    assert said_by_it(tiny_base, template) == MESSAGES[0]["messages"][1]["content"] + "<|im_end|>"

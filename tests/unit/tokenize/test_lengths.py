@@ -204,7 +204,30 @@ def test_a_conversation_that_the_template_refuses(tmp_path: Path) -> None:
     run = run_of(tmp_path, talks(3), model=model)
     with pytest.raises(UserError) as caught:
         tokenization.tokenize_run(run.uri)
-    assert caught.value.message == "the chat template refuses a conversation of the train side: roles must alternate."
+    assert caught.value.message == (
+        "5 of 5 conversations cannot be written by the chat template so that what counts in the loss is known (100.0%; "
+        "data.max_rejected is 1.0%). The first is in train.jsonl, line 1: the chat template refuses it: roles must "
+        "alternate."
+    )
+
+
+def test_a_few_conversations_that_the_template_refuses_are_left_out_and_named(tmp_path: Path) -> None:
+    """The second conversation of each side has two questions in a row."""
+    template = (
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role + ':' + m.content + '<|end|>' }}{% endfor %}"
+    )
+    rows = talks(20)
+    rows[1]["messages"] = [rows[1]["messages"][0], *rows[1]["messages"]]
+    run = run_of(tmp_path, rows, model={"chat_template": template}, data={"max_rejected": 0.1})
+    counts = tokenization.tokenize_run(run.uri)
+    assert (counts["train"], counts["dropped"], counts["refused"]) == (19, 2, 2)
+    (dropped,) = Path(folder_of(run)).glob("dropped/train-*.jsonl")
+    assert json.loads(dropped.read_text()) == {
+        "file": "train.jsonl",
+        "line": 2,
+        "reason": "the chat template refuses it: roles must alternate",
+    }
 
 
 @pytest.mark.parametrize(

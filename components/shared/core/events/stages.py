@@ -85,6 +85,13 @@ class Truncation(Event, kind="truncation"):
     fixed: bool
 
 
+class LeftOut(Event, kind="left_out"):
+    """The chat template does not write all that the rows hold."""
+
+    text: str
+    counts: dict[str, int]
+
+
 class Tokens(Event, kind="tokens"):
     """Rows are tokenized, now or by another run."""
 
@@ -101,6 +108,12 @@ class Tokens(Event, kind="tokens"):
     lengths: dict[str, object] | None = None
     order: str | None = None
     dropped_uri: str | None = None
+    rendered: str | None = None
+    """How texts became turns of a conversation; not told where they did not."""
+    rendered_row: str | None = None
+    """One of them; not told where the recipe wants counts alone."""
+    refused: int | None = None
+    left_out: dict[str, int] | None = None
 
 
 class LrFound(Event, kind="lr_found"):

@@ -2,6 +2,8 @@
 
 A ready one is a file here with `make(**options)`; the user's own are found by `module:object`. All are called as TRL
 calls them: `prompts` and `completions` as lists of texts or of messages, the row's other columns as lists of texts.
+Which of the two goes by the row as it was brought: a prompt that is a text is judged as text, with `data.separator` at
+its end, also where the model saw it as a turn of a conversation, which is then in `prompt_messages`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import hooks
+from baton.components.shared.models.conversing import PROMPT_TEXT
 from baton.components.shared.recipe import RewardFunction
 from baton.components.shared.recipe.methods import REWARDS
 
@@ -40,11 +43,17 @@ def name(function: Any) -> str:
     return str(function.__name__)
 
 
+def columns(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row's columns as functions see them where its prompt was a text and became a conversation."""
+    rest = {name: value for name, value in row.items() if name != PROMPT_TEXT}
+    return {**rest, "prompt_messages": row["prompt"]}
+
+
 def text(completion: Any) -> str:
     """Returns what a completion says, given as text or as messages."""
     if isinstance(completion, str):
         return completion
-    return "".join(message["content"] for message in completion)
+    return "".join(message.get("content") or "" for message in completion)
 
 
 def _build(function: RewardFunction) -> Judge:

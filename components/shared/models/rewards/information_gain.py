@@ -31,12 +31,21 @@ class InformationGain:
         """Takes the trainer whose model judges."""
         self._trainer = trainer
 
-    def __call__(self, prompts: list[Any], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+    def __call__(
+        self,
+        prompts: list[Any],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        prompt_messages: list[Any] | None = None,
+        **columns: Any,
+    ) -> list[float]:
         """Returns the gain of each completion."""
         tokenizer = self._trainer.processing_class
         gains = []
-        for prompt, thought, truth in zip(prompts, completion_ids, answer, strict=True):
-            head = self._prompt_ids(prompt)
+        declared = columns.get("tools") or [None] * len(prompts)
+        asked = prompt_messages or prompts
+        for prompt, tools, thought, truth in zip(asked, declared, completion_ids, answer, strict=True):
+            head = self._prompt_ids(prompt, tools)
             tail = tokenizer(truth, add_special_tokens=False)["input_ids"]
             end = tokenizer.eos_token_id
             thought = thought[:-1] if thought and thought[-1] == end else thought
@@ -44,11 +53,13 @@ class InformationGain:
             gains.append(self.scale * (max(-self.clip, min(self.clip, gain)) if self.clip else gain))
         return gains
 
-    def _prompt_ids(self, prompt: Any) -> list[int]:
+    def _prompt_ids(self, prompt: Any, tools: list[Any] | None) -> list[int]:
         tokenizer = self._trainer.processing_class
         if isinstance(prompt, str):
             return list(tokenizer(prompt)["input_ids"])
-        rendered = tokenizer.apply_chat_template(prompt, tokenize=True, return_dict=True, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            prompt, tools, tokenize=True, return_dict=True, add_generation_prompt=True
+        )
         return list(rendered["input_ids"])
 
     def _log_likelihood(self, context: list[int], tail: list[int]) -> float:

@@ -25,7 +25,9 @@ class RewardFunction(Section):
 
     use: str
     """A ready one (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object`, called as TRL calls
-    reward functions: with `prompts`, `completions` and the row's columns as lists; returns a list of numbers."""
+    reward functions: with `prompts`, `completions` and the row's columns as lists; returns a list of numbers. Of a row
+    whose prompt is a text, prompts and completions are texts, also where the model sees a conversation; else they are
+    lists of messages."""
     weight: float = 1.0
     """Factor in the sum of rewards."""
     options: dict[str, Any] = {}

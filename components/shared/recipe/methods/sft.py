@@ -4,7 +4,7 @@ from baton.components.shared.recipe.methods.spec import MethodSpec
 
 SPEC = MethodSpec(
     name="sft",
-    formats=("text", "prompt-completion", "instruction", "messages", "sharegpt"),
+    formats=("text", "prompt-completion", "instruction", "messages", "sharegpt", "tool-calls"),
     rows="sequences",
     takes_loss=True,
     counts_tokens=True,

@@ -73,7 +73,13 @@ class Tokens(NamedDocument):
     """Training tokens."""
     truncated: int = 0
     dropped: int = 0
+    refused: int = 0
+    """Of those that are dropped: what the chat template does not write, or not so that what counts can be told."""
+    left_out: dict[str, int] = Field(default_factory=dict)
+    """What the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
     lengths: JsonValue = None
+    rendered: str = ""
+    """How texts became turns of a conversation, in words; empty where they did not."""
 
 
 class TokensMeta(Document):
@@ -83,6 +89,8 @@ class TokensMeta(Document):
     """Training tokens."""
     truncated: int
     dropped: int
+    refused: int = 0
+    left_out: dict[str, int] = Field(default_factory=dict)
     train: int
     eval: int
     test: int = 0

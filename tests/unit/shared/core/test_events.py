@@ -42,6 +42,10 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
         events.Split("text", 9, 6, 2, 0, 1),
         {"format": "text", "rows": 9, "train": 6, "eval": 2, "test": 0, "rejected": 1},
     ),
+    (
+        events.LeftOut("2 tool calls", {"tool_calls": 2}),
+        {"text": "2 tool calls", "counts": {"tool_calls": 2}},
+    ),
     (events.Resumed(1, 3), {"parts": 1, "of": 3}),
     (events.Tokenized("train-0", 2, 3), {"part": "train-0", "done": 2, "of": 3}),
     (

@@ -164,3 +164,28 @@ def test_a_saved_model_is_loaded_with_its_tokenizer(tiny_base: str, tmp_path: Pa
     model, tokenizer = generation.load(tiny_base)
     assert not model.training
     assert generation.write(model, tokenizer, PROMPTS[0], **LIMITS) == alone(model, tokenizer, PROMPTS[0])
+
+
+THOUGHT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}{{ m.content }}{{ m.thinking or '' }};{% endfor %}", "a;bc;"),
+        ("{% for m in messages %}{{ m.content }}{{ m.reasoning_content or m.thinking or '' }};{% endfor %}", "a;bc;"),
+        ("{% for m in messages %}{{ m.content }};{% endfor %}", "a;b;"),
+    ],
+)
+def test_a_template_reads_thoughts_by_the_name_it_knows(template: str, text: str, tiny_base: str) -> None:
+    tokenizer = loading.load_tokenizer(tiny_base)
+    tokenizer.chat_template = template
+    assert generation.rendered(THOUGHT, tokenizer) == text
+
+
+def test_a_template_that_takes_arguments_as_text_gets_text(tiny_base: str) -> None:
+    tokenizer = loading.load_tokenizer(tiny_base)
+    tokenizer.chat_template = "{{ tools[0].name }} {{ 'x' + messages[0].tool_calls[0].function.arguments }}"
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    prompt = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert generation.rendered(prompt, tokenizer, [{"name": "add"}]) == 'add x{"a": 1}'

@@ -203,6 +203,15 @@ def test_activations_are_about_what_autograd_keeps(changes: dict[str, Any]) -> N
     assert items(given)["activations"] == pytest.approx(kept_for_backward(model.train(), given), rel=0.12)
 
 
+def test_rows_of_new_tokens_beside_an_adapter_take_copies_of_a_layer(tmp_path: Path) -> None:
+    document = recipe(model={"base": base(tmp_path)}, adapter={"r": 2}).model_dump(mode="json")
+    document["model"]["tokenizer"] = {"add_tokens": ["<x>"]}
+    grown = recipe_file.validate(document, origin="tiny")
+    assert items(grown)["rows of new tokens"] == 3 * 4 * 400 * 32
+    document["adapter"]["modules_to_save"] = ["embed_tokens", "lm_head"]
+    assert "rows of new tokens" not in items(recipe_file.validate(document, origin="tiny"))
+
+
 def test_checkpointing_and_offloading_keep_less() -> None:
     plain = items(recipe())["activations"]
     checkpointed = items(recipe(training={"gradient_checkpointing": True}))["activations"]

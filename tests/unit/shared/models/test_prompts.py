@@ -58,6 +58,34 @@ def test_rows_as_prompt_and_reference(
     assert held_out_prompts(run_with(tmp_path, eval=[row]), recipe, tokenizer, 3) == [expected]
 
 
+SYSTEM = "<s><|system|>\nBe brief.<|eot|>"
+TURN = f"{SYSTEM}<|user|>\n2 and 2?<|eot|><|assistant|>\n"
+
+
+@pytest.mark.parametrize(("method", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_a_chat_model_is_asked_as_it_was_trained(
+    method: str, row: dict[str, Any], expected: tuple[str, str], chat_base: str, tmp_path: Path
+) -> None:
+    given = recipe_of(chat_base, method)
+    given = given.model_copy(update={"data": given.data.model_copy(update={"system": "Be brief."})})
+    prompt = expected[0] if "text" in row else TURN
+    asked = held_out_prompts(run_with(tmp_path, eval=[row]), given, loading.load_tokenizer(chat_base), 3)
+    assert asked == [(prompt, expected[1])]
+
+
+def test_tools_are_rendered_before_the_prompt(chat_base: str, tmp_path: Path) -> None:
+    tokenizer = loading.load_tokenizer(chat_base)
+    tokenizer.chat_template = "{{ tools | map(attribute='function') | map(attribute='name') | join }}" + tiny.CHAT
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for row in ({"messages": CHAT, "tools": tools}, {"prompt": CHAT[:1], "tools": tools, "answer": "4"}):
+        method = "sft" if "messages" in row else "grpo"
+        ((prompt, reference),) = held_out_prompts(
+            run_with(tmp_path / method, eval=[row]), recipe_of(chat_base, method), tokenizer, 3
+        )
+        assert prompt.startswith("add<s><|user|>")
+        assert reference == "4"
+
+
 def test_the_first_rows_of_the_side_that_is_asked_for(tiny_base: str, tmp_path: Path) -> None:
     sides = {side: [{"text": f"{side[0]}{n}{side}"} for n in range(4)] for side in ("eval", "test")}
     run, recipe, tokenizer = run_with(tmp_path, **sides), recipe_of(tiny_base, "sft"), loading.load_tokenizer(tiny_base)

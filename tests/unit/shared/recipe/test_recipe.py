@@ -48,7 +48,22 @@ REFUSED = {
         {"model": {"base": "org/model", "tokenizer": {"train": {}}}},
         "model: tokenizer.train would not fit the embeddings of base; leave it out",
     ),
-    "tokenizer without origin": ({"model.tokenizer": {}}, "model.tokenizer: give exactly one of train and base"),
+    "tokenizer without origin": (
+        {"model.tokenizer": {}},
+        "model.tokenizer: give exactly one of train and base, or tokens to add or to choose",
+    ),
+    "tokenizer of no origin": (
+        {"model.tokenizer": {"add_tokens": ["<x>"]}},
+        "model: a model trained from scratch needs a tokenizer",
+    ),
+    "special token of no task": (
+        {"model.tokenizer.special_tokens": {"eot_token": "<x>"}},
+        "model.tokenizer.special_tokens.eot_token: ",
+    ),
+    "two tokens for the end": (
+        {"model.tokenizer.eos": "<a>", "model.tokenizer.special_tokens": {"eos_token": "<b>"}},
+        "model.tokenizer: eos is '<a>' and special_tokens.eos_token is '<b>'; leave one out",
+    ),
     "tokenizer of two origins": (
         {"model.tokenizer": {"train": {}, "base": "org/model"}},
         "model.tokenizer: give exactly one of train and base",

@@ -170,6 +170,14 @@ def test_a_metadata_server_that_is_busy_is_asked_again():
         assert type(explain(error, "gs://b", words)) is kind
 
 
+def test_a_duration_or_a_port_is_no_refusal():
+    for text, kind in (
+        ("PUT http://h:403/b/x in 403.09ms, after 3 retries: error sending request", UnavailableError),
+        ("PUT http://h/b/x in 1ms: status code: 403: no", StoreError),
+    ):
+        assert type(explain(RuntimeError(text), "s3://b", Words())) is kind
+
+
 def test_an_upload_in_parts_that_was_cleaned_up_is_no_missing_bucket():
     for body, kind in (("<Code>NoSuchUpload</Code>", FileNotFoundError), ("Not Found", StoreError)):
         error = FileNotFoundError(f"Object at location x not found: Error performing PUT http://h/b/x in 1ms: {body}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from baton.components.evaluate import figures, texts
+from baton.components.shared.models.metrics import figures, texts
 
 WRITTEN = [
     "The cat sat on the mat, and the dog lay beside it.",

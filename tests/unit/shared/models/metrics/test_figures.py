@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from baton.components.evaluate import figures
-from baton.components.evaluate.figures import Figure
+from baton.components.shared.models.metrics import figures
+from baton.components.shared.models.metrics.figures import Figure
 
 
 def test_a_mean_leaves_out_rows_without_a_value() -> None:

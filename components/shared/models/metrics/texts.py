@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.components.evaluate.figures import Array, Figure, mean
+from baton.components.shared.models.metrics.figures import Array, Figure, mean
 from baton.components.shared.models.rewards.numeric import number
 from baton.components.shared.recipe.evaluation import ROUGE
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from baton.components.evaluate.bertscore import BertScore
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.models.metrics.bertscore import BertScore
 
 WORDS = (
     "[PAD]",

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from baton.components.evaluate.figures import mean
-from baton.components.evaluate.texts import Scored
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
+from baton.components.shared.models.metrics.figures import mean
+from baton.components.shared.models.metrics.texts import Scored
 
 REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
 
@@ -73,7 +73,8 @@ class BertScore:
             batch_size=self._batch_size,
             device=device,
         )
-        return scored[:, 2].tolist()
+        f1: list[float] = scored[:, 2].tolist()
+        return f1
 
     def _load(self, encoder: str, folder: str) -> tuple[Any, int]:
         import torch

@@ -1,0 +1,63 @@
+"""Renders a run's report into the store and for Kubeflow."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+
+from baton.components.report.collect import collect
+from baton.components.report.view import Report
+from baton.components.shared.core import events
+from baton.components.shared.pages import rendered
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.documents.outcome import ReportPage
+from baton.components.shared.runs.run import Run
+
+
+def write_report(run_uri: str) -> dict[str, str]:
+    """Renders the run's report into the store and hands it to the tracking run.
+
+    Returns:
+        `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
+        wants that.
+    """
+    from baton.components.report.page import render
+
+    started = time.time()
+    run = Run.open(run_uri)
+    report = collect(run)
+    uri, html = publish(run, report, "FINISHED")
+    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
+    events.emit(events.Report(uri=uri))
+    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(counts(report))}
+
+
+def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]:
+    """Renders a report into the store and ends the tracking run with it.
+
+    Args:
+        run: The run.
+        report: Its report.
+        status: How it ended.
+
+    Returns:
+        Address of the page, and the page.
+    """
+    from baton.components.report.page import render
+
+    html = render(report)
+    run.storage.write(run.path("report.html"), html.encode())
+    with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
+        path = f"{folder}/report.html"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(html)
+        tracking.close(run, status, path)
+    return run.storage.uri(run.path("report.html")), html
+
+
+def counts(report: Report) -> Report:
+    """Returns a report without samples and examples."""
+    evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
+    examples = replace(report.examples, shown=())
+    return replace(report, evaluation=evaluation, examples=examples, rendered=rendered.told(report.rendered))

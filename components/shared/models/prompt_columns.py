@@ -1,0 +1,90 @@
+"""Prompts of messages as columns of Arrow, where a row may hold tools or a message more than role and content.
+
+Arrow gives each message the keys of all, and arguments and declarations have keys of their own: those are JSON here.
+What is read back is the rows of the split again, without keys that are null. Rows of which none holds more are columns
+of role and content, as TRL has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+Row = dict[str, Any]
+
+PLAIN = ("role", "content")
+TEXTS = (*PLAIN, "name", "tool_call_id", "reasoning_content")
+JSON = "tool_calls"
+FLAG = "train"
+TOOLS = "tools"
+
+_MORE = re.compile(
+    rb'"(?:name|tool_call_id|reasoning_content)": "|"train": (?:true|false)|"(?:tool_calls|tools)": \[',
+)
+"""A key that plain messages do not have, as the split writes it; within a text its quotes would be escaped."""
+
+
+def hold_more(paths: Iterable[str]) -> bool:
+    """Tells whether a row of the split's files holds more than messages of role and content."""
+    for path in paths:
+        with open(path, "rb") as file:
+            if any(_MORE.search(line) for line in file):
+                return True
+    return False
+
+
+def message_kind(*, wide: bool) -> pa.DataType:
+    """Returns the type of a message in a column."""
+    import pyarrow as pa
+
+    texts = {key: pa.string() for key in (TEXTS if wide else PLAIN)}
+    return pa.struct({**texts, JSON: pa.string(), FLAG: pa.bool_()} if wide else texts)
+
+
+def stored(row: Row) -> Row:
+    """Returns a row as it lies in wide columns."""
+    if isinstance(row["prompt"], str):
+        return row
+    prompt = [
+        {**message, JSON: json.dumps(message[JSON], ensure_ascii=False)} if JSON in message else message
+        for message in row["prompt"]
+    ]
+    tools = json.dumps(row[TOOLS], ensure_ascii=False) if row.get(TOOLS) else None
+    # Last, whichever rows have some: batches and files have the same columns in the same order.
+    return {**{name: value for name, value in row.items() if name != TOOLS}, "prompt": prompt, TOOLS: tools}
+
+
+def restored(batch: Row) -> Row:
+    """Returns columns of rows as they were before `stored`: lists of values, by name."""
+    batch = dict(batch)
+    if "prompt" in batch:
+        batch["prompt"] = [[_message(message) for message in prompt] for prompt in batch["prompt"]]
+    if TOOLS in batch:
+        batch[TOOLS] = [tools and json.loads(tools) for tools in batch[TOOLS]]
+    return batch
+
+
+def readable(rows: Dataset) -> Dataset:
+    """Has a data set's rows come as they were before `stored`, where they lie in wide columns."""
+    if is_wide(rows.data.schema):
+        rows.set_transform(restored)
+    return rows
+
+
+def is_wide(schema: pa.Schema) -> bool:
+    """Tells whether rows lie in wide columns."""
+    import pyarrow as pa
+
+    kind = schema.field("prompt").type if "prompt" in schema.names else None
+    return isinstance(kind, pa.ListType) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields > 2
+
+
+def _message(message: Row) -> Row:
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, JSON: json.loads(kept[JSON])} if JSON in kept else kept

@@ -1,0 +1,75 @@
+"""Rows that a chat template refuses, or leaves parts of out: counted over the segments, and held against the recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.tokenize.masks.talk import OPEN
+
+
+@dataclass
+class Refusals:
+    """What came of the rows' rendering.
+
+    Attributes:
+        rows: Rows that could not be rendered, or not so that what counts in the loss can be told.
+        first: The first of them: file, line and reason.
+        told: What the template leaves out of the others → how often.
+    """
+
+    rows: int = 0
+    first: str = ""
+    told: Counter[str] = field(default_factory=Counter)
+
+    def add(self, file: str, line: int, reason: str) -> None:
+        """Counts a row."""
+        self.rows += 1
+        self.first = self.first or f"{file}, line {line:,}: {reason}"
+
+    def merge(self, others: dict[str, Any]) -> None:
+        """Adds what `to_json` returned elsewhere, further on."""
+        self.rows += others["rows"]
+        self.first = self.first or others["first"]
+        self.told.update(others["told"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
+
+    def judge(self, recipe: Recipe, others: int) -> None:
+        """Checks that not too many rows were refused.
+
+        Args:
+            recipe: The recipe.
+            others: Rows that were not.
+
+        Raises:
+            UserError: more than `data.max_rejected`.
+        """
+        limit, rows = recipe.data.max_rejected, self.rows + others
+        if self.rows > limit * rows:
+            raise UserError(
+                f"{self.rows:,} of {rows:,} conversations cannot be written by the chat template so that what counts "
+                f"in the loss is known ({self.rows / rows:.1%}; data.max_rejected is {limit:.1%}). The first is in "
+                f"{self.first}.",
+                remedy="Mend the data (data.quality.turns: fix drops conversations whose turns do not fit), set "
+                "model.chat_template or data.train_on, or raise data.max_rejected.",
+            )
+
+    @staticmethod
+    def tell(left_out: dict[str, int]) -> None:
+        """Says what the chat template leaves out of the rows that are kept."""
+        if left_out:
+            events.emit(events.LeftOut(text=in_words(left_out), counts=left_out))
+
+
+def in_words(told: dict[str, int]) -> str:
+    """Returns what the chat template leaves out, in words."""
+    left = [f"{count:,} {what}" for what, count in told.items() if what != OPEN]
+    words = [f"{' and '.join(left)} that the chat template leaves out"] if left else []
+    return "; ".join([*words, *([f"{told[OPEN]:,} {OPEN}"] if OPEN in told else [])])

@@ -1,0 +1,99 @@
+"""What is said before a run of how rows that are texts reach the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.compiling import prepare, rendering
+from tests.unit import tiny
+
+AUTO = "(data.render_as: auto)"
+TURNS = "prompts and answers that are texts become user and assistant turns"
+TEXT = "prompts and answers that are texts are trained as text"
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A chat model, one without a template, and one whose tokenizer Baton trained."""
+    folder = Path(tmp_path_factory.mktemp("bases"))
+    return {
+        "chat": tiny.make_chat_base(folder / "chat"),
+        "plain": tiny.make_chat_base(folder / "plain", template=None),
+        "own": tiny.make_base(folder / "own"),
+    }
+
+
+def recipe(model: dict[str, Any], method: str = "sft", **data: Any) -> Recipe:
+    """A recipe of a model."""
+    document = {"name": "t", "model": model, "data": {"source": "r.jsonl", **data}, "training": {"method": method}}
+    return recipe_file.validate(document, origin="r.yaml")
+
+
+SCRATCH: dict[str, Any] = {"from_scratch": {}, "tokenizer": {"train": {"vocab_size": 300}}}
+
+
+def test_what_is_known_of_a_base_is_said(bases: dict[str, str]) -> None:
+    def said(base: str, **data: Any) -> list[str]:
+        return list(rendering.report(recipe({"base": bases[base]}, **data)))
+
+    assert said("chat") == [f"{TURNS} in the chat template of {bases['chat']} {AUTO}"]
+    assert said("chat", system="Be brief.") == [
+        f"{TURNS} in the chat template of {bases['chat']}, with data.system {AUTO}"
+    ]
+    assert said("chat", render_as="text") == [f"{TEXT} (data.render_as: text)"]
+    assert said("plain") == said("own") == [f"{TEXT} {AUTO}"]
+    assert said("own", render_as="chat") == [f"{TURNS} in the chat template of {bases['own']} (data.render_as: chat)"]
+    assert said("chat", format="messages") == said("chat", format="text") == []
+    given = recipe({"base": bases["plain"], "chat_template": "zephyr"})
+    assert list(rendering.report(given)) == [f"{TURNS} in the chat template zephyr {AUTO}"]
+    assert list(rendering.report(recipe({"base": bases["chat"]}, "pretrain"))) == []
+
+
+def test_what_is_elsewhere_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for base in ("s3://models/chat", "an-org/a-model-that-is-not-here"):
+        (line,) = rendering.report(recipe({"base": base}))
+        assert line == f"{TURNS} if {base} has a chat template, which cannot be seen from here {AUTO}"
+        rendering.check(recipe({"base": base}, render_as="chat"))
+
+
+def test_of_a_tokenizer_that_baton_trains_nothing_is_said_unless_it_is_asked_for() -> None:
+    assert list(rendering.report(recipe(SCRATCH))) == []
+    assert list(rendering.report(recipe(SCRATCH, render_as="chat"))) == [
+        f"{TURNS} in the chat template of the tokenizer (data.render_as: chat)"
+    ]
+
+
+def test_phases_have_the_tokenizer_of_the_first(bases: dict[str, str]) -> None:
+    def said(model: dict[str, Any]) -> list[str]:
+        document = {"name": "t", "model": model, "data": {"source": "r.jsonl"}, "phases": ["pretrain", "sft", "dpo"]}
+        return list(rendering.report(recipe_file.validate(document, origin="r.yaml")))
+
+    assert said({"base": bases["chat"]}) == [
+        f"t-{name}: {TURNS} in the chat template of {bases['chat']} {AUTO}" for name in ("sft", "dpo")
+    ]
+    assert said(SCRATCH) == [f"t-{name}: {TEXT} {AUTO}" for name in ("sft", "dpo")]
+
+
+def test_a_template_that_is_missing_is_told_before_a_run(bases: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"render_as: chat, and the tokenizer of .* no chat template.*chat_template"):
+        prepare.check_model(recipe({"base": bases["plain"]}, render_as="chat"))
+    prepare.check_model(recipe({"base": bases["plain"], "chat_template": "chatml"}, render_as="chat"))
+    prepare.check_model(recipe({"base": bases["plain"]}))
+    prepare.check_model(recipe({"base": bases["chat"]}, render_as="chat"))
+
+
+def test_an_older_key_is_understood_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: t\nmodel: {base: x}\ndata: {source: r.jsonl, assistant_only_loss: true}\n")
+    assert prepare.load(str(path)).data.train_on == "assistant"
+    assert "data.assistant_only_loss is read as data.train_on" in caplog.text
+    caplog.clear()
+    path.write_text("name: t\nmodel: {base: x}\ndata: {source: r.jsonl, train_on: assistant}\n")
+    prepare.load(str(path))
+    assert not caplog.text
