@@ -5,10 +5,11 @@
 set -eu
 cd "$1"
 
-for package in matplotlib mpl_toolkits networkx numpy pandas pyarrow scipy sklearn sympy; do
+for package in dill huey matplotlib mpl_toolkits mpmath multiprocess networkx numpy pandas pyarrow regex scipy sklearn sympy \
+    websocket; do
     find "$package" -type d -name tests -prune -exec rm -rf {} +
 done
-rm -rf torch/test torch/include torch/share pyarrow/include
+rm -rf joblib/test nltk/test torch/test torch/include torch/share pyarrow/include
 rm -f torch/bin/test_* torch/bin/protoc* torch/lib/libjitbackend_test.so torch/lib/libtorchbind_test.so
 find fontTools lxml pyarrow scipy sklearn -type f \( -name '*.c' -o -name '*.h' -o -name '*.pxd' -o -name '*.pyx' \) -delete
 find matplotlib numpy pandas scipy torch -type f -name '*.pyi' -delete
