@@ -53,7 +53,7 @@ def load_explained(
     """Reads a recipe, and tells what its profile chose; see `load`."""
     document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
     recipe = recipe_file.validate(document, origin=path)
-    for part in (document, *(document.get("phases") or ())):
+    for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
             logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
     recipe_file.require_effects(recipe, origin=path)
