@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-deepspeed test-cluster lint rooms format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run test test-all test-deepspeed test-gpu test-cluster lint rooms format typecheck compile golden docs images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,15 +50,18 @@ run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for an
 test: setup ## The tests that need no GPU and little time (ARGS="-k name" narrows)
 	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## The same and the slow ones (GPU tests: pytest -m gpu)
+test-all: setup ## The same and the slow ones (on a GPU: make test-gpu)
 	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
 DEEPSPEED := build/deepspeed
-test-deepspeed: setup ## DeepSpeed's ZeRO in two and three processes on CPUs; installs the package into build/
+test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
 	@[ -d $(DEEPSPEED)/deepspeed ] || $(PY) -m pip install --quiet --no-deps --target $(DEEPSPEED) \
 	    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/resume/test_zero.py -v -m "not gpu" $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/resume/test_zero.py tests/resume/test_zero_sizes.py -v -m "not gpu" $(ARGS)
+
+test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/matrix.md)
+	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
 
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \

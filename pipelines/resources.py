@@ -68,7 +68,7 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
     A chunk on several nodes has none of it: its pod follows a job whose pods do.
     """
     resources = recipe.resources
-    if resources.nodes > 1 and task.component_spec.name == TRAIN_CHUNK:
+    if recipe.max_nodes > 1 and task.component_spec.name == TRAIN_CHUNK:
         return
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)
@@ -102,7 +102,7 @@ def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
     port = recipe.tracking.prometheus_port
-    if port and recipe.resources.nodes == 1:
+    if port and recipe.max_nodes == 1:
         kubernetes.add_pod_annotation(task, "prometheus.io/scrape", "true")
         kubernetes.add_pod_annotation(task, "prometheus.io/port", str(port))
 

@@ -13,7 +13,8 @@ from baton.components.evaluate import measures, production
 from baton.components.evaluate.evaluation_set import EvaluationSet, Findings
 from baton.components.evaluate.production import Production
 from baton.components.shared.core import events, machine
-from baton.components.shared.models import loading, trained
+from baton.components.shared.models import loading, placement, trained
+from baton.components.shared.models.counting import count
 from baton.components.shared.models.metrics import figures
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import Evaluation
@@ -106,11 +107,9 @@ def _judge_all(
             own = None
         if own is not None:
             words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
-        if not getattr(model, "is_quantized", False):  # weights in few bits are on the accelerator already
-            model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-        model.eval()
+        model = placement.place(model).eval()
         judged[when] = evaluation_set.judge(when, model, own)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = count(model.parameters())
         del model
         gc.collect()
         if torch.cuda.is_available():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import conversing, generation, loading, pinned, rewards
+from baton.components.shared.models import conversing, generation, loading, pinned, placement, rewards
 from baton.components.shared.models.metrics.figures import Array, Figure, mean, quotient, ratio
 from baton.components.shared.recipe import Recipe
 
@@ -203,7 +203,7 @@ def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progr
     role, _ = recipe.training.second_model
     _, prompts, completions = _completions(model, tokenizer, rows, recipe, progress)
     teacher: Any = loading.second_model(recipe, pinned.fetch(recipe)[role])
-    teacher = teacher.to(model.device)
+    teacher = placement.place(teacher)
     sums, counts = [], []
     for prompt, text in zip(prompts, completions, strict=True):
         begin = generation.prompt_ids(tokenizer, prompt, recipe.data.max_length)

@@ -20,7 +20,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.tokenize import arrow, card, encoding, seen
 from baton.components.tokenize.encoding import Row
 from baton.components.tokenize.lengths import Fitting
-from baton.components.tokenize.refusals import Refusals as Refusals
+from baton.components.tokenize.refusals import Refusals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,18 +8,17 @@ import json
 import os
 import tempfile
 import time
-from importlib.metadata import version
 from typing import Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import conversing, own_tokenizer, pinned
+from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
-from baton.components.tokenize import bpe, lengths, segments, workers
+from baton.components.tokenize import address, bpe, lengths, refusals, segments, workers
 from baton.components.tokenize.parts import TOKENIZER, Parts
 
 SIDES = ("train", "eval", "test")
@@ -50,8 +49,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     base_digest = pins.base_sha256
     run.write_once(pins)
     split = run.need(SplitData).digest
-    turned = _turned(run, recipe, split, base)
-    digest = tokens_digest(recipe, split, base_digest, own_tokenizer.other_identity(recipe), turned=bool(turned))
+    digest, turned = address.of(run, recipe, split, base, base_digest)
     prefix = f"data/{digest}/tokens"
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
@@ -66,7 +64,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
     lengths.judge(recipe, meta.lengths)
-    segments.Refusals.tell(meta.left_out)
+    refusals.Refusals.tell(meta.left_out)
     plan = make_plan(recipe, meta.train)
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
@@ -76,79 +74,6 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     events.emit(events.Tokens.read(told))  # another Baton may have written the facts
     places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
     return {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, **facts}
-
-
-def tokens_digest(
-    recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None, *, turned: bool = False
-) -> str:
-    """Returns the address of a tokenized split: what it was made from, and by which libraries.
-
-    Args:
-        recipe: The recipe.
-        split: Digest of the split.
-        base_digest: Identity of the base model's files.
-        other_digest: Identity of the files of `model.tokenizer.base`.
-        turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
-    """
-    data = recipe.data
-    made_from = {
-        "split": split,
-        "base": base_digest,
-        "other": other_digest,
-        "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
-        "template": conversing.own_template(recipe),
-        "settings": [
-            data.max_length,
-            data.packing,
-            *data.older_train_on.values(),
-            data.separator,
-            data.extra_columns,
-            data.quality.truncation == "fix",
-        ],
-        "method": recipe.training.method,
-        # Another release may make other tokens: those then lie beside these.
-        "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
-        # Where a file is cut decides what is packed together, and what the parts are called.
-        "segments": [segments.LEAST, segments.MOST, segments.SHARE],
-    }
-    if turned:
-        made_from["turns"] = {"system": data.system}
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-
-
-def _turned(run: Run, recipe: Recipe, split: str, base: str | None) -> str:
-    """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
-
-    The split's rows are of one shape, so that the first stands for all.
-
-    Raises:
-        UserError: they should, and there is no template for it, or no conversation to put the message into.
-    """
-    trained = recipe.model.tokenizer and recipe.model.tokenizer.train
-    is_chat = recipe.data.render_as == "chat"
-    if not trained and (recipe.model.base or is_chat):
-        tokenizer = own_tokenizer.make(recipe, base, None)
-        conversing.require_template(recipe, tokenizer)
-        is_chat = conversing.applies(recipe, tokenizer)
-    if not is_chat and recipe.data.system is None:
-        return ""
-    return conversing.changes(_first_row(run, split), recipe, chat=is_chat)
-
-
-def _first_row(run: Run, split: str) -> dict[str, Any]:
-    manifest = _split_manifest(run, split)
-    name = run.storage.key(manifest.path(f"data/{split}/split", "train.jsonl"))
-    with run.storage.translated(), run.storage.fs.open(name, "rb") as file:
-        line = file.readline()
-    return json.loads(line) if line else {"text": ""}
-
-
-def _split_manifest(run: Run, split: str) -> bundles.Manifest:
-    manifest = bundles.read_manifest(run.storage, f"data/{split}/split")
-    if manifest is None:
-        uri = run.storage.uri(f"data/{split}/split")
-        raise UserError(f"{uri} is gone.", remedy="Start the run again from its first stage.")
-    return manifest
 
 
 def order(recipe: Recipe, num_bytes: int) -> str:
@@ -161,7 +86,7 @@ def order(recipe: Recipe, num_bytes: int) -> str:
 def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Parts) -> bundles.Manifest:
     """Makes the parts that are not there yet, and commits all of them."""
     prefix = f"data/{split}/split"
-    manifest = _split_manifest(run, split)
+    manifest = address.split_manifest(run, split)
     with tempfile.TemporaryDirectory(prefix="baton-tokens-") as scratch:
         sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
         names = [f"{side}.jsonl" for side in sides]
@@ -190,7 +115,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
     counts = dict.fromkeys(COUNTED, 0)
     longest = lengths.Lengths(recipe.data.max_length)
     first: dict[str, list[str]] = {}
-    refused = segments.Refusals()
+    refused = refusals.Refusals()
     for name, part in done.items():
         files |= part["files"]
         if name == TOKENIZER:

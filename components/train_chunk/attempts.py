@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -35,6 +36,7 @@ logger = logging.getLogger("baton")
 
 PAUSE_S = 2.0
 """Seconds before the second process; before the third eight times as many."""
+LONGEST_PAUSE_S = 300.0
 DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
     "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
@@ -58,23 +60,26 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     Raises:
         BatonError: what a process has ended of that another one would end of, too, or the last one of several.
     """
-    tries = patience.attempts(math.inf, pause=PAUSE_S, growth=8)
+    tries = patience.attempts(math.inf, pause=PAUSE_S, growth=8, longest=LONGEST_PAUSE_S)
     broken, restarts = "", list[Restart]()
     while True:
         number, began = next(tries).number, time.monotonic()
         _note(run_uri, restarts)
         try:
-            return _attempt(run_uri, index, train)
+            outcome = _attempt(run_uri, index, train)
+            if not outcome.interrupted or number > (retries := _retries(run_uri)):
+                return outcome
+            reason = outcome.interrupted
         except (LostError, UnavailableError) as error:
             if number > (retries := _retries(run_uri)):
                 raise
             if isinstance(error, BrokenError) and error.message == broken:
                 raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
-            broken = error.message
-            seconds = round(time.monotonic() - began, 1)
-            restarts.append(Restart(chunk=index, reason=error.message, at=now(), seconds=seconds))
-            events.emit(events.Restarted(chunk=index, attempt=number, of=retries, reason=error.message))
-            logger.warning("%s It starts again in this pod, %d of %d times", error.message, number, retries)
+            broken = reason = error.message
+        seconds = round(time.monotonic() - began, 1)
+        restarts.append(Restart(chunk=index, reason=reason, at=now(), seconds=seconds))
+        events.emit(events.Restarted(chunk=index, attempt=number, of=retries, reason=reason))
+        logger.warning("%s It starts again in this pod, %d of %d times", reason, number, retries)
 
 
 def _note(run_uri: str, restarts: list[Restart]) -> None:
@@ -117,11 +122,10 @@ def _attempt(run_uri: str, index: int, train: Train) -> Outcome:
     for orphan in set(psutil.Process().children(recursive=True)) - others:
         orphan.kill()
     if isinstance(ended, Outcome):
-        return ended
+        return replace(ended, interrupted="") if is_preempted.is_set() else ended
     error = ended or _unsaid(index, process.exitcode or 0)
     if isinstance(error, LostError) and machine.oom_kills() > killed_before:  # also of a rank that its launcher names
-        remedy = "Raise resources.memory, or lower training.micro_batch_size."
-        raise BatonError(f"{error.message} There was no memory left.", remedy=remedy)
+        raise machine.without_memory(error)
     if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
         raise BatonError(error.message, remedy=error.remedy)
     raise error

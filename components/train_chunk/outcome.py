@@ -43,12 +43,14 @@ class Outcome:
         uri: Address of the run's newest checkpoint, that of the run where there is none.
         step: Its step, 0 where there is none.
         digest: Digest of its state, empty where there is none.
+        interrupted: What it left early for, where another attempt may follow in this pod; empty where none may.
     """
 
     ending: Ending
     uri: str
     step: int = 0
     digest: str = ""
+    interrupted: str = ""
 
     @classmethod
     def at(cls, ending: Ending, store: CheckpointStore, checkpoint: Checkpoint | None) -> Outcome:

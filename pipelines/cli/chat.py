@@ -18,7 +18,7 @@ from rich.text import Text
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.models import generation, loading, prompting
+from baton.components.shared.models import generation, loading, placement, prompting
 from baton.components.shared.models.prompting import Prompting
 
 if TYPE_CHECKING:
@@ -84,11 +84,9 @@ class Loaded:
 
 def load(uri: str) -> Loaded:
     """Loads a model onto the GPU, where there is one."""
-    import torch
-
     model, tokenizer = generation.load(uri)
     trained = prompting.of_model(uri, loading.local_model(uri), tokenizer)
-    return Loaded(uri, model.to("cuda") if torch.cuda.is_available() else model, tokenizer, trained)
+    return Loaded(uri, placement.place(model), tokenizer, trained)
 
 
 def prompts_of(file: str) -> list[Prompt]:

@@ -23,6 +23,7 @@ def drill(
     kills: Annotated[int, typer.Option(min=1, help="How many processes to kill.")] = 20,
     seed: Annotated[int, typer.Option(help="Decides where in which phase each is killed.")] = 0,
     leave_out: options.LeaveOut = None,
+    processes: options.Turns = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
     chunks: options.ChunkCount = None,
@@ -34,6 +35,7 @@ def drill(
     checkpoint that was committed reads back whole.
     """
     with reported(output):
+        from baton.pipelines.proving import turns
         from baton.pipelines.proving.drill import Drill
 
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
@@ -48,6 +50,7 @@ def drill(
                 seed=seed,
                 name=f"drill-{prepare.new_run_name(loaded)}",
                 leave_out=leave_out or (),
+                processes=turns.parse(processes, loaded),
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()

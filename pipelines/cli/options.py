@@ -75,6 +75,13 @@ WEEK_H = 168.0
 LeaveOut = Annotated[
     list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
 ]
+Turns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,M,…",
+        help="Numbers of processes that take turns, from chunk to chunk or kill to kill; needs virtual workers.",
+    ),
+]
 Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
 RunnerOption = Annotated[
     Runner, typer.Option(help="docker runs each stage in its own container, from the image of its pods.")

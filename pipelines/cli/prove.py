@@ -16,6 +16,7 @@ def prove(
     recipe: options.RecipePath,
     chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
     leave_out: options.LeaveOut = None,
+    processes: options.Turns = None,
     report: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
     ] = None,
@@ -30,18 +31,21 @@ def prove(
     with reported(output):
         from baton.pipelines.local import warm
         from baton.pipelines.proving import prove as proving
-        from baton.pipelines.proving import prove_page
+        from baton.pipelines.proving import prove_page, turns
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
         page = prove_page.check_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
+        numbers = turns.parse(processes, loaded)
         prepare.check_store(loaded)
         warm.start()
         prepare.check_model(loaded)
         with Display(max(counts)) as display:
             name = f"prove-{prepare.new_run_name(loaded)}"
-            proof = proving.prove(loaded, counts, name=name, leave_out=leave_out or (), on_event=display.heard)
+            proof = proving.prove(
+                loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
+            )
         proof["report"] = page
         prove_page.write(proof, page)
         print_json(proof) if output is Output.json else proving.print_table(proof)

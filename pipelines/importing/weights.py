@@ -31,16 +31,16 @@ def lora(draft: Draft, kind_key: str, rank_key: str, *, alpha: int | None, rate:
 
 
 def precision(draft: Draft, wanted: str, *keys: str) -> None:
-    """Sets the arithmetic to `bf16` or `fp16`, or for `fp32` to `tf32` where that is asked for."""
+    """Sets the arithmetic to `bf16` or `fp16`, and rounding to TF32 where that is asked for."""
     if wanted != "fp32":
         draft.put("training.precision", wanted, *keys)
     draft.carry("training.precision", *keys)
-    if not is_on(draft, "tf32"):
-        draft.carry("training.precision", "tf32")
-    elif wanted == "fp32":
-        draft.put("training.precision", "tf32", "tf32")
+    if is_on(draft, "tf32"):
+        draft.put(*(("training.precision", "tf32") if wanted == "fp32" else ("training.tf32", True)), "tf32")
+    elif draft.given.get("tf32") is False and draft.has("torch_compile"):  # which would turn it on
+        draft.put("training.tf32", False, "tf32")
     else:
-        draft.needless("tf32", f"{wanted} decides how is multiplied; what stays in 32 bits is not rounded")
+        draft.carry("training.precision", "tf32")
 
 
 def quantization(draft: Draft, bits: int | None, *keys: str) -> bool:

@@ -31,7 +31,7 @@ def fitted(recipe: Recipe, namespace: str | None, tell: Callable[[str], None]) -
         namespace: Where its pods will be; the one of KUBECONFIG's context when left out.
         tell: Called with what was decided, or why nothing could be.
     """
-    search, wanted = recipe.sweep, recipe.resources.gpus * recipe.resources.nodes
+    search, wanted = recipe.sweep, recipe.resources.gpus * recipe.max_nodes
     if search is None or search.parallel or not wanted or not os.environ.get(KUBECONFIG):
         return recipe
     free = _gpus(recipe, namespace, tell)

@@ -29,9 +29,9 @@ def require_one_machine(recipe: Recipe) -> None:
     Raises:
         UserError: they do.
     """
-    if recipe.resources.nodes > 1:
+    if recipe.max_nodes > 1:
         raise UserError(
-            f"resources.nodes is {recipe.resources.nodes}, and this is one machine.",
+            f"resources.nodes is {recipe.max_nodes}, and this is one machine.",
             remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
             "training.parallel.processes on the CPU, can give as many processes here.",
         )

@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from random import Random
 from typing import TypedDict
 
@@ -18,7 +19,7 @@ from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import processes, results
 from baton.pipelines.local.processes import CHECKPOINT, TRAIN_CHUNK, Fresh, Launcher
-from baton.pipelines.proving import prove
+from baton.pipelines.proving import prove, turns
 from baton.pipelines.proving.drill_phases import PHASES, Deck, Strike, Tracker
 
 
@@ -69,6 +70,8 @@ class Drill:
         seed: Decides in which phases, and how long after they begin.
         name: Prefix of the runs' names.
         leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
+        processes: Numbers of processes that take turns in the disturbed runs, another one after each kill; the recipe's
+            when left out.
         launch: Starts a process.
         on_event: Called with each event of the processes.
         on_kill: Called with each kill.
@@ -86,6 +89,7 @@ class Drill:
         seed: int,
         name: str,
         leave_out: Sequence[str] = (),
+        processes: Sequence[int] = (),
         launch: Launcher = Fresh,
         on_event: Callable[[Event], None] = lambda event: None,
         on_kill: Callable[[Kill], None] = lambda kill: None,
@@ -99,6 +103,7 @@ class Drill:
         self.kills: list[Kill] = []
         self.usual: dict[str, list[float]] = {}
         self._random = Random(seed)
+        self._turns = cycle(processes)
         self._left_out = [word for part in leave_out for word in ("--leave-out", part)]
         self._on_event, self._on_kill = on_event, on_kill
         self._waiting: list[tuple[Kill, float]] = []
@@ -194,6 +199,8 @@ class Drill:
             Whether it ended by itself.
         """
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
+        if module == TRAIN_CHUNK and (number := next(self._turns, None)):
+            turns.share(run, self.recipe, number)
         strikes = bool(deck.phases) and len(self.kills) < until
         if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
             processes.run(module, arguments, self._follow, self.launch)

@@ -14,7 +14,10 @@ from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
-from baton.pipelines.local import processes, warm
+from baton.pipelines.local import warm
+from baton.pipelines.local.processes import TRAIN_CHUNK, prepare
+from baton.pipelines.local.processes import run as start
+from baton.pipelines.proving import turns
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 
@@ -62,11 +65,13 @@ class Variant(Told):
 
 
 class Proof(TypedDict):
-    """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path."""
+    """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path, `processes` the
+    numbers that took turns from chunk to chunk."""
 
     recipe: str
     created: str
     leave_out: list[str]
+    processes: list[int]
     exact: bool
     variants: list[Variant]
     first_difference: Difference | None
@@ -80,6 +85,7 @@ def prove(
     *,
     name: str,
     leave_out: Sequence[str] = (),
+    processes: Sequence[int] = (),
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Proof:
     """Runs a recipe once per count of chunks and compares losses and digests with the first.
@@ -89,19 +95,21 @@ def prove(
         counts: Numbers of chunks.
         name: Prefix of the runs' names.
         leave_out: Parts of the state not to restore, as a negative control.
+        processes: Numbers of processes that take turns from chunk to chunk; the recipe's for all when left out.
         on_event: Called with each event of the processes.
 
     Raises:
         BatonError: a process failed, with its message.
     """
     created = now()
-    variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, on_event) for count in counts]
+    variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, processes, on_event) for count in counts]
     differences = [difference(variants[0], variant) for variant in variants]
     differing = [difference for difference in differences if difference]
     return {
         "recipe": recipe.name,
         "created": created,
         "leave_out": [str(part) for part in leave_out],
+        "processes": list(processes),
         "exact": not differing,
         "variants": [
             {"chunks": row["chunks"], **told(row), "difference": each}
@@ -117,6 +125,7 @@ def _variant(
     count: int,
     name: str,
     leave_out: Sequence[str],
+    processes: Sequence[int],
     on_event: Callable[[Event], None],
 ) -> Outcome:
     document = recipe.model_dump(mode="json")
@@ -125,9 +134,11 @@ def _variant(
     chunked = recipe_file.validate(document, origin=recipe.name)
     left_out = [word for part in leave_out for word in ("--leave-out", part)]
     launch = warm.launcher()
-    run = processes.prepare(chunked, name, on_event, launch)
+    run = prepare(chunked, name, on_event, launch)
     for index in range(1, count + 1):
-        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch)
+        if processes:
+            turns.share(run, chunked, processes[(index - 1) % len(processes)])
+        start(TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch)
     return outcome(run, count)
 
 

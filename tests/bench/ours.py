@@ -11,6 +11,7 @@ from typing import Any
 from baton.components.data_split.reading import stdlib_docs
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.parallel import Parallel
 from baton.components.shared.runs.run import Run
 from tests.bench.bench import Bench, parse_event
 from tests.bench.process import Event, Trace, watch
@@ -33,7 +34,9 @@ class Ours:
         self.bench = bench
         self._prepared: dict[str, tuple[int, Run]] = {}
 
-    def run(self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None, processes: int = 1) -> Run:
+    def run(
+        self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None, **training: int | None
+    ) -> Run:
         """Returns the run of this kind at its beginning: split and tokenized, nothing trained.
 
         Args:
@@ -41,15 +44,16 @@ class Ours:
             steps: Steps of the whole run.
             count: Number of chunks.
             every: Steps or time between checkpoints inside a chunk.
-            processes: How many train together.
+            training: Further settings of the section, those of `parallel` among them.
         """
         name = f"{size.name}-steps-{steps}-chunks-{count}-every-{every or 'none'}"
-        name += f"-processes-{processes}" if processes > 1 else ""
+        more = {key: value for key, value in training.items() if value}
+        name += "".join(f"-{key.replace('_', '-')}-{value}" for key, value in more.items())
         generation, run = self._prepared.get(name, (0, None))
         if run is not None and generation == self.bench.server.generation:
             self.rewind(run)
             return run
-        run = self._prepare(name, size, steps, count, every, processes)
+        run = self._prepare(name, size, steps, count, every, more)
         self._prepared[name] = (self.bench.server.generation, run)
         return run
 
@@ -88,15 +92,20 @@ class Ours:
             self.rewind(run)
         return path
 
-    def _prepare(self, name: str, size: Size, steps: int, count: int, every: int | str | None, processes: int) -> Run:
+    def _prepare(
+        self, name: str, size: Size, steps: int, count: int, every: int | str | None, training: dict[str, int]
+    ) -> Run:
         overrides = [
             f"store.uri={self.bench.server.uri}",
             f"data.source={self.rows()}",
             f"training.max_steps={steps}",
             f"chunks.count={count}",
             f"chunks.checkpoint_every={'null' if every is None else every}",
-            *([f"training.parallel.processes={processes}"] if processes > 1 else []),
             *size.overrides,
+            *(
+                f"training.{'parallel.' * (key in Parallel.model_fields)}{key}={value}"
+                for key, value in training.items()
+            ),
         ]
         recipe = recipe_file.load(RECIPE, overrides)
         path = f"{self.bench.work}/{name}.json"

@@ -159,6 +159,21 @@ def test_the_name_is_that_of_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert first.startswith("baton-demo-20260101-000000-003-")
 
 
+ELASTIC = ["resources.nodes={min: 1, max: 4}", "training.parallel.virtual_workers=4"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_number_that_may_vary_is_not_in_the_name(nodes: int) -> None:
+    job = train_job(recipe_file.load(SCRATCH, ELASTIC), RUN, 3, None, nodes)
+    assert problems(job) == []
+    assert job["spec"]["trainer"]["numNodes"] == nodes
+    assert job["metadata"]["name"] == _job(*ELASTIC)["metadata"]["name"]
+    bounds = _job(*ELASTIC, "resources.nodes={min: 2, max: 2, patience: 1m}")
+    assert job["metadata"]["name"] == bounds["metadata"]["name"], "nor are its bounds"
+    others = [_job(*ELASTIC, "resources.nodes=4"), _job(*ELASTIC, "resources.cpu=2"), _job(*ELASTIC, index=4)]
+    assert job["metadata"]["name"] not in {other["metadata"]["name"] for other in others}
+
+
 def test_a_long_run_name_fits_the_names_of_pods() -> None:
     recipe = recipe_file.load(SCRATCH, ["resources.nodes=2"])
     name = train_job(recipe, f"s3://b/runs/{'x' * 23}-{'y' * 70}", 100, None)["metadata"]["name"]

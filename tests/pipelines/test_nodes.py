@@ -16,6 +16,7 @@ from baton.pipelines.local import engine
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
 GPUS = [
+    "training.parallel.virtual_workers=4",
     "resources.gpus=2",
     "resources.cpu=8",
     "resources.memory=64Gi",
@@ -28,9 +29,9 @@ GPUS = [
 ]
 
 
-def _compiled(folder: Path, nodes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _compiled(folder: Path, nodes: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns containers and settings of the pods, each by executor."""
-    package = folder / f"{nodes}.yaml"
+    package = folder / f"{len(list(folder.iterdir()))}.yaml"
     compiler.Compiler().compile(finetune(recipe_file.load(SCRATCH, [*GPUS, f"resources.nodes={nodes}"])), str(package))
     spec, platform = yaml.safe_load_all(package.read_text())
     return (
@@ -39,8 +40,9 @@ def _compiled(folder: Path, nodes: int) -> tuple[dict[str, Any], dict[str, Any]]
     )
 
 
-def test_the_chunks_pod_only_follows(tmp_path: Path) -> None:
-    containers, settings = _compiled(tmp_path, 2)
+@pytest.mark.parametrize("nodes", [2, "{min: 1, max: 2}"])
+def test_the_chunks_pod_only_follows(nodes: object, tmp_path: Path) -> None:
+    containers, settings = _compiled(tmp_path, nodes)
     assert "resources" not in containers["exec-train-chunk"]["container"]
     chunk = settings["exec-train-chunk"]
     assert not {"nodeSelector", "emptyDirMounts", "pvcMount"} & chunk.keys()
@@ -56,7 +58,8 @@ def test_other_stages_keep_what_they_ask_for(tmp_path: Path) -> None:
     assert several[1]["exec-evaluate"] == one[1]["exec-evaluate"]
 
 
-def test_one_machine_refuses_several_at_once() -> None:
-    recipe = recipe_file.load(SCRATCH, ["resources.nodes=2"])
+@pytest.mark.parametrize("nodes", ["resources.nodes=2", "resources.nodes={max: 2}"])
+def test_one_machine_refuses_several_at_once(nodes: str) -> None:
+    recipe = recipe_file.load(SCRATCH, [nodes, "training.parallel.virtual_workers=4"])
     with pytest.raises(UserError, match=r"resources\.nodes is 2, and this is one machine"):
         engine.run_recipe(recipe, "r", arguments={}, on_event=lambda event: None, containers=False)

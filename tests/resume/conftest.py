@@ -11,6 +11,7 @@ import pytest
 
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
+from tests.resume import matrix
 
 HERE = Path(__file__).parent
 
@@ -57,3 +58,10 @@ def undisturbed(recipes: dict[str, Recipe], legs: Any) -> dict[str, Run]:
         runs[name] = legs.prepare(recipe, f"{name}-whole")
         legs.train(runs[name])
     return runs
+
+
+@pytest.fixture(scope="session")
+def grid(tmp_path_factory: pytest.TempPathFactory, base_model: str) -> Any:
+    """Returns the recipe of a cell of the matrix, on a store that all cells share."""
+    store, source = str(tmp_path_factory.mktemp("matrix")), matrix.write_rows(tmp_path_factory.mktemp("rows"))
+    return lambda cell: matrix.recipe(cell, store, base_model, source)

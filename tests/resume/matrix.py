@@ -267,17 +267,18 @@ def recipe(cell: Cell, store: str, base: str, source: str) -> Recipe:
         "tracking": {"mlflow": None},
     }
     for changes in (METHODS[cell.method], {"adapter": LORA} if cell.weights == "lora" else {}, cell.changes):
-        _merge(document, changes)
+        merge(document, changes)
     settings = document["training"].get(cell.method) or {}
     if settings.get("teacher") == TEACHER:
         document["training"][cell.method] = {**settings, "teacher": f"{base}{TEACHER}"}
     return recipe_file.validate(document, origin=cell.name)
 
 
-def _merge(into: Changes, changes: Changes) -> None:
+def merge(into: Changes, changes: Changes) -> None:
+    """Changes settings in place."""
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict) and key not in ("grpo", "rloo", "columns"):
-            _merge(into[key], value)
+            merge(into[key], value)
         else:
             into[key] = copy.deepcopy(value)  # as a later change is merged into it
 

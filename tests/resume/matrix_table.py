@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from tests.resume import matrix_virtual, test_virtual_writes
 from tests.resume.matrix import METHODS, Cell, cells
 
 INTRODUCTION = """\
@@ -20,6 +22,10 @@ the same, byte for byte.
 ○ is part of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says otherwise.
 DDP ×2 and FSDP ×2 are two processes that train together, for 12 steps: the chunk that is never stopped has two, and so
 has each of the four. These cells have negative controls too.
+Virtual workers are four (or as many as the row says) that one, two and four processes share, changing from
+chunk to chunk (1→4→2), for 8 steps, where the chunk that is never stopped has one; plain cells also in one chunk of two
+and four, and as 4→1→2. Their negative controls are in `test_virtual.py`. The methods that write what they learn from
+have theirs in `test_virtual_writes.py`.
 
 """
 
@@ -28,20 +34,35 @@ NOT_HERE = """
 
 | what | why |
 |---|---|
-| QLoRA, 8-bit and paged optimizers, TF32 | need a CUDA GPU: `tests/gpu/` has their cells, and no GPU has run them yet |
-| fp16 with its gradient scaler | the same; the scaler's state is saved, restored and compared |
-| Liger, flash attention | need a CUDA GPU and packages of their own; no cells yet |
+| fp16 with its gradient scaler, TF32, flash attention, Liger | need a CUDA GPU: see below, no GPU has run them yet |
+| QLoRA, 8-bit and paged optimizers | the same; bitsandbytes' code for CPUs has run all but paging |
 | streaming data | rows are tokenized once and read by position: there is no stream whose state could be lost |
 | persistent workers | not offered: workers begin anew with each epoch |
 | more processes, more machines | put together in the same way for any number; `test_parallel.py` has four processes |
 | several GPUs | DDP ×2 and FSDP ×2 are processes on CPUs, joined by gloo; NCCL on GPUs has not been tried |
 """
 
+ON_A_GPU = """
+## On a GPU
+
+`make test-gpu` on a machine with a CUDA device runs the cells that need one, each with its negative control: half
+precision with its scaler, TF32, weights in 4 and 8 bits, 8-bit and paged optimizers, compiling, kinds of attention,
+Liger's kernels, recomputed and offloaded activations. Then it measures, alone on the machine: step time and memory
+beside plain TRL, whose losses must be the same bits, what determinism costs, MFU, how busy the GPU is, what
+`micro_batch_size: auto` finds, saving and restoring checkpoints of 1, 2, 4 and 8 GB as far as memory allows
+(`BATON_GPU_SIZES=1,16` for others), and the memory of a resumed chunk, which must not be above that of one that is
+never stopped. Times are told and not judged. It ends with a table, and writes `build/gpu.json`.
+
+It needs what `make setup` installs, whose torch is a CUDA build on Linux. What asks for more is skipped, and the table
+says so: `.venv/bin/pip install bitsandbytes==0.50.2 liger-kernel==0.8.5 nvidia-ml-py==13.615.71` (the extra `gpu`), and
+flash-attn. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same tests run what a CPU can show of them.
+"""
+
 
 def markdown() -> str:
     """Returns the page."""
     features: dict[str, dict[str, Cell]] = {}
-    for cell in cells():
+    for cell in (*cells(), *matrix_virtual.cells(), *_writing()):
         weights = "" if cell.weights == "full" else f" ({cell.weights})"
         features.setdefault(cell.feature + weights, {})[cell.method] = cell
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"
@@ -50,7 +71,15 @@ def markdown() -> str:
         for feature, found in features.items()
     ]
     count = sum(len(found) for found in features.values())
-    return f"{INTRODUCTION}{head}" + "\n".join(rows) + f"\n\n{count} cells.\n{NOT_HERE}"
+    return f"{INTRODUCTION}{head}" + "\n".join(rows) + f"\n\n{count} cells.\n{NOT_HERE}{ON_A_GPU}"
+
+
+def _writing() -> Iterator[Cell]:
+    """Yields the cells of virtual workers whose model writes what it learns from."""
+    for name, (method, changes) in test_virtual_writes.CELLS.items():
+        features = [feature for feature in name.split(", ")[1:] if feature != "lora"]
+        weights = "lora" if "adapter" in changes else "full"
+        yield Cell(method, weights, ", ".join([matrix_virtual.NAME, *features]), changes)
 
 
 def _shown(feature: str) -> str:

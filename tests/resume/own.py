@@ -54,6 +54,25 @@ class Cooling(TrainerCallback):
         self.power = saved["power"]
 
 
+class Skipping(TrainerCallback):
+    """Has the last layer's feed-forward part pass over rows of an even length, so that its weights are not used."""
+
+    stateless = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        part = model.model.layers[-1].mlp
+        forward = part.forward
+        part.forward = lambda hidden: forward(hidden) if hidden.shape[1] % 2 else torch.zeros_like(hidden)
+
+
+def hits(prediction: Any) -> dict[str, float]:
+    """Returns the share of next tokens that are the likeliest, and what every generator gives next."""
+    logits, labels = prediction.predictions[:, :-1], prediction.label_ids[:, 1:]
+    counted = labels != -100
+    draws = random.random() + float(np.random.rand()) + float(torch.rand(()))
+    return {"hits": float((logits.argmax(-1) == labels)[counted].mean()), "of": float(counted.sum()), "draws": draws}
+
+
 def doubled_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None, factor: float = 2.0) -> Any:
     """Cross entropy, twice."""
     logits = outputs.logits[:, :-1].flatten(0, 1).float()

@@ -195,3 +195,25 @@ def _at_step(step: int, act: Callable[[], Any]) -> None:
         return compute(self, model, *given, **named)
 
     SFTTrainer.compute_loss = compute_loss
+
+
+def spoiled(run_uri: str, index: int, part: str) -> None:
+    """Runs a chunk whose last process finds one bit of what was restored turned over, just before it is compared."""
+    import torch
+
+    from baton.components.train_chunk.checkpointing import callback, state
+    from baton.components.train_chunk.stage import run_chunk
+
+    prove = callback.CheckpointCallback._prove_restored
+
+    def spoil(self: Any) -> None:
+        trainer = self._trainer
+        held = trainer.optimizer_state() if part == "optimizer" else state.trained_weights(trainer.model)
+        tensor = next(each for each in state._tensors(held) if getattr(each, "ds_tensor", each).dim())
+        if trainer.ranks.rank == trainer.ranks.size - 1:
+            tensor = tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
+            tensor.detach().flatten().view(torch.uint8)[0] ^= 1
+        prove(self)
+
+    callback.CheckpointCallback._prove_restored = spoil  # type: ignore[method-assign]
+    run_chunk(run_uri, index)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.run import Run
 from tests.resume import matrix
 from tests.resume.matrix import Cell
 
@@ -16,18 +15,6 @@ CELLS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def grid(tmp_path_factory: pytest.TempPathFactory, base_model: str) -> Any:
-    """Returns a cell's recipe on a store that all cells share."""
-    store, source = str(tmp_path_factory.mktemp("matrix")), matrix.write_rows(tmp_path_factory.mktemp("rows"))
-    return lambda cell: matrix.recipe(cell, store, base_model, source)
-
-
-def cut(run: Run, targets: list[int]) -> None:
-    """Gives a run that has not begun chunks with these ends."""
-    run.put("plan.json", {**run.plan().to_json(), "targets": targets})
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_chunks_end_on_the_bits_of_one_run(cell: Cell, grid: Any, legs: Any) -> None:
     recipe = grid(cell)
@@ -35,13 +22,13 @@ def test_chunks_end_on_the_bits_of_one_run(cell: Cell, grid: Any, legs: Any) -> 
     legs.train(whole)
     end = max(legs.steps(whole))
     targets = matrix.targets(cell, end)
-    cut(parts, targets)
+    legs.cut(parts, targets)
     legs.train(parts)
     assert legs.losses(parts, end) == legs.losses(whole, end)
     assert legs.final(parts, end).meta.state == legs.final(whole, end).meta.state
     assert set(legs.final(parts, end).meta.restored.checked.values()) <= {"match", "absent"}
     if cell.has_control:
         control = legs.prepare(recipe, f"{cell.name}-control")
-        cut(control, targets[-2:])  # one resume has to show it
+        legs.cut(control, targets[-2:])  # one resume has to show it
         legs.train(control, leave_out=cell.needs)
         assert legs.final(control, end).meta.state != legs.final(whole, end).meta.state

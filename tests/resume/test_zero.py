@@ -180,18 +180,14 @@ def test_what_it_trained_is_evaluated_and_exported(whole: Any, legs: Any) -> Non
 
 
 @needs_deepspeed
-def test_another_strategy_or_number_of_processes_is_refused(recipes: dict[str, Recipe], legs: Any) -> None:
+def test_another_strategy_is_refused(recipes: dict[str, Recipe], legs: Any) -> None:
     run = legs.prepare(parallel(legs, recipes["scratch"], "zero2", chunks__count=2), "zero2-changed")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
-    for strategy, processes, text in [
-        ("zero3", 2, "strategy zero2, and this chunk has zero3"),
-        ("zero2", 1, "strategy zero2, and this chunk has ddp"),
-        ("zero2", 4, "written by 2 processes, and this chunk has 4"),
-    ]:
-        run.create(parallel(legs, recipes["scratch"], strategy, processes, chunks__count=2))
+    for strategy in ("zero3", "ddp"):
+        run.create(parallel(legs, recipes["scratch"], strategy, chunks__count=2))
         code, printed = legs.leg(legs.chunk, run.uri, 2)
         assert code == 2, printed
-        assert text in printed
+        assert f"strategy zero2, and this chunk has {strategy}" in printed
 
 
 def test_a_chunk_without_the_package_says_so(recipes: dict[str, Recipe], legs: Any, inside: Any) -> None:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 WEIGHTS = "pytorch_model_fsdp_0"
 """Folder of the weights."""
-FOLDERS = (WEIGHTS, "optimizer_0")
+OPTIMIZER = "optimizer_0"
+"""Folder of the optimizer's state."""
+FOLDERS = (WEIGHTS, OPTIMIZER)
 METADATA = ".metadata"
 PREFIX = "model."
 """Accelerate saves the weights as one entry of this name."""
@@ -208,17 +210,17 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
-    tensors = _tensors(os.path.join(folder, WEIGHTS))
+    entries = tensors(folder)
     is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))
     split = split_state_dict_into_shards_factory(
-        tensors,
+        entries,
         get_storage_size=lambda entry: entry.size.numel() * entry.properties.dtype.itemsize,
         filename_pattern=f"{'adapter_' if is_adapter else ''}model{{suffix}}.safetensors",
         max_shard_size=sys.maxsize if is_adapter else shard_size,
     )
     os.makedirs(target, exist_ok=True)
     for file, names in split.filename_to_tensors.items():
-        loaded = _load(os.path.join(folder, WEIGHTS), {name: tensors[name] for name in names})
+        loaded = _load(os.path.join(folder, WEIGHTS), {name: entries[name] for name in names})
         save_file(loaded, os.path.join(target, file), metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
@@ -231,39 +233,48 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     return list(split.filename_to_tensors)
 
 
-def _tensors(folder: str) -> dict[str, TensorStorageMetadata]:
-    """Returns the weights that a folder of shards holds, by their names in the model.
+def tensors(folder: str) -> dict[str, TensorStorageMetadata]:
+    """Returns what a sharded checkpoint holds of the model, by names of weights.
 
     Raises:
         DamagedError: pieces of one are missing.
     """
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    tensors = {}
-    for name, entry in read_metadata(folder).state_dict_metadata.items():
+    entries = {}
+    for name, entry in read_metadata(os.path.join(folder, WEIGHTS)).state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             continue
         pieces = sum(chunk.sizes.numel() for chunk in entry.chunks)
         if pieces != entry.size.numel():
             raise DamagedError(f"{name}: its pieces have {pieces} numbers, the whole {entry.size.numel()}.")
-        tensors[name.removeprefix(PREFIX)] = entry
-    return tensors
+        entries[name.removeprefix(PREFIX)] = entry
+    return entries
 
 
-def _load(folder: str, tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
+def _load(folder: str, entries: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
     """Returns some of the weights, put together from the pieces of all processes."""
     import torch
+
+    loaded = {PREFIX + name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    fill(folder, loaded)
+    return {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
+
+
+def fill(folder: str, state: dict[str, Any]) -> None:
+    """Restores a state, in place, from the pieces of all processes.
+
+    Args:
+        folder: The folder of shards, whose values beside the tensors `code_in` has looked through.
+        state: Nested containers of tensors, each whole, and plain values.
+    """
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     # torch's own would unpickle `.metadata` whatever it asks for.
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return read_metadata(folder)
 
-    loaded = {PREFIX + name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in tensors.items()}
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
-        dcp.load(loaded, storage_reader=Reader(folder), planner=planner, no_dist=True)
-    return {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
+        dcp.load(state, storage_reader=Reader(folder), no_dist=True)

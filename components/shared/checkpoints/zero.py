@@ -64,8 +64,12 @@ def write(path: str, state: dict[str, object]) -> None:
     save_file(tensors, path, metadata={_HEADER: header})
 
 
-def read(path: str) -> dict[str, object]:
+def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
     """Reads what `write` has written.
+
+    Args:
+        path: The file.
+        lazily: Return slices of the file, which read what is asked of them, in place of tensors but for single numbers.
 
     Raises:
         DamagedError: it is something else.
@@ -75,7 +79,11 @@ def read(path: str) -> dict[str, object]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})[_HEADER])
-            state = _decoded(header, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                tensors[name] = part if lazily and part.get_shape() else file.get_tensor(name)
+            state = _decoded(header, tensors)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{os.path.basename(path)} cannot be read as a process's state: {error}.") from None
     if not isinstance(state, dict):
@@ -107,7 +115,7 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a {type(value).__name__} in ZeRO's state is not kept in a checkpoint; its plain values are")
 
 
-def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _decoded(value: Any, tensors: dict[str, Any]) -> Any:
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise ValueError("a list stands where a value is expected")

@@ -33,6 +33,27 @@ def tree_digest(value: Any) -> str:
     return digest.hexdigest()
 
 
+class TensorHash:
+    """The hash of a tensor whose values come piece by piece; in a tree it stands for that tensor.
+
+    Args:
+        dtype: The tensor's type.
+        shape: Its shape.
+    """
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self._hash = xxhash.xxh3_128(f"{dtype}{shape}".encode())
+
+    def update(self, values: torch.Tensor) -> None:
+        """Adds values that come after those before."""
+        flat = values.detach().cpu().contiguous()
+        self._hash.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
+
+    def digest(self) -> bytes:
+        """Returns the hash of all values."""
+        return self._hash.digest()
+
+
 def _collect(value: Any, tensors: list[torch.Tensor]) -> None:
     """Gathers tensors in the order in which `_feed` meets them."""
     if isinstance(value, torch.Tensor):
@@ -48,6 +69,8 @@ def _collect(value: Any, tensors: list[torch.Tensor]) -> None:
 def _feed(digest: Any, value: Any, hashes: Any) -> None:
     if isinstance(value, torch.Tensor):
         digest.update(b"T" + next(hashes))
+    elif isinstance(value, TensorHash):
+        digest.update(b"T" + value.digest())
     elif isinstance(value, Mapping):
         digest.update(b"{%d:" % len(value))
         for key in sorted(value, key=_key):
@@ -78,7 +101,6 @@ def _tensor_digest(tensor: torch.Tensor) -> bytes:
         tensor = tensor.to_local()
     elif hasattr(tensor, "ds_tensor"):  # as DeepSpeed's stage 3 has it
         tensor = tensor.ds_tensor
-    flat = tensor.detach().cpu().contiguous()
-    digest = xxhash.xxh3_128(f"{flat.dtype}{tuple(flat.shape)}".encode())
-    digest.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.digest()
+    whole = TensorHash(tensor.dtype, tuple(tensor.shape))
+    whole.update(tensor)
+    return whole.digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from typing import Self
+from typing import Any, Self
 
 from baton.components.shared.core.document import Document
 
@@ -26,6 +26,8 @@ class Fingerprint(Document):
     """Processes that train together."""
     strategy: str = "ddp"
     """How they share the work; written only where there are several."""
+    virtual_workers: int | None = None
+    """For how many each step is cut, where the number of processes leaves no trace."""
     threads: int = 0
     deterministic: bool = False
     tf32: bool = False
@@ -39,18 +41,24 @@ class Fingerprint(Document):
     deepspeed: str | None = None
 
     @classmethod
-    def here(cls, world_size: int = 1, strategy: str = "ddp") -> Self:
+    def here(cls, world_size: int = 1, strategy: str = "ddp", virtual_workers: int | None = None) -> Self:
         """Returns this process's fingerprint; call it after threads and determinism are set.
 
         Args:
             world_size: Processes that train together.
             strategy: How they share the work, where there are several.
+            virtual_workers: For how many each step is cut, where that is not the number of processes.
         """
         import torch
 
         cuda = torch.cuda.is_available()
-        together = {"strategy": strategy} if world_size > 1 else {}
-        zero = {"deepspeed": version("deepspeed")} if world_size > 1 and strategy.startswith("zero") else {}
+        more: dict[str, Any] = dict(library_versions())
+        if world_size > 1:
+            more["strategy"] = strategy
+        if world_size > 1 and strategy.startswith("zero"):
+            more["deepspeed"] = version("deepspeed")
+        if virtual_workers:
+            more["virtual_workers"] = virtual_workers
         return cls(
             device=torch.cuda.get_device_name(0) if cuda else "cpu",
             cpu=platform.machine() if cuda else _cpu_name(),
@@ -58,22 +66,30 @@ class Fingerprint(Document):
             world_size=world_size,
             threads=torch.get_num_threads(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
-            tf32=bool(cuda and torch.backends.cuda.matmul.allow_tf32),
-            **together,
-            **zero,
-            **library_versions(),
+            tf32=cuda and rounds_products(),
+            **more,
         )
 
     def differences(self, theirs: Fingerprint) -> list[str]:
         """Returns a line for each entry in which another fingerprint differs."""
         ours, other = self.to_json(), theirs.to_json()
         keys = sorted(ours.keys() | other.keys())
+        if self.virtual_workers and self.virtual_workers == theirs.virtual_workers:
+            keys = [key for key in keys if key not in ("world_size", "strategy")]
         return [f"{key}: {other.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != other.get(key)]
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the libraries that compute."""
         return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
+
+
+def rounds_products() -> bool:
+    """Tells whether matrix products on GPUs read their operands in TF32, whichever of torch's settings says so."""
+    import torch
+
+    # `allow_tf32` raises an error where `fp32_precision` was set, as Transformers does.
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _cpu_name() -> str:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.components.shared.core.errors import NodeError
+from baton.components.shared.core.errors import BatonError, LostError, NodeError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
 """Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
@@ -109,6 +109,12 @@ def _number(path: Path) -> int | None:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def without_memory(error: LostError) -> BatonError:
+    """Returns the error of a process that the kernel has killed for want of memory: a fresh one would want it, too."""
+    remedy = "Raise resources.memory, or lower training.micro_batch_size."
+    return BatonError(f"{error.message} There was no memory left.", remedy=remedy)
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:

@@ -22,6 +22,20 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
     }
 
 
+def seed(number: int) -> None:
+    """Seeds every generator.
+
+    Args:
+        number: From 0 to below 2**32, which is as much as numpy takes.
+    """
+    random.seed(number)
+    np.random.seed(number)
+    # Not `torch.manual_seed`: without CUDA it notes the call and its stack each time, for when there will be CUDA.
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
+
+
 @contextlib.contextmanager
 def undisturbed(*, cuda: bool = True) -> Iterator[None]:
     """Puts every generator back to where it was, whatever is drawn in between; see `capture`."""

@@ -45,6 +45,7 @@ TAKEN_OVER: dict[str, str] = {
     "training.compile": SAME,
     "training.liger": SAME,
     "training.precision": SAME,
+    "training.tf32": SAME,
     "training.deterministic": SAME,
     "training.workers": "batches are the same; other processes prepare them",
     **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
@@ -167,8 +168,7 @@ def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -
 def _form(recipe: Recipe) -> str:
     if recipe.world_size == 1 or not recipe.parallel.is_sharded:
         return "whole"
-    of = f" of {recipe.world_size} processes" if recipe.parallel.is_zero else ""  # which can be read by as many alone
-    return f"in {recipe.parallel.strategy}'s shards{of}"
+    return f"in {recipe.parallel.strategy}'s shards"
 
 
 def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:

@@ -20,6 +20,9 @@ GIB = 2**30
 OVERHEAD = GIB
 """Bytes for what is always there: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries."""
 
+WORKERS_BUCKETS = 6 * 2**23
+"""Bytes of gradients of virtual workers on their way between processes, and of what arrives for them."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -107,7 +110,9 @@ def _held(shape: Shape) -> list[Item]:
     ]
     if shards > 1 and recipe.parallel.is_zero:
         items.append(_computed_with(shape))
-    if recipe.world_size > shards:
+    if recipe.parallel.virtual_workers:
+        items += _of_workers(recipe, int(learned))
+    elif recipe.world_size > shards:
         items.append(Item("gradients on their way", int(learned), "DDP's buckets, as the gradients"))
     if recipe.training.has_reference(adapter=recipe.adapter is not None):
         size = sum(value.numel() * value.element_size() for _, value in shape.values) // shards
@@ -118,6 +123,22 @@ def _held(shape: Shape) -> list[Item]:
         number = sum(value.numel() for value in beside.parameters())
         items.append(Item(second[0], size, f"{_count(number)}, frozen, whole in each process"))
     return items
+
+
+def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
+    """Returns what virtual workers hold beside the gradients of one.
+
+    A process holds a sum for each level of its tree. A worker of one pass is added to the sum that waits for it weight
+    by weight; the gradients of one with several are there until its last.
+    """
+    fewest = recipe.processes * min(recipe.node_counts)  # they have the most workers each
+    levels = (recipe.workers // fewest).bit_length() - 1
+    copies = levels if recipe.gradient_accumulation_steps > 1 else max(levels - 1, 0)
+    on_their_way = min(2 * gradients, WORKERS_BUCKETS) if recipe.world_size > 1 else 0
+    return [
+        Item("sums of virtual workers", copies * gradients, f"{copies} x the gradients"),
+        Item("gradients on their way", on_their_way, "three buckets, each twice"),
+    ]
 
 
 def _computed_with(shape: Shape) -> Item:

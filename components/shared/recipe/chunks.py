@@ -65,8 +65,9 @@ class Chunks(Section):
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Times a chunk's process is started again in its pod where a fresh one may do better: after a signal, an error of
     the device or of the link between ranks, a store that was out of reach; not after a user's mistake, where memory ran
-    out, nor where training breaks the device twice after the same step. Each pod that `resources.retries` start has as
-    many: `(1 + chunks.retries) × (1 + resources.retries)` processes a chunk at most, and no more than 36."""
+    out, nor where training breaks the device twice after the same step. With `resources.nodes`, times another job
+    follows one that has lost a node. Each pod that `resources.retries` start has as many:
+    `(1 + chunks.retries) × (1 + resources.retries)` processes a chunk at most, and no more than 36."""
     preemption: Preemption = Preemption()
     """Where a chunk learns that it must go."""
     exactness: Literal["bitwise", "consistent"] = "consistent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from baton.components.shared.recipe.base import Section, duration, seconds
 
@@ -30,8 +30,19 @@ class Parallel(Section):
     """With all but `ddp`: hold what is split in the host's memory while it is not computed with."""
     processes: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = "auto"
     """Processes of a pod; with `auto` one for each of `resources.gpus`, or one."""
+    virtual_workers: Annotated[int, Field(ge=2, le=MAX_PROCESSES)] | None = None
+    """Cut each step for so many workers, a power of two, whatever the number of processes that share them: those may be
+    as many, fewer or one, and change between chunks, and the bits are the same. With `ddp` alone."""
     hang_after: Annotated[str, BeforeValidator(duration)] = "10m"
     """Time without a sign of life from all processes after which the stacks of all are logged and the chunk fails."""
+
+    @field_validator("virtual_workers")
+    @classmethod
+    def _halves(cls, value: int | None) -> int | None:
+        """Refuses a number that cannot be halved down to one, as the tree of sums is."""
+        if value is not None and value & (value - 1):
+            raise ValueError(f"is {value}; expected a power of two, such as {2 ** (value.bit_length() - 1)}")
+        return value
 
     @property
     def hang_seconds(self) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from baton.components.shared.core.machine import PROMISED_GPUS
 from baton.components.shared.recipe.base import Quantity, Section, duration
@@ -30,6 +30,31 @@ class Toleration(Section):
     """Effect tolerated; all when left out."""
 
 
+NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+class Nodes(Section):
+    """As many pods as the cluster gives, within bounds: a chunk begins with the most and takes fewer where those cannot
+    be had. Numbers between are those for which pods × processes divides `training.parallel.virtual_workers`."""
+
+    min: NodeCount = 1
+    """Fewest pods that may train a chunk."""
+    max: NodeCount
+    """Most pods that may train a chunk."""
+    patience: Annotated[str, BeforeValidator(duration)] = "5m"
+    """How long a chunk waits for pods that no machine or quota has room for, before it takes the next smaller number;
+    with the smallest it waits for `wait_for_nodes`."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max {self.max}; expected a min no larger than max")
+        return self
+
+
+_COUNT, _RANGE = TypeAdapter[int](NodeCount), TypeAdapter(Nodes)
+
+
 class Resources(Section):
     """What the pods ask for. Accelerators, memory, nodes and tolerations are those of the pods that run the model
     (train-chunk, evaluate)."""
@@ -44,9 +69,10 @@ class Resources(Section):
     """Resource name of the accelerator."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """Accelerators per pod that runs the model; 0 trains on the CPU."""
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on separate nodes. More than one
-    needs Kubeflow Trainer 2.2 or newer: the chunk's own pod then only creates a `TrainJob` and follows it."""
+    nodes: NodeCount | Nodes = 1
+    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on separate nodes; `{min: 1, max: 4}`
+    takes as many of them as the cluster gives. More than one needs Kubeflow Trainer 2.2 or newer: the chunk's own pod
+    then only creates a `TrainJob` and follows it."""
     runtime: Annotated[str, Field(pattern=r"^(cluster/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")] = "baton"
     """With `nodes`: Trainer's runtime, a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`, or
     `cluster/NAME` for a `ClusterTrainingRuntime`, such as `cluster/torch-distributed`."""
@@ -93,6 +119,14 @@ class Resources(Section):
     them when left out."""
     run_as_non_root: bool = True
     """Tell Kubernetes to refuse an image that runs as root; the namespace policy `restricted` asks for it."""
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _one_of_two(cls, value: Any) -> Any:
+        """Reads what is written as what it looks like, so that problems are those of that kind alone."""
+        if isinstance(value, Nodes):
+            return value
+        return (_RANGE if isinstance(value, dict) else _COUNT).validate_python(value)
 
     @field_validator("env")
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from baton.components.shared.recipe.chunks import MAX_CHUNKS
 from baton.components.shared.recipe.methods import Referenced
-from baton.components.shared.recipe.parallel_rules import check_parallel
+from baton.components.shared.recipe.parallel_rules import check_nodes, check_parallel
 from baton.components.shared.recipe.sections import Sections
 
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
@@ -118,6 +118,8 @@ def _check_resources(recipe: Sections) -> None:
         )
     if recipe.training.precision == "fp16" and recipe.resources.gpus == 0:
         raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
+    if (recipe.training.tf32 or recipe.training.precision == "tf32") and recipe.resources.gpus == 0:
+        raise ValueError("training.tf32: only GPUs round so; set resources.gpus, or leave it and precision: tf32 out")
     if recipe.resources.cache_claim and not recipe.store.cache_dir:
         raise ValueError(
             "resources.cache_claim: a claim is mounted at store.cache_dir, which is not set; "
@@ -145,7 +147,8 @@ def _check_data(recipe: Sections) -> None:
 
 
 def _check_processes(recipe: Sections) -> None:
-    if recipe.world_size > 1:
+    check_nodes(recipe)
+    if recipe.world_size > 1 or recipe.parallel.virtual_workers:
         check_parallel(recipe)
 
 

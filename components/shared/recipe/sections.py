@@ -99,14 +99,39 @@ class Sections(Section):
 
     @property
     def processes(self) -> int:
-        """Processes of a pod."""
+        """Processes of a pod; with virtual workers as many as can share those evenly."""
+        workers = self.parallel.virtual_workers
+        return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
+
+    @property
+    def _asked(self) -> int:
         asked = self.parallel.processes
         return max(1, self.resources.gpus) if asked == "auto" else asked
 
     @property
     def world_size(self) -> int:
-        """Processes that train together, over all pods of a chunk."""
-        return self.processes * self.resources.nodes
+        """Processes that train together, over all pods of a chunk; the most, where their number may vary."""
+        return self.processes * self.max_nodes
+
+    @property
+    def node_counts(self) -> list[int]:
+        """Numbers of pods that may train a chunk together, the largest first."""
+        nodes, workers = self.resources.nodes, self.parallel.virtual_workers
+        if isinstance(nodes, int):
+            return [nodes]
+        numbers = range(nodes.max, nodes.min - 1, -1)
+        return [number for number in numbers if workers and workers % (number * self.processes) == 0]
+
+    @property
+    def max_nodes(self) -> int:
+        """Pods that train a chunk together; the most, where their number may vary."""
+        nodes = self.resources.nodes
+        return max(self.node_counts, default=nodes if isinstance(nodes, int) else nodes.max)
+
+    @property
+    def workers(self) -> int:
+        """Into how many parts each step is cut: for the virtual workers, else for the processes."""
+        return self.parallel.virtual_workers or self.world_size
 
     @property
     def micro_batch_size_per_process(self) -> int:
@@ -121,17 +146,17 @@ class Sections(Section):
                 "training.micro_batch_size is auto, and the first chunk has not found it yet.",
                 remedy="Let the first chunk run, or give a number.",
             )
-        return size or self.training.batch_size // self.world_size
+        return size or self.training.batch_size // self.workers
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Forward passes of each process per optimizer step."""
-        return self.training.batch_size // (self.micro_batch_size_per_process * self.world_size)
+        """Forward passes of each worker per optimizer step."""
+        return self.training.batch_size // (self.micro_batch_size_per_process * self.workers)
 
     @property
     def steps_per_generation(self) -> int:
-        """Forward passes of each process over which a round of completions is spread."""
-        return self.training.round_size // (self.micro_batch_size_per_process * self.world_size)
+        """Forward passes of each worker over which a round of completions is spread."""
+        return self.training.round_size // (self.micro_batch_size_per_process * self.workers)
 
     @property
     def split(self) -> str:
@@ -139,6 +164,11 @@ class Sections(Section):
         if self.training.micro_batch_size == "auto":
             return "split as memory allows"
         split = f"{self.gradient_accumulation_steps} x {self.micro_batch_size_per_process}"
+        if self.parallel.virtual_workers:
+            idle = self._asked - self.processes
+            rest = f", {idle} stay{'s' if idle == 1 else ''} idle" if idle else ""
+            most = "up to " if len(self.node_counts) > 1 else ""
+            return f"{split} for each of {self.workers} virtual workers in {most}{self.world_size} process(es){rest}"
         return split if self.world_size == 1 else f"{split} in each of {self.world_size} processes"
 
     @property

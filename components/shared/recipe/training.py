@@ -61,7 +61,10 @@ class Training(Methods):
     optimizer_options: dict[str, str | int | float | bool] = {}
     """The optimizer's own settings by their Transformers names (`optim_args`), such as `{momentum: 0.9}`."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of forward and backward; `bf16` and `fp16` are mixed precision, `tf32` rounds matrix products."""
+    """Arithmetic of forward and backward; `bf16` and `fp16` are mixed precision, `tf32` is `fp32` with `tf32: true`."""
+    tf32: bool | None = None
+    """Round what matrix products read in 32 bits to TF32, also what `bf16` and `fp16` leave in 32 bits; needs an Ampere
+    GPU or a newer one. When left out, only where `precision` says so or one process has `compile` and no `fp16`."""
     fp16_initial_scale: Annotated[float, Field(gt=0)] | None = None
     """First loss scale of `fp16`; 65536 when left out."""
     gradient_checkpointing: bool = False
@@ -127,6 +130,8 @@ class Training(Methods):
             raise ValueError("curriculum and group_by_length both decide the order of rows; leave one out")
         if self.fp16_initial_scale and self.precision != "fp16":
             raise ValueError(f"fp16_initial_scale is for precision fp16, not {self.precision}")
+        if self.precision == "tf32" and self.tf32 is False:
+            raise ValueError("precision: tf32 and tf32: false contradict each other; use precision: fp32")
         return self
 
     @model_validator(mode="after")

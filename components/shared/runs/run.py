@@ -158,6 +158,13 @@ def identity(recipe: Recipe) -> Json:
     for section in ("name", "store", "resources", "tracking", "export", "sweep"):
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint
+    if workers := recipe.parallel.virtual_workers:  # for which steps are cut, whatever the world size
+        document["training"]["parallel"] = {"virtual_workers": workers}
+    rounds = document["training"].pop("tf32")
+    if rounds and recipe.training.precision == "fp32":  # another way to say the same
+        document["training"]["precision"] = "tf32"
+    elif rounds is not None and recipe.training.precision != "tf32":
+        document["training"]["tf32"] = rounds
     document["evaluation"] = {"every": recipe.evaluation.every}
     if recipe.evaluation.per_epoch:  # else left out: runs from before it was a setting are the same ones
         document["evaluation"]["per_epoch"] = recipe.evaluation.per_epoch

@@ -11,6 +11,7 @@ from baton.components.train_chunk.checkpointing.collective import CollectiveChec
 from baton.components.train_chunk.checkpointing.lineage import Lineage
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.reporting import observers
 from baton.components.train_chunk.reporting.accounting import Accounting
 from baton.components.train_chunk.reporting.live import LiveReport
@@ -64,7 +65,7 @@ def attach(
     """
     context, recipe = services.context, services.context.recipe
     trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
-    trainer.resumption = _resumption(restored, context.ranks.size, leave_out)
+    trainer.resumption = _resumption(restored, context, leave_out)
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None
@@ -92,7 +93,7 @@ def attach(
     return Assembly(callback, manager, lead, report)
 
 
-def _resumption(restored: Restored | None, world_size: int, leave_out: tuple[str, ...]) -> Resumption:
+def _resumption(restored: Restored | None, context: TrainContext, leave_out: tuple[str, ...]) -> Resumption:
     if restored is None:
         return Resumption(leave_out=leave_out)
     return Resumption(
@@ -100,5 +101,9 @@ def _resumption(restored: Restored | None, world_size: int, leave_out: tuple[str
         digests=restored.meta.state,
         leave_out=leave_out,
         takeover=Takeover.of(restored.folder, restored.meta),
-        is_reshaped=restored.meta.fingerprint.world_size != world_size,
+        ranks=restored.meta.fingerprint.world_size,
+        strategy=restored.meta.fingerprint.strategy,
+        # With virtual workers a checkpoint is that of one process, whatever their number.
+        is_reshaped=restored.meta.fingerprint.world_size != context.ranks.size
+        and not context.recipe.parallel.virtual_workers,
     )

@@ -15,8 +15,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import ExactnessError
 from baton.components.shared.core.state import PARTS
+from baton.components.shared.models.counting import count
 from baton.components.shared.runs.plan import Plan
-from baton.components.train_chunk.checkpointing import state
+from baton.components.train_chunk.checkpointing import recut, state
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
 from baton.components.train_chunk.checkpointing.lineage import Capture
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Place
@@ -104,7 +105,8 @@ class CheckpointCallback(TrainerCallback):
         """Restores what `Trainer` does not."""
         folder = self._resumption.folder
         if folder is None:
-            if self._ranks.rank:  # else dropout would leave out the same places in all ranks
+            # Else dropout would leave out the same places in all ranks; with virtual workers each pass is seeded.
+            if self._ranks.rank and not self._trainer.recipe.parallel.virtual_workers:
                 set_seed(seed_of(self._trainer.args.seed, self._ranks.rank))
             return
         if self._resumption.takeover:
@@ -185,7 +187,8 @@ class CheckpointCallback(TrainerCallback):
             "callbacks": state.callback_states(self._trainer),
             "method": self._trainer.method_state(),
         }
-        torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
+        if self._trainer.writes_part:
+            torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that no resume needs
         capture = Capture(
@@ -196,7 +199,7 @@ class CheckpointCallback(TrainerCallback):
             wanted=self._is_best,
             finished=self.finished,
             checked=self.checked,
-            trainable_parameters=sum(x.numel() for x in self._trainer.model.parameters() if x.requires_grad),
+            trainable_parameters=count(x for x in self._trainer.model.parameters() if x.requires_grad),
         )
         self._manager.save(capture)
         self._is_best, self._saved_step = False, trainer_state.global_step
@@ -234,7 +237,9 @@ class CheckpointCallback(TrainerCallback):
             ours |= self._resumption.takeover.restored(self._trainer)
         # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
         digests, expected = self._joined(ours), self._resumption.digests
-        of_each = self._trainer.of_each if self._replicated else (*self._trainer.of_each, *state.IN_SHARDS)
+        if self._resumption.is_reshaped:
+            digests |= recut.digests(self._trainer)
+        of_each = self._trainer.of_each
         for part in PARTS:
             if part in self._resumption.leave_out:
                 self.checked[part] = "left out"

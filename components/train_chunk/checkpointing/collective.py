@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -169,7 +170,7 @@ class CollectiveCheckpointManager:
         attempt = self._ranks.on_first(lambda: self._writer(step).folder)
         part = self._context.store.open_writer(step)
         part.folder = attempt
-        if self._ranks.leads_node and self._ranks.node:
+        if self._ranks.leads_node and self._ranks.node and os.path.isdir(folder):  # with virtual workers it has no part
             part.send(folder)
         # After each machine has sent its files: the first one then commits what is in the store, and nothing else.
         for files in self._ranks.gather(part.files):

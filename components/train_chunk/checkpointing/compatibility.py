@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
@@ -32,11 +33,14 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
         raise BatonError(f"the machines found different newest checkpoints: {steps}.", remedy="Run again.")
     # The first chunk's number of threads holds for the run, whatever torch would choose on this machine.
     threads = restored.meta.fingerprint.threads if restored else recipe.training.threads
-    arguments.make_deterministic(threads, recipe.training.deterministic)
+    workers = recipe.parallel.virtual_workers
+    if workers and not threads:  # as many for one process as for several, each of which has its share of the cores
+        threads = max(1, (os.cpu_count() or 1) // workers)
+    arguments.make_deterministic(threads, recipe.training.deterministic, tf32=arguments.uses_tf32(recipe))
     if restored is None:
         return "bitwise"
     theirs = restored.meta.fingerprint
-    changed = Fingerprint.here(ranks.size, recipe.parallel.strategy).differences(theirs)
+    changed = Fingerprint.here(ranks.size, recipe.parallel.strategy, workers).differences(theirs)
     if not changed:
         return "bitwise"
     _require_readable(restored.step, theirs, ranks, recipe)
@@ -51,22 +55,18 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
 
 
 def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Recipe) -> None:
-    """Checks that a checkpoint is split over ranks as this chunk's are.
+    """Checks that a checkpoint is split over ranks as this chunk's are, over however many.
+
+    One rank reads what any have split, and FSDP splits what one has written.
 
     Raises:
         UserError: it is not.
     """
     now = recipe.parallel.strategy if ranks.size > 1 else "ddp"
-    remedy = "Set training.parallel back, or fork the run's exported model."
-    if theirs.strategy != now:
+    was_alone = theirs.world_size == 1
+    if ranks.size > 1 and theirs.strategy != now and not (was_alone and now == "fsdp"):
+        how = "by one process" if was_alone else f"with training.parallel.strategy {theirs.strategy}"
         raise UserError(
-            f"the checkpoint of step {step} was written with training.parallel.strategy {theirs.strategy}, and this "
-            f"chunk has {now}.",
-            remedy=remedy,
-        )
-    if now.startswith("zero") and theirs.world_size != ranks.size:
-        raise UserError(
-            f"the checkpoint of step {step} was written by {theirs.world_size} processes, and this chunk has "
-            f"{ranks.size}: DeepSpeed's optimizer cannot be split over another number.",
-            remedy=remedy,
+            f"the checkpoint of step {step} was written {how}, and this chunk has {now}.",
+            remedy="Set training.parallel back, train on in one process, or fork the run's exported model.",
         )

@@ -54,7 +54,8 @@ class Lineage:
     def __init__(self, context: TrainContext, restored: Restored | None, level: str, skipped: list[str]) -> None:
         self._context = context
         self._level, self._skipped = level, skipped
-        self._fingerprint = Fingerprint.here(context.ranks.size, context.recipe.parallel.strategy)
+        parallel = context.recipe.parallel
+        self._fingerprint = Fingerprint.here(context.ranks.size, parallel.strategy, parallel.virtual_workers)
         self.start_step = restored.step if restored else 0
         self.parent: Checkpoint | None = restored.checkpoint if restored else None
 

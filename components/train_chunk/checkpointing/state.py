@@ -18,9 +18,6 @@ from baton.components.train_chunk.trainer.base import OF_EACH, ChunkTrainer, Sta
 LogEntry = dict[str, float]
 """What a trainer logged at a step: names, `step` among them, and numbers."""
 
-IN_SHARDS = ("weights", "optimizer")
-"""Parts that are split over the ranks, where they are in shards."""
-
 EXTRA_FILE = "baton_state.pt"
 """What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
 
@@ -69,9 +66,16 @@ def joined(rows: Sequence[Mapping[str, str]], *, replicated: bool, of_each: Sequ
                 f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",
                 remedy="A kernel, a callback or a hook computes something else in each process; leave it out.",
             )
-        split = "".join(f"{rank}={value};" for rank, value in enumerate(values))
-        digests[name] = values[0] if same else hashlib.sha256(split.encode()).hexdigest()
+        digests[name] = of_ranks(values)
     return {**digests, "state": combined(digests)}
+
+
+def of_ranks(values: Sequence[str]) -> str:
+    """Returns one digest for a part of which each rank has its own; the same in all of them counts once."""
+    if len(set(values)) == 1:
+        return values[0]
+    split = "".join(f"{rank}={value};" for rank, value in enumerate(values))
+    return hashlib.sha256(split.encode()).hexdigest()
 
 
 def extra_file(rank: int) -> str:
@@ -120,7 +124,7 @@ def log_window(trainer: ChunkTrainer) -> StateDict:
         # the steps before it, and the count of tokens begins at 0.
         "tr_loss": trainer._tr_loss.detach().cpu(),
         "globalstep_last_logged": trainer._globalstep_last_logged,
-        "metrics": {mode: dict(values) for mode, values in _windows(trainer).items()},
+        "metrics": {mode: dict(values) for mode, values in trainer.windows.items()},
         "total_train_tokens": getattr(trainer, "_total_train_tokens", 0),
     }
 
@@ -130,14 +134,9 @@ def restore_log_window(trainer: ChunkTrainer, saved: StateDict) -> None:
     trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
     trainer._globalstep_last_logged = saved["globalstep_last_logged"]
     for mode, values in saved["metrics"].items():
-        _windows(trainer)[mode].update({name: list(items) for name, items in values.items()})
+        trainer.windows[mode].update({name: list(items) for name, items in values.items()})
     if hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = saved["total_train_tokens"]
-
-
-def _windows(trainer: ChunkTrainer) -> dict[str, dict[str, list[float]]]:
-    """Returns TRL's values to be averaged at the next log, by mode; its experimental trainers have another name."""
-    return getattr(trainer, "_metrics", None) or getattr(trainer, "_stored_metrics", {})
 
 
 def untimed(window: StateDict) -> StateDict:

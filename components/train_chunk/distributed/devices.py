@@ -16,8 +16,9 @@ logger = logging.getLogger("baton")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the devices that CUDA enumerates, all of them where it is unset."""
-BROKEN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|device-side assert")
-"""What torch says where a device or the link to another one is broken, which its process cannot mend."""
+LINK = r"NCCL|gloo/transport|connectFullMesh|DistNetworkError|DistStoreError"
+BROKEN = re.compile(rf"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|device-side assert|{LINK}")
+"""What torch says where a device or the link to another process is broken, which its process cannot mend."""
 
 
 def is_broken(message: str) -> bool:
@@ -44,19 +45,20 @@ def watched(step: Callable[[], int]) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if isinstance(error, BatonError) or not is_broken(text) or "NCCL" in text:
+        if isinstance(error, BatonError) or not is_broken(text) or re.search(LINK, text):
             raise
         logger.exception("a device broke")
         raise BrokenError(f"{text} It came after step {step()}.") from None
 
 
 def pin(recipe: Recipe, ranks: Ranks) -> None:
-    """Hides all GPUs but the first from a process that trains alone, before anything has asked CUDA for them.
+    """Hides all GPUs but its own from a process that trains alone, before anything has asked CUDA for them.
 
     With several visible ones `Trainer` wraps the model in DataParallel, and trains as many times the rows per step as
-    the recipe says. Ranks that torch's launcher started choose theirs by their local rank, and must see all.
+    the recipe says. Ranks that torch's launcher started choose theirs by their local rank, and must see all, but for
+    those with virtual workers, each of which trains as if it were alone.
     """
-    if ranks.launched or recipe.resources.gpus == 0:
+    if (ranks.launched and not recipe.parallel.virtual_workers) or recipe.resources.gpus == 0:
         return
-    first = os.environ.get(VISIBLE, "0").partition(",")[0].strip()
-    os.environ[VISIBLE] = first  # an empty one hides all, and stays
+    visible = os.environ.get(VISIBLE, ",".join(map(str, range(ranks.local_rank + 1)))).split(",")
+    os.environ[VISIBLE] = visible[ranks.local_rank % len(visible)].strip()  # an empty one hides all, and stays

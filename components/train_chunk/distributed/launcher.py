@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import psutil
 
-from baton.components.shared.core import errors, events
+from baton.components.shared.core import errors, events, machine
 from baton.components.shared.core.errors import BatonError, BrokenError, LostError
 from baton.components.train_chunk.distributed import devices, rendezvous
 
@@ -57,6 +57,7 @@ def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str,
         BatonError: one of them failed; the message names it.
     """
     agent = _Agent(entry, arguments, name, processes)
+    killed_before = machine.oom_kills()
     agent.start()
     before = _catch_sigterm()
     try:
@@ -73,7 +74,12 @@ def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str,
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
-    return agent.result()
+    try:
+        return agent.result()
+    except LostError as error:
+        if machine.oom_kills() > killed_before:
+            raise machine.without_memory(error) from None
+        raise
 
 
 def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:

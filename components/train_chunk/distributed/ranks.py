@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -56,6 +57,16 @@ class Ranks:
         """Whether this one downloads for its machine, and watches for its preemption."""
         return self.local_rank == 0
 
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Has Accelerate take this process for one that trains alone, where it is set up in the block."""
+        names = ("LOCAL_RANK", "WORLD_SIZE")
+        kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+        try:
+            yield
+        finally:
+            os.environ.update(kept)
+
     def join(self, *, on_gpu: bool) -> None:
         """Joins the default process group, which Accelerate then uses.
 
@@ -68,7 +79,7 @@ class Ranks:
         import torch.distributed
 
         if on_gpu:
-            torch.cuda.set_device(self.local_rank)
+            torch.cuda.set_device(self.local_rank % torch.cuda.device_count())  # see `devices.pin`
         # On GPUs both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=PATIENCE)

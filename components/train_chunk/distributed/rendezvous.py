@@ -9,6 +9,7 @@ from typing import TypedDict
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, NodeError
 from baton.components.shared.recipe import Recipe
+from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.distributed.ranks import Ranks
 
 NODES = "PET_NNODES"
@@ -66,9 +67,10 @@ def join(ranks: Ranks, recipe: Recipe) -> None:
         NodeError: there are fewer than the recipe asks for.
         BatonError: there are more.
     """
-    if ranks.size != recipe.world_size:
+    workers = recipe.parallel.virtual_workers
+    if ranks.size != recipe.world_size and (not workers or workers % ranks.size):
         told = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
-        told += f": on {ranks.nodes} of {recipe.resources.nodes} machines, {recipe.processes} on each."
+        told += f": on {ranks.nodes} of {recipe.max_nodes} machines, {recipe.processes} on each."
         if ranks.size < recipe.world_size:
             raise NodeError(told, remedy="Look at the job's pods: a machine or a GPU is missing.")
         raise BatonError(told, remedy="Let resources.nodes and resources.gpus be what the job has.")
@@ -76,6 +78,7 @@ def join(ranks: Ranks, recipe: Recipe) -> None:
 
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.processes)))
     torch.set_num_threads(int(threads))  # a forked process has imported torch before it could read the variable
+    devices.pin(recipe, ranks)
     ranks.join(on_gpu=recipe.resources.gpus > 0)
     if ranks.is_first:
         return

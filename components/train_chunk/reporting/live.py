@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
+from baton.components.shared.models.counting import count
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import Run
@@ -73,19 +74,20 @@ class Meter:
     Args:
         run: The training run, whose tokens are known.
         recipe: Its recipe.
+        processes: How many train together.
     """
 
-    def __init__(self, run: Run, recipe: Recipe) -> None:
+    def __init__(self, run: Run, recipe: Recipe, processes: int = 1) -> None:
         tokens = run.need(Tokens)
         self._rows = recipe.training.batch_size
         self._tokens = self._rows * tokens.tokens / max(tokens.train, 1)
-        self._processes = recipe.world_size
+        self._processes = processes
         self._parameters = 0
         self._last = (0, 0.0)
 
     def begin(self, step: int, model: PreTrainedModel) -> None:
         """Notes where training begins."""
-        self._parameters = sum(value.numel() for value in model.parameters())
+        self._parameters = count(model.parameters())
         self._last = (step, time.monotonic())
 
     def read(self, step: int) -> dict[str, float]:

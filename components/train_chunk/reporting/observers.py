@@ -30,7 +30,7 @@ def attach(
         live=live,
         seconds=context.clock.split,
     )
-    report = LiveReport(Meter(context.run, context.recipe), sinks.open_all(source))
+    report = LiveReport(Meter(context.run, context.recipe, context.ranks.size), sinks.open_all(source))
     trainer.add_callback(report)
     if context.recipe.evaluation.write_every:
         from baton.components.train_chunk.reporting.samples import SampleCallback

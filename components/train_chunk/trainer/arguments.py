@@ -18,7 +18,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
     The run's total steps are given, never a chunk's: schedules and order of rows are those of one
     uninterrupted run, and chunks stop it from outside.
     """
-    training, world_size = recipe.training, Ranks.here().size
+    training, processes = recipe.training, Ranks.here().size
     return {
         "output_dir": output_dir,
         "seed": recipe.seed,
@@ -26,8 +26,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "max_steps": plan.num_steps,
         "per_device_train_batch_size": recipe.micro_batch_size_per_process,
         "per_device_eval_batch_size": recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
-        # One process that trains alone for several, as the learning-rate finder does, makes the others' passes too.
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps * recipe.world_size // world_size,
+        # One process that trains alone for several, as the learning-rate finder does, makes the others' passes too; one
+        # that has several virtual workers makes theirs.
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps * recipe.workers // processes,
         "logging_strategy": "steps",
         "logging_steps": training.log_every,
         # A loss that is no number is logged as that, and not as an average.
@@ -45,7 +46,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         **_optimization(training),
         **_arithmetic(training),
         **_early_stopping(training),
-        **(sharding.arguments(recipe) if world_size > 1 else {}),
+        **(sharding.arguments(recipe) if processes > 1 and not recipe.parallel.virtual_workers else {}),
     }
 
 
@@ -80,9 +81,18 @@ def _arithmetic(training: Training) -> Options:
     }
     if mode:
         arithmetic["torch_compile_mode"] = mode
-    if training.precision == "tf32":
-        arithmetic["tf32"] = True
+    if training.tf32 is not None or training.precision == "tf32":
+        arithmetic["tf32"] = training.tf32 is not False
     return arithmetic
+
+
+def uses_tf32(recipe: Recipe) -> bool:
+    """Returns whether matrix products in 32 bits are rounded: as the recipe says, else as Transformers decides."""
+    training = recipe.training
+    if training.tf32 is not None or training.precision == "tf32":
+        return training.tf32 is not False
+    compiles = sharding.compile_mode(training) is not None and recipe.world_size == 1
+    return compiles and training.precision != "fp16" and recipe.resources.gpus > 0
 
 
 def _early_stopping(training: Training) -> Options:
@@ -95,12 +105,13 @@ def _early_stopping(training: Training) -> Options:
     }
 
 
-def make_deterministic(threads: int | None, deterministic: bool) -> None:
+def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool = False) -> None:
     """Sets what bits depend on, before anything is computed.
 
     Args:
         threads: CPU threads of torch; its own choice when None.
         deterministic: Refuse kernels whose result varies from call to call.
+        tf32: Round what matrix products read in 32 bits.
     """
     # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -115,3 +126,7 @@ def make_deterministic(threads: int | None, deterministic: bool) -> None:
     # a third of a small model's step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    if tf32:
+        # Before Transformers does it, so that the fingerprint says it when a checkpoint is looked at; and by this call,
+        # as after Transformers' alone torch refuses to tell the precision, which `max-autotune` asks for.
+        torch.set_float32_matmul_precision("high")

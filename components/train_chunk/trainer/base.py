@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 
 if TYPE_CHECKING:
+    import torch
+
     # The mixins stand before one of TRL's trainers; alone they have no base, so that `super()` reaches that one.
     from transformers import Trainer as Upstream
 
@@ -23,6 +25,9 @@ Options = dict[str, Any]
 """Keyword arguments of an upstream class."""
 StateDict = dict[str, Any]
 """Tensors and plain values in nested containers, as torch saves them."""
+
+Window = dict[str, list[float]]
+"""What is averaged at the next log, by name."""
 
 OF_EACH = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
@@ -50,6 +55,8 @@ class Resumption:
         digests: Part of the state → its digest when the checkpoint was captured.
         leave_out: Parts not to restore: a negative control for tests of exactness.
         takeover: What a fork's recipe changes in its parent's state.
+        ranks: How many ranks made the checkpoint.
+        strategy: How they had split the state.
         is_reshaped: Whether another number of ranks made the checkpoint.
     """
 
@@ -57,6 +64,8 @@ class Resumption:
     digests: dict[str, str] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
     takeover: Takeover | None = None
+    ranks: int = 1
+    strategy: str = "ddp"
     is_reshaped: bool = False
 
 
@@ -87,7 +96,19 @@ class ChunkTrainer(Upstream):
     @property
     def of_each(self) -> tuple[str, ...]:
         """Parts of the state that differ between ranks."""
+        if self.recipe.parallel.virtual_workers:
+            return ()
         return (*OF_EACH, "method") if self.recipe.training.spec.generates else OF_EACH
+
+    @property
+    def writes_part(self) -> bool:
+        """Whether this rank has a part of the checkpoint to write."""
+        return self.ranks.is_first or not self.recipe.parallel.virtual_workers
+
+    @property
+    def windows(self) -> dict[str, Window]:
+        """TRL's values to be averaged at the next log, by mode; its experimental trainers name them otherwise."""
+        return getattr(self, "_metrics", None) or getattr(self, "_stored_metrics", {})
 
     def checkpoint_folder(self) -> str:
         """Returns where `Trainer` writes the checkpoint of the step it is at."""
@@ -103,6 +124,14 @@ class ChunkTrainer(Upstream):
     def optimizer_state(self) -> StateDict:
         """Returns what the optimizer keeps between steps; of one that is split over ranks, this rank's part."""
         return dict(self.optimizer.state_dict())
+
+    def bare_optimizer(self) -> torch.optim.Optimizer:
+        """Returns torch's optimizer, without what Accelerate wraps it in."""
+        return cast("torch.optim.Optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
+
+    def trained(self) -> list[list[torch.nn.Parameter]]:
+        """Returns the weights that are trained, by group of the optimizer."""
+        return [group["params"] for group in self.optimizer.param_groups if group["params"]]
 
     def num_parts(self) -> int:
         """Returns how many ranks of this machine write a part of the optimizer's state each."""

@@ -17,7 +17,7 @@ from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 from baton.components.train_chunk.trainer.base import Options, StateDict
 from baton.components.train_chunk.trainer.chunked import Setup
 from baton.components.train_chunk.trainer.references import MovingReference, OwnReference, moving
-from baton.components.train_chunk.trainer.turns import InTurns
+from baton.components.train_chunk.trainer.rounds import Rounds
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,7 +44,7 @@ class SeekingRepeatSampler(RepeatSampler):
         yield from super().__iter__()
 
 
-class Completing(InTurns):
+class Completing(Rounds):
     """Mixin for trainers whose model generates: the buffered completions and the place in their cycle are state.
 
     Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -48,7 +49,10 @@ def prepare(
     setup = building.setup(
         context.recipe, context.plan, tokens, folders, output_dir, start_weights=start_weights, evaluates=evaluates
     )
-    return context, building.build(dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})}))
+    setup = dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})})
+    # With virtual workers each process is told that it trains alone.
+    with context.ranks.hidden() if context.recipe.parallel.virtual_workers else contextlib.nullcontext():
+        return context, building.build(setup)
 
 
 def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
@@ -63,7 +67,8 @@ def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: O
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)
     devices.pin(recipe, context.ranks)
-    arguments.make_deterministic(recipe.training.threads, recipe.training.deterministic)
+    training = recipe.training
+    arguments.make_deterministic(training.threads, training.deterministic, tf32=arguments.uses_tf32(recipe))
     tokens = Tokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))
     tokens.fetch(0, num_steps)
     own_code = code.fetch(context.run, folder)

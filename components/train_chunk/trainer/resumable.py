@@ -16,6 +16,7 @@ from baton.components.shared.core import rng
 from baton.components.shared.core.digest import tree_digest
 from baton.components.shared.core.errors import BatonError
 from baton.components.train_chunk.data import distributed_sampler
+from baton.components.train_chunk.trainer import settling
 from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 if TYPE_CHECKING:
@@ -50,12 +51,21 @@ class Resumable(ChunkTrainer):
         # Now, as upstream draws from it before the first step begins.
         self.restored_rng = tree_digest(rng.capture())
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        types = {name: weight.dtype for name, weight in self.model.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # PEFT widens what it loads to 32 bits; on a base in few bits TRL trains it in bfloat16, as it was saved.
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad and weight.dtype != types[name]:
+                weight.data = weight.data.to(types[name])
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if "optimizer" in self.resumption.leave_out:
             return
         if self.resumption.takeover:
             self.resumption.takeover.note(self)
-        super()._load_optimizer_and_scheduler(checkpoint)
+        with settling.settled(self.optimizer) if checkpoint else contextlib.nullcontext():
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if "scaler" not in self.resumption.leave_out:
@@ -68,7 +78,7 @@ class Resumable(ChunkTrainer):
             self.args.output_dir, self._send = place.folder, place.send
             failure: Exception | None = None
             try:
-                super()._save_checkpoint(model, trial)
+                self._write_checkpoint(model, trial)
                 self._join_weights()
             # torch's is a `BaseException`, which `Exception` alone does not catch.
             except (Exception, CheckpointException) as error:
@@ -78,6 +88,10 @@ class Resumable(ChunkTrainer):
             if not self._all_ran_out_of_room(failure, last=place.send is not None):
                 return
             shutil.rmtree(self.checkpoint_folder(), ignore_errors=True)
+
+    def _write_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        """Writes this rank's part of a checkpoint."""
+        super()._save_checkpoint(model, trial)
 
     def _all_ran_out_of_room(self, failure: Exception | None, *, last: bool) -> bool:
         """Tells whether another place is to be tried; False where all ranks have written their part.

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from baton.components.shared.models import trainable
 from baton.components.shared.recipe import Recipe, Training
 from baton.components.train_chunk.trainer import zero
-from baton.components.train_chunk.trainer.base import ChunkTrainer, Options
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
 
 class Sharded(ChunkTrainer):
-    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards."""
+    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
+
+    A checkpoint of one process, which has all as a whole, is split when it is restored.
+    """
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the accelerator.
@@ -32,6 +40,46 @@ class Sharded(ChunkTrainer):
         super().create_accelerator_and_postprocess()
         if on_cpu:
             PartialState().distributed_type = DistributedType.FSDP
+
+    @property
+    def splits(self) -> bool:
+        """Whether the checkpoint is whole, and is to be in shards."""
+        return bool(self.is_fsdp_enabled) and self.resumption.is_reshaped and self.resumption.ranks == 1
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
+    ) -> object:
+        """Prepares; weights that are whole are loaded before, as long as the model is."""
+        if resume_from_checkpoint is not None and self.splits:
+            self.is_fsdp_enabled = False
+            super()._load_from_checkpoint(resume_from_checkpoint)
+            self.is_fsdp_enabled = True
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not self.splits:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not self.splits:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        # Mapped, as each process needs its part alone.
+        saved = torch.load(os.path.join(checkpoint, "optimizer.pt"), weights_only=True, mmap=True)
+        names = {weight: name for name, weight in self.model.named_parameters()}
+        order = [names[weight] for group in self.trained() for weight in group]
+        state: StateDict = {
+            "state": {order[number]: entries for number, entries in saved["state"].items()},
+            "param_groups": [
+                {**group, "params": [order[number] for number in group["params"]]} for group in saved["param_groups"]
+            ],
+        }
+        set_optimizer_state_dict(
+            self.model, self.bare_optimizer(), state, options=StateDictOptions(full_state_dict=True)
+        )
+        self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the weights; of a checkpoint in shards, what else makes a model: configuration and tokenizer."""

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from baton.components.shared.checkpoints import zero
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.trainer import partitions
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     class Stage3(Protocol):
         """The parts of DeepSpeed's stage 3 optimizer that are used."""
 
-        fp16_groups: list[list[Partitioned]]
+        fp16_groups: list[list[Any]]
         fp32_partitioned_groups_flat: list[torch.Tensor]
 
         def checkpoint_event_prologue(self) -> None: ...
@@ -90,6 +91,15 @@ class Zero(ChunkTrainer):
         whole = super().optimizer_state()
         return {name: value for name, value in whole.items() if name not in NOT_KEPT} if self.is_zero else whole
 
+    def trained(self) -> list[list[torch.nn.Parameter]]:
+        """Returns the weights that are trained, by group of the optimizer; of DeepSpeed's, by its rows of values."""
+        if not self.is_zero:
+            return super().trained()
+        optimizer = self.deepspeed.optimizer
+        rows: list[list[torch.nn.Parameter]]
+        rows = optimizer.fp16_groups if _splits_weights(optimizer) else optimizer.bit16_groups
+        return rows
+
     def num_parts(self) -> int:
         """Returns how many ranks of this machine write a part of the optimizer's state each."""
         ranks = Ranks.here()
@@ -136,7 +146,12 @@ class Zero(ChunkTrainer):
         """
         optimizer = self.deepspeed.optimizer
         rank, size = self.args.process_index, self.args.world_size
-        saved = zero.read(os.path.join(checkpoint, zero.file_name(rank)))
+        if self.resumption.is_reshaped:
+            sizes = partitions.sizes(self.trained())
+            of_all = partitions.Saved(checkpoint, self.resumption.ranks, sizes)
+            saved = of_all.part(self.optimizer_state(), partitions.Cut(of_all.stage, sizes, size), rank)
+        else:
+            saved = zero.read(os.path.join(checkpoint, zero.file_name(rank)))
         # DeepSpeed expects the states of all ranks, and reads its own.
         parts: list[StateDict | None] = [None] * size
         parts[rank] = {**saved, "loss_scaler": optimizer.loss_scaler}

@@ -34,6 +34,10 @@ class AwayError(BatonError):
     """The API server does not answer as it should just now."""
 
 
+class NoRoomError(UserError):
+    """The cluster does not give all that a job asks for just now."""
+
+
 class Cluster:
     """One namespace.
 
@@ -72,6 +76,7 @@ class Cluster:
         """Creates a job; False where one of its name is there.
 
         Raises:
+            NoRoomError: a quota does not let it in.
             UserError: Kubernetes refuses it.
         """
         return (
@@ -105,12 +110,14 @@ class Cluster:
         """Returns the pods of a job, as the API server has them."""
         return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
 
-    def warnings(self, name: str) -> list[Warning]:
+    def warnings(self, job: TrainJob) -> list[Warning]:
         """Returns the warnings about a job and what was made for it, oldest first."""
+        name, since = job["metadata"]["name"], job["metadata"].get("creationTimestamp", "")
         listed = self._core.list_namespaced_event
         events: list[Warning] = self._list("list events", listed, field_selector="type=Warning")
+        # The job before it may have had its name. Of an event's time and a job's the one has fractions of a second.
         ours = [event for event in events if event["involvedObject"].get("name", "").startswith(name)]
-        return sorted(ours, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+        return sorted((event for event in ours if _time(event)[:19] >= since[:19]), key=_time)
 
     def tail(self, pod: str, lines: int) -> list[str]:
         """Returns the last lines of a pod's log, none where it is gone."""
@@ -164,6 +171,10 @@ class Cluster:
             raise AwayError(f"the API server of Kubernetes cannot be reached: {error}.") from None
 
 
+def _time(event: Warning) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
 def _message(error: ApiException) -> str:
     try:
         return str(json.loads(error.body)["message"])
@@ -179,7 +190,7 @@ def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError
             remedy=INSTALL,
         )
     if status == 403 and "exceeded quota" in message:
-        return UserError(f"the quota of namespace {namespace} is used up: {message}.", remedy="Raise it, or wait.")
+        return NoRoomError(f"the quota of namespace {namespace} is used up: {message}.", remedy="Raise it, or wait.")
     if status in (401, 403) and "admission webhook" not in message:
         subject = what if " " in what else f"{what} {PLURAL}"
         return UserError(f"the stage's account may not {subject} in {namespace}: {message}.", remedy=RIGHTS)

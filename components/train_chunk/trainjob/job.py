@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.core.patience import attempts, insist
+from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.train_chunk.trainjob import reasons
-from baton.components.train_chunk.trainjob.cluster import AwayError, Cluster
+from baton.components.train_chunk.trainjob.cluster import AwayError, Cluster, NoRoomError
 from baton.components.train_chunk.trainjob.objects import Pod, TrainJob
 from baton.components.train_chunk.trainjob.rank_log import LAST_LINES, RankLog
 
@@ -33,6 +33,16 @@ GONE_WAIT = 180.0
 """Seconds for a job's end after it was deleted: its pods have their grace period."""
 
 
+def patiently(ask: Callable[[], T]) -> T:
+    """Asks the API server until there is an answer.
+
+    Raises:
+        AwayError: there was none for `PATIENCE` seconds.
+    """
+    tries = attempts(PATIENCE, pause=1.0)
+    return insist(ask, AwayError, tries, lambda error, _: logger.warning("%s Asking again.", error))
+
+
 class Job:
     """The job of one attempt at a chunk.
 
@@ -41,6 +51,8 @@ class Job:
         document: The job as it is to be; see `manifest.train_job`.
         siblings: Labels by which all jobs of the chunk are found.
         wait: Seconds that the nodes may take until all run.
+        patience: Seconds for which nodes may have no machine or quota; None where that is a matter of `wait` alone, and
+            a job that no quota lets in fails at once.
         notice: Returns that this stage's machine will be preempted, None while it stays.
     """
 
@@ -51,6 +63,7 @@ class Job:
         siblings: dict[str, str],
         *,
         wait: float,
+        patience: float | None = None,
         notice: Callable[[], str | None],
     ) -> None:
         self.name = document["metadata"]["name"]
@@ -59,13 +72,16 @@ class Job:
         self._document = document
         self._siblings = siblings
         self._wait = wait
+        self._patience = patience
         self._notice = notice
         self._present: list[Pod] = []
         self._pods: dict[str, Pod] = {}
+        self._leftover: set[str] = set()
         self._log: RankLog | None = None
         self._reason = ""
         self._waiting_since: float | None = None
         self._stuck_since: float | None = None
+        self._roomless_since: float | None = None
 
     def run(self) -> bool:
         """Creates the job, or finds it, and follows it to its end.
@@ -74,32 +90,51 @@ class Job:
             Whether it ended by itself: False where this stage must go, or somebody else deleted it.
 
         Raises:
-            BatonError: it failed, does not start, or Kubernetes does not answer.
+            NoRoomError: the cluster does not give as many nodes.
+            LostError: it failed of what another job may be spared.
+            BatonError: it failed otherwise, does not start, or Kubernetes does not answer.
         """
         # First what earlier attempts left of this chunk, but for a job that is this one and still runs: its nodes hold
         # the devices that this one asks for.
-        for other in self._patiently(lambda: self._cluster.jobs(self._siblings)):
-            name = other["metadata"]["name"]
-            over = reasons.condition(other, "Complete") or reasons.condition(other, "Failed")
-            if name != self.name or over or other["metadata"].get("deletionTimestamp"):
+        for other in patiently(lambda: self._cluster.jobs(self._siblings)):
+            name, nodes = other["metadata"]["name"], other["spec"]["trainer"]["numNodes"]
+            if (name, nodes) != (self.name, self.nodes) or reasons.is_over(other):
                 logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
                 self._remove(name)
-        created = self._patiently(lambda: self._cluster.create(self._document))
+        created = self._create()
         # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
         # next attempt, or taken over where it asks for the same.
         with self._deleted_after():
             # The end of its owner before does not end it then.
             if not created and (owners := self._document["metadata"]["ownerReferences"]):
-                self._patiently(lambda: self._cluster.adopt(self.name, owners))
+                patiently(lambda: self._cluster.adopt(self.name, owners))
             events.emit(events.TrainJob(name=self.name, state="created" if created else "found", nodes=self.nodes))
             return self._follow()
+
+    def _create(self) -> bool:
+        """Creates the job; False where it is there.
+
+        Raises:
+            NoRoomError: no quota has let it in for as long as the nodes may have none.
+        """
+
+        def wait(error: NoRoomError, _: Attempt) -> None:
+            if self._notice():
+                raise error
+            self._tell(error.message)
+
+        # On a machine that is lost, pods of the job that had this name before may end late.
+        before = patiently(lambda: self._cluster.pods(self.name))
+        self._leftover = {pod["metadata"]["name"] for pod in before if pod["metadata"].get("deletionTimestamp")}
+        tries = attempts(self._patience or 0.0, pause=POLL)
+        return insist(lambda: patiently(lambda: self._cluster.create(self._document)), NoRoomError, tries, wait)
 
     def _follow(self) -> bool:
         while True:
             if notice := self._notice():
                 logger.warning("%s: TrainJob %s is deleted; its nodes save what they have", notice, self.name)
                 return False
-            job = self._patiently(lambda: self._cluster.job(self.name))
+            job = patiently(lambda: self._cluster.job(self.name))
             if job is None:
                 logger.warning("TrainJob %s is gone: somebody deleted it", self.name)
                 return False
@@ -124,7 +159,8 @@ class Job:
 
     def _look(self) -> None:
         """Takes note of the pods, and follows the first one's log once there is one."""
-        self._present = self._patiently(lambda: self._cluster.pods(self.name))
+        pods = patiently(lambda: self._cluster.pods(self.name))
+        self._present = [pod for pod in pods if pod["metadata"]["name"] not in self._leftover]
         self._pods.update({pod["metadata"]["name"]: pod for pod in self._present})
         first = [pod for pod in self._pods.values() if reasons.index(pod) == 0 and reasons.has_started(pod)]
         if not first:
@@ -136,27 +172,37 @@ class Job:
             self._log = self._log.again()
 
     def _require_start(self, job: TrainJob) -> None:
-        """Says what the nodes wait for, once each time that changes.
+        """Says what the nodes wait for.
 
         Raises:
+            NoRoomError: nodes have had no machine or quota for too long.
             UserError: an image cannot be had, or the time for starting is over.
         """
         pods, now = self._present, time.monotonic()
         if len(pods) >= self.nodes and all(map(reasons.has_started, pods)):
-            self._waiting_since = self._stuck_since = None
+            self._waiting_since = self._stuck_since = self._roomless_since = None
             return
-        if self._waiting_since is None or reasons.condition(job, "Suspended"):  # in a queue, which is nobody's fault
+        is_queued = reasons.condition(job, "Suspended")  # which is nobody's fault
+        if self._waiting_since is None or is_queued:
             self._waiting_since = now
+        has_room = is_queued or (len(pods) >= self.nodes and all(map(reasons.has_place, pods)))
+        self._roomless_since = None if has_room else self._roomless_since or now
         stuck = reasons.not_starting(pods)
         self._stuck_since = (self._stuck_since or now) if stuck else None
         if stuck and self._stuck_since and now - self._stuck_since >= IMAGE_PATIENCE:
             raise UserError(stuck, remedy="Check resources.image, resources.secret and the other names there.")
-        reason = reasons.waiting_for(job, self.nodes, pods, self._patiently(lambda: self._cluster.warnings(self.name)))
+        reason = reasons.waiting_for(job, self.nodes, pods, patiently(lambda: self._cluster.warnings(job)))
         if now - self._waiting_since >= self._wait:
-            raise UserError(
+            raise (NoRoomError if self._roomless_since else UserError)(
                 f"resources.wait_for_nodes is over, {self._wait:.0f} s: {reason}.",
                 remedy="Ask for fewer or other nodes, or give them more time.",
             )
+        if self._patience is not None and self._roomless_since and now - self._roomless_since >= self._patience:
+            raise NoRoomError(reason)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Says what the nodes wait for, once each time that changes."""
         if reason != self._reason:
             self._reason = reason
             logger.info("TrainJob %s: %s", self.name, reason)
@@ -168,7 +214,7 @@ class Job:
         error, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
         first = reasons.first_failed(pods)
         if first and reasons.index(first):
-            lines = self._patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
+            lines = patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
             errors = (event for line in lines if isinstance(event := events.parse(line), events.Error))
             error, tail = next(errors, error), lines[-LAST_LINES:]
         return reasons.failure(job, pods, error, tail)
@@ -195,22 +241,13 @@ class Job:
 
     def _remove(self, name: str) -> None:
         """Deletes a job and waits until it and its pods are gone, as the next one's pods would find no room."""
-        if not self._patiently(lambda: self._cluster.delete(name)):
+        if not patiently(lambda: self._cluster.delete(name)):
             return
         for _ in attempts(GONE_WAIT, pause=1.0):
-            if self._patiently(lambda: self._cluster.job(name)) is None and not self._alive(name):
+            if patiently(lambda: self._cluster.job(name)) is None and not self._alive(name):
                 return
         logger.warning("TrainJob %s is being deleted, and not gone after %.0f s", name, GONE_WAIT)
 
     def _alive(self, name: str) -> bool:
-        pods = self._patiently(lambda: self._cluster.pods(name))
+        pods = patiently(lambda: self._cluster.pods(name))
         return any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods)
-
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """Asks until there is an answer.
-
-        Raises:
-            AwayError: there was none for `PATIENCE` seconds.
-        """
-        tries = attempts(PATIENCE, pause=1.0)
-        return insist(ask, AwayError, tries, lambda error, _: logger.warning("%s Asking again.", error))

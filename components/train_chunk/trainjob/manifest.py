@@ -50,20 +50,24 @@ def labels(run_uri: str, index: int) -> dict[str, str]:
     return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
 
 
-def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> TrainJob:
+def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None, nodes: int | None = None) -> TrainJob:
     """Returns the job of a chunk.
 
     Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
-    same image, nodes and settings.
+    same image, nodes and settings. Where the number of nodes may vary, that is not in the name: an attempt that would
+    be given another number follows the job that trains already.
 
     Args:
         recipe: The run's recipe, with `resources.nodes` above 1.
         run_uri: Address of the run.
         index: Number of the chunk, from 1.
         owner: The stage's pod.
+        nodes: How many nodes, one of `recipe.node_counts`; the most when left out.
     """
-    spec = _spec(recipe, run_uri, index)
+    is_fixed = isinstance(recipe.resources.nodes, int)
+    spec = _spec(recipe, run_uri, index, recipe.max_nodes if is_fixed else 0)
     digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
+    spec["trainer"]["numNodes"] = nodes or recipe.max_nodes
     if kubeflow := kubeflow_run():  # not in the name: a run that is submitted again follows the job that it finds
         spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": kubeflow})
     named = {variable["name"] for variable in spec["trainer"]["env"]}
@@ -83,7 +87,7 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None) -> 
     }
 
 
-def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
+def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> JobSpec:
     resources = recipe.resources
     scope, _, name = resources.runtime.rpartition("/")
     asked = {"cpu": resources.cpu, "memory": resources.memory}
@@ -100,7 +104,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int) -> JobSpec:
             "command": ["python3", "-m", "baton.components.train_chunk"],
             "args": [run_uri, str(index)],
             "env": _environment(recipe),
-            "numNodes": resources.nodes,
+            "numNodes": nodes,
             "numProcPerNode": recipe.processes,
             "resourcesPerNode": {
                 kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values

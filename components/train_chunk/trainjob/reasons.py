@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, LostError, UserError
 from baton.components.shared.core.events import Error
+from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -13,10 +14,13 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 SETTINGS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 OUT_OF_MEMORY = "OOMKilled"
-KILLED = 137
-"""Exit code of a container that got SIGKILL: by the kernel, or at the end of its grace period."""
+KILLED = (137, 143)
+"""Exit codes of a container that got SIGKILL, by the kernel or at the end of its grace period, or SIGTERM."""
 LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 """Reasons of a pod whose node is gone or going."""
+TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local")
+"""What the message of an eviction says where the pod itself took more than it may."""
+DEADLINE = "DeadlineExceeded"
 
 
 def condition(job: Pod | TrainJob, kind: str) -> Condition | None:
@@ -30,6 +34,17 @@ def index(pod: Pod) -> int:
     metadata = pod["metadata"]
     number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
     return int(number or 0)
+
+
+def is_over(job: TrainJob) -> bool:
+    """Tells whether a job has ended, or is being deleted."""
+    ended = condition(job, "Complete") or condition(job, "Failed")
+    return bool(ended or job["metadata"].get("deletionTimestamp"))
+
+
+def has_place(pod: Pod) -> bool:
+    """Tells whether a pod has been given a machine."""
+    return bool(pod["spec"].get("nodeName"))
 
 
 def has_started(pod: Pod) -> bool:
@@ -69,7 +84,7 @@ def first_failed(pods: Iterable[Pod]) -> Pod | None:
 
 
 def failure(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Sequence[str]) -> BatonError:
-    """Returns why a job failed.
+    """Returns why a job failed; a `LostError` where another job may be spared it.
 
     What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
 
@@ -80,20 +95,29 @@ def failure(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Seque
         tail: The last lines of that log.
     """
     again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
-    for pod in sorted(pods, key=index):
+    for pod in sorted(pods, key=lambda pod: (not _took_too_much(pod), index(pod))):
         if line := _befallen(pod):
-            return BatonError(f"{line}.", remedy=again)
-    if first and _ended(first)["exitCode"] == KILLED:
+            return (BatonError if _took_too_much(pod) else LostError)(f"{line}.", remedy=again)
+    if first and _ended(first)["exitCode"] in KILLED:
         where = f"node {index(first)} ({_place(first)})"
-        return BatonError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
+        return LostError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
     if error:
-        kind = UserError if error.exit_code == UserError.exit_code else BatonError
+        kind = UserError if error.exit_code == UserError.exit_code else LostError if error.lost else BatonError
         return kind(error.message)
     if first:
+        kind = LostError if devices.is_broken(" ".join(tail)) else BatonError
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""
-        return BatonError(f"node {index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
+        return kind(f"node {index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
     failed = condition(job, "Failed") or {}
-    return BatonError(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
+    # Where pods have run, and none has an end: they were taken away with their machine.
+    kind = LostError if any(map(has_started, pods)) and failed.get("reason") != DEADLINE else BatonError
+    return kind(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
+
+
+def _took_too_much(pod: Pod) -> bool:
+    """Tells whether a pod was ended for what it took itself, which the next one would take, too."""
+    message = pod["status"].get("message") or ""
+    return _ended(pod).get("reason") == OUT_OF_MEMORY or any(words in message for words in TOO_MUCH)
 
 
 def _befallen(pod: Pod) -> str | None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.recipe.base import seconds
 from baton.components.train_chunk.checkpointing.restore import committed_at_target
 from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.distributed import rendezvous
 from baton.components.train_chunk.distributed.preemption import PreemptionWatch
 from baton.components.train_chunk.outcome import Ending, Outcome
 from baton.components.train_chunk.reporting.scoring import Scoring
+from baton.components.train_chunk.trainjob import elastic
 from baton.components.train_chunk.trainjob.cluster import Cluster
-from baton.components.train_chunk.trainjob.job import Job
-from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
 
 
 def is_wanted(recipe: Recipe) -> bool:
     """Tells whether this process is to create a job; False in the pods of the job itself."""
-    return recipe.resources.nodes > 1 and not rendezvous.is_node()
+    return recipe.max_nodes > 1 and not rendezvous.is_node()
 
 
 def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
@@ -31,20 +31,13 @@ def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None 
         cluster: Where; the cluster that this process is a pod of, when left out.
 
     Raises:
+        LostError: nodes were lost, and another job may train to the target.
         BatonError: the job failed, does not start or ended before its target.
     """
     cluster = cluster or Cluster.here()
     index, target, recipe = context.index, context.target, context.recipe
-    document = train_job(recipe, context.run.uri, index, Owner.here())
     with PreemptionWatch(recipe.chunks.preemption) as watch:
-        job = Job(
-            cluster,
-            document,
-            labels(context.run.uri, index),
-            wait=seconds(recipe.resources.wait_for_nodes),
-            notice=lambda: watch.notice,
-        )
-        ended = job.run()
+        job, ended = elastic.run(cluster, recipe, context.run.uri, index, lambda: watch.notice)
     # The store decides: nodes of a job that was deleted, or left early, may have committed the target all the same.
     committed = committed_at_target(context.store, target)
     if committed and (scoring is None or scoring.is_kept(committed.step)):
@@ -56,4 +49,7 @@ def run(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None 
     newest = context.store.newest()
     notice = watch.notice or "the nodes were preempted"
     events.emit(events.Partial(chunk=index, step=newest.step if newest else 0, of=target, notice=notice))
-    return Outcome.at(Ending.PARTIAL, context.store, newest)
+    outcome = Outcome.at(Ending.PARTIAL, context.store, newest)
+    if watch.notice is None and len(recipe.node_counts) > 1:  # others, or fewer, may be had at once
+        return replace(outcome, interrupted=f"nodes of chunk {index} were preempted, step {outcome.step} is saved.")
+    return outcome

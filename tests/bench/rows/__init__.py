@@ -15,6 +15,7 @@ from tests.bench.rows import (
     slice,
     sweep,
     tokenize,
+    virtual,
 )
 
 ALL: dict[str, ModuleType] = {
@@ -30,6 +31,7 @@ ALL: dict[str, ModuleType] = {
         tokenize,
         slice,
         parallel,
+        virtual,
         sweep,
         scale,
     )

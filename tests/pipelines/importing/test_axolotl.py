@@ -90,6 +90,7 @@ def test_full_fine_tuning_on_conversations(imported: Make):
         "optimizer": "adamw_torch_fused",
         "adam_betas": [0.9, 0.95],
         "precision": "bf16",
+        "tf32": True,
         "gradient_checkpointing": True,
         "activation_offloading": True,
         "liger": True,
@@ -106,7 +107,7 @@ def test_full_fine_tuning_on_conversations(imported: Make):
     assert (recipe.chunks.checkpoint_every, recipe.chunks.keep.last, recipe.evaluation.every) == (50, 3, 50)
     assert recipe.export.checkpoint == "best"
     assert made.keys(Fate.left) >= {"fsdp", "fsdp_config"}
-    assert made.keys(Fate.needless) >= {"tf32"}
+    assert made.draft.carried["tf32"] == "training.tf32"
     assert made.draft.carried["plugins"] == "training.liger"
 
 

@@ -16,7 +16,7 @@ from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import lengths, segments, tokenization
+from baton.components.tokenize import address, lengths, segments, tokenization
 
 UNMERGED = "".join(map(chr, range(33, 127)))
 LIMIT = 16
@@ -188,7 +188,7 @@ def test_tokens_of_another_template_are_others(tmp_path: Path) -> None:
             {"name": "t", "model": {"base": "org/m", "chat_template": template}, "data": {"source": "r.jsonl"}},
             origin="r.yaml",
         )
-        return tokenization.tokens_digest(given, "s", None, None)
+        return address.tokens_digest(given, "s", None, None)
 
     path = tmp_path / "own.jinja"
     path.write_text("{{ messages }}")

@@ -18,7 +18,7 @@ from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import bpe, encoding, tokenization
+from baton.components.tokenize import address, bpe, encoding, tokenization
 from baton.components.tokenize.encoding import IGNORED, encode
 
 PAIRS = [
@@ -266,7 +266,7 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
     recipe = run_of(tmp_path, PAIRS, PAIRS).recipe()
 
     digests = {
-        tokenization.tokens_digest(recipe, *origins)
+        address.tokens_digest(recipe, *origins)
         for origins in [("s", None, None), ("t", None, None), ("s", "b", None), ("s", None, "b")]
     }
 

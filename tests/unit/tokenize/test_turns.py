@@ -22,7 +22,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import card, encoding, tokenization
+from baton.components.tokenize import address, card, encoding, tokenization
 from tests.unit import tiny
 
 Row = dict[str, Any]
@@ -190,9 +190,9 @@ def test_the_address_of_tokens_changes_where_they_do(
     given = recipe(chat_base, **data)
     found = tokenized(given, rows, tmp_path)
     base = loading.model_identity(chat_base)
-    before = tokenization.tokens_digest(given, "digest", base, None)
+    before = address.tokens_digest(given, "digest", base, None)
     assert (found["digest"] != before) is is_new
-    assert found["digest"] == tokenization.tokens_digest(given, "digest", base, None, turned=is_new)
+    assert found["digest"] == address.tokens_digest(given, "digest", base, None, turned=is_new)
 
 
 def test_texts_and_the_conversations_that_they_are_give_the_same_tokens(chat_base: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 
 from baton.components.shared.core import termination
-from baton.components.shared.core.errors import BatonError, MarkedError
+from baton.components.shared.core.errors import BatonError, LostError, MarkedError
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
@@ -92,7 +92,7 @@ def stage(name: str) -> Iterator[None]:
         gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
     except BatonError as error:
         marked = isinstance(error, MarkedError)
-        emit(Error(name, str(error), error.exit_code, marked))
+        emit(Error(name, str(error), error.exit_code, marked, lost=isinstance(error, LostError) or None))
         logger.error("%s", error)
         termination.leave(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why

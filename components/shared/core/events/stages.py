@@ -16,12 +16,14 @@ class Stage(Event, kind="stage"):
 
 
 class Error(Event, kind="error"):
-    """A stage fails. Where it is marked, what it found damaged is made again by a second attempt."""
+    """A stage fails. Where it is marked, what it found damaged is made again by a second attempt; where it is lost, a
+    fresh process may be spared it."""
 
     stage: str
     message: str
     exit_code: int
     marked: bool | None = None
+    lost: bool | None = None
 
 
 class Source(Event, kind="source"):

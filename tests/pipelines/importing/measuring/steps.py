@@ -61,6 +61,7 @@ def shrunk(document: Document, base: str, folder: Path, twin: Path) -> Document:
         section |= {"num_generations": 2, "max_completion_length": 8}
         document["hooks"] = {"source": str(_judges(section, folder))}
     training |= {"batch_size": size, "max_steps": STEPS, "precision": "fp32", "log_every": 1, "workers": 0}
+    training.pop("tf32", None)
     if SPECS[training["method"]].micro_batch_decides_loss:
         training["micro_batch_size"] = size
     data |= {"max_length": length + twins.head_length(base), "split": {"eval": 0.2}, "workers": 1}

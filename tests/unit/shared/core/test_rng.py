@@ -22,3 +22,12 @@ def test_random_numbers_go_on_where_they_were() -> None:
         torch.manual_seed(99)
         draw()
     assert (first, draw()) == expected
+
+
+def test_seeding_seeds_all_and_leaves_no_call_for_later() -> None:
+    later = len(torch.cuda._queued_calls)
+    rng.seed(7)
+    assert len(torch.cuda._queued_calls) == later or torch.cuda.is_available()
+    drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    assert drawn == (random.random(), float(np.random.rand()), float(torch.rand(())))

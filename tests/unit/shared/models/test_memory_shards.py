@@ -82,6 +82,27 @@ def test_ddp_has_all_of_it_and_its_buckets() -> None:
     assert found == {**alone, "gradients on their way": alone["gradients"]}
 
 
+@pytest.mark.parametrize(
+    ("processes", "micro", "copies"),
+    [(1, 2, 1), (1, 1, 2), (2, 2, 0), (2, 1, 1), (4, 2, 0), (4, 1, 0)],
+)
+def test_virtual_workers_hold_a_sum_for_each_level_of_their_tree(processes: int, micro: int, copies: int) -> None:
+    alone = items(recipe(training={"micro_batch_size": micro}))
+    settings = {"processes": processes, "virtual_workers": 4}
+    found = items(recipe(training={"micro_batch_size": micro, "parallel": settings}))
+    more = {"sums of virtual workers": copies * alone["gradients"]} if copies else {}
+    if processes > 1:
+        more["gradients on their way"] = 2 * alone["gradients"]
+    assert found == {**alone, **more}
+
+
+def test_virtual_workers_send_large_gradients_in_few_buckets() -> None:
+    large = {"from_scratch": {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 2}}
+    given = several("ddp", 2, virtual_workers=2)
+    found = items(recipe(model={**large, "tokenizer": {"train": {"vocab_size": 400}}}, **given))
+    assert found["gradients on their way"] == memory.WORKERS_BUCKETS < found["gradients"]
+
+
 def test_offloaded_shards_are_not_on_the_gpu() -> None:
     given = several("fsdp", 2, offload="cpu")
     found = items(recipe(**given, resources={"gpus": 2}))

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import generation, loading, own_tokenizer, pinned, trained, vocabulary
 from baton.components.shared.recipe import Recipe, Tokenizer
-from baton.components.tokenize import bpe, tokenization
+from baton.components.tokenize import address, bpe
 from baton.pipelines.compiling import prepare
 from tests.unit import tiny
 
@@ -295,7 +295,7 @@ def test_recipes_without_changes_keep_their_digests(tiny_base: str) -> None:
     assert trained_here.model_dump() == {"train": {"vocab_size": 300, "min_frequency": 2}, "base": None}
     plain, other = changed(tiny_base, {"base": tiny_base}), changed(tiny_base, {"base": tiny_base, **ADDED})
     assert plain.model_dump(mode="json")["model"]["tokenizer"] == {"train": None, "base": tiny_base}
-    digests = {tokenization.tokens_digest(recipe, "s", "b", "o") for recipe in (plain, other)}
+    digests = {address.tokens_digest(recipe, "s", "b", "o") for recipe in (plain, other)}
     assert len(digests) == 2
 
 

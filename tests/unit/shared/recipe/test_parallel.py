@@ -64,6 +64,25 @@ def test_a_round_has_as_many_completions_whatever_the_processes(overrides: list[
     assert alone.training.round_size == both.training.round_size == passes * both.micro_batch_size_per_process * 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "counts"),
+    [
+        pytest.param(["resources.nodes={min: 1, max: 4}"], [4, 2, 1], id="all"),
+        pytest.param(["resources.nodes={min: 2, max: 7}"], [4, 2], id="bounds"),
+        pytest.param(["resources.nodes={max: 512}", "training.parallel.processes=2"], [4, 2, 1], id="processes"),
+        pytest.param(["resources.nodes={max: 4}", "resources.gpus=8"], [1], id="one"),
+        pytest.param(["resources.nodes=2"], [2], id="fixed"),
+    ],
+)
+def test_the_numbers_of_nodes_that_leave_no_trace(overrides: list[str], counts: list[int]) -> None:
+    found = recipe("training.parallel.virtual_workers=8", *overrides)
+    assert (found.node_counts, found.max_nodes) == (counts, counts[0])
+    assert found.world_size == counts[0] * found.processes
+    assert found.gradient_accumulation_steps * found.micro_batch_size_per_process == 1
+    assert identity(found) == identity(recipe("training.parallel.virtual_workers=8"))
+    assert Recipe.model_validate(found.model_dump(mode="json")) == found
+
+
 def test_the_identity_does_not_depend_on_them() -> None:
     assert identity(recipe("training.parallel.processes=2")) == identity(recipe())
 
@@ -112,6 +131,19 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
         pytest.param(
             ["training.parallel={processes: 2, offload: cpu}"], "offload: only shards are held", id="offload-ddp"
         ),
+        pytest.param(
+            ["resources.nodes={min: 1, max: 5}", "resources.gpus=2"],
+            "from 1 to 5 nodes train the same bits with virtual workers alone; .*virtual_workers, .* to 8, or nodes",
+            id="range",
+        ),
+        pytest.param(
+            ["resources.nodes={min: 3, max: 3}", "training.parallel={virtual_workers: 8, processes: 2}"],
+            r"no number from 3 to 3, times 2 process\(es\) on each, divides the 8 virtual workers; .* 1 or 2 or 4",
+            id="range-without-one",
+        ),
+        pytest.param(["resources.nodes={min: 4, max: 2}"], "resources.nodes: min is 4 and max 2", id="range-falls"),
+        pytest.param(["resources.nodes={min: 2}"], "resources.nodes.max: missing", id="range-open"),
+        pytest.param(["resources.nodes=0"], r"1 problem\(s\):\n.*nodes: Input .* equal to 1", id="no-node"),
         pytest.param(["training.parallel.hang_after=never"], "expected a time such as 30s", id="hang"),
     ],
 )

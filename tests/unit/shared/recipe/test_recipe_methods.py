@@ -250,6 +250,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"training.method": "kto", "training.micro_batch_size": "auto"},
         "training: micro_batch_size: the loss of kto depends on it, so auto would let memory decide what is learned",
     ),
+    "rounding without a GPU": (
+        {"training.tf32": True},
+        "training.tf32: only GPUs round so; set resources.gpus, or leave it and precision: tf32 out",
+    ),
+    "rounding and not": (
+        {"training.precision": "tf32", "training.tf32": False, "resources.gpus": 1},
+        "training: precision: tf32 and tf32: false contradict each other; use precision: fp32",
+    ),
+    "a rate looked for in one process of shards": (
+        {"training.lr_find": {}, "training.parallel": {"strategy": "fsdp", "processes": 2}},
+        "training.lr_find: does not go with training.parallel.strategy fsdp: it tries rates in one process",
+    ),
     "a rate from rewards": (
         {**GRPO, "training.lr_find": {}},
         "training: lr_find: the loss of grpo says nothing about the learning rate; leave it out",
@@ -297,6 +309,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "ones own reward": {"training.method": "grpo", "training.grpo.rewards": "own.rewards:short"},
     "early stopping": {"training.early_stopping": {}, "evaluation.every": 5},
     "exo with smoothing": {"training.method": "dpo", "training.dpo": {"loss": "exo_pair", "label_smoothing": 0.001}},
+    "rounding beside bf16": {"training.precision": "bf16", "training.tf32": True, "resources.gpus": 1},
+    "a rate looked for in one process of several": {"training.lr_find": {}, "training.parallel": {"processes": 2}},
     "few bits": {"model.quantization": {}, "adapter": {}, "resources.gpus": 1},
     "a student from scratch": {
         "model": {"from_scratch": {}, "tokenizer": {"base": "org/large"}},

@@ -87,6 +87,19 @@ def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(w
     assert watchdog._count == 2
 
 
+def test_what_a_process_generates_is_no_forward_pass_where_nothing_is_wrapped(watchdog: Watchdog) -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    watchdog.time_forward(model, model)
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert (watchdog._count, watchdog.take_busy()) == (0, 0.0)
+    model(torch.ones(1, 2))
+    assert watchdog._count == 2
+    assert watchdog.take_busy() > 0
+
+
 def digests(**changed: str) -> dict[str, str]:
     return {name: changed.get(name, "0") for name in PARTS}
 

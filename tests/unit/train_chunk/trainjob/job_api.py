@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -31,6 +32,9 @@ class JobApi:
         refuse: Verb of a request on jobs → status and message of the answer.
         requests: Verb and name of each request on jobs that changed something, in order.
         looks: How often a job was looked at since one was created.
+        admit: Called with each job that is to be created; returns status and message where it is refused.
+        on_create: Called with each job that was created.
+        on_delete: Called with each job that was deleted.
     """
 
     def __init__(self) -> None:
@@ -41,6 +45,9 @@ class JobApi:
         self.refuse: dict[str, tuple[int, str]] = {}
         self.requests: list[tuple[str, str]] = []
         self.looks = 0
+        self.admit: Callable[[dict[str, Any]], tuple[int, str] | None] = lambda job: None
+        self.on_create: Callable[[dict[str, Any]], object] = lambda job: None
+        self.on_delete: Callable[[dict[str, Any]], object] = lambda job: None
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -85,7 +92,7 @@ class JobApi:
             return 200, {"items": self.events}
         if match := re.fullmatch(f"{CORE}/pods/(.*)/log", path):
             lines = self.logs.get(match[1], [])
-            stamped = [f"2026-01-01T00:00:{n:012.9f}Z {line}" if "timestamps" in query else line
+            stamped = [f"2026-01-01T00:00:{n:016.9f}Z {line}" if "timestamps" in query else line
                        for n, line in enumerate(lines)]  # fmt: skip
             return 200, "".join(f"{line}\n" for line in stamped).encode()
         return _status(404, "404 page not found")
@@ -103,11 +110,15 @@ class JobApi:
         if verb == "create":
             if name in self.jobs:
                 return _status(409, f'trainjobs.trainer.kubeflow.org "{name}" already exists')
+            if refusal := self.admit(given):
+                return _status(*refusal)
             self.jobs[name] = given
+            self.on_create(given)
         elif name not in self.jobs:
             return _status(404, f'trainjobs.trainer.kubeflow.org "{name}" not found')
         elif verb == "delete":
             self.pods = []
+            self.on_delete(self.jobs[name])
             return 200, self.jobs.pop(name)
         elif verb == "patch":
             self.jobs[name]["metadata"] |= given["metadata"]

@@ -6,14 +6,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, LostError, UserError
 from baton.components.shared.recipe import recipe_file
 from baton.components.train_chunk.trainjob import job as job_module
 from baton.components.train_chunk.trainjob.cluster import Cluster
@@ -23,20 +23,6 @@ from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, wa
 
 SCRATCH = str(Path(__file__).parents[3] / "recipes" / "scratch.yaml")
 RUN = "s3://baton/runs/demo"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks often, and gives up soon."""
-    for name, seconds in {"POLL": 0.05, "IMAGE_PATIENCE": 0.5, "PATIENCE": 0.3, "LAST_LINES_WAIT": 2.0}.items():
-        monkeypatch.setattr(job_module, name, seconds)
-
-
-@pytest.fixture
-def api() -> Iterator[JobApi]:
-    """A cluster's API."""
-    with JobApi() as found:
-        yield found
 
 
 def _document(owner: Owner | None = None) -> dict[str, Any]:
@@ -199,6 +185,35 @@ def _shot(api: JobApi) -> None:
     api.logs["job-node-0-0-abcde"] = [_error("connection closed by peer", 1)]
 
 
+def _full(api: JobApi) -> None:
+    """What a pod takes too much of, the next one would, too; it says more than another's end for want of it."""
+    api.pod(0, "Failed", reason="Evicted", message="The node was low on resource: memory.")
+    api.pod(1, "Failed", reason="Evicted", message='Usage of EmptyDir volume "shm" exceeds the limit "64Mi".')
+
+
+def _told_to_end(api: JobApi) -> None:
+    api.pod(1, "Failed", containerStatuses=ended(143))
+
+
+def _parted(api: JobApi) -> None:
+    """The first node notices that the second is gone before Kubernetes does."""
+    api.pod(0, "Failed", containerStatuses=ended(1))
+    api.pod(1)
+    fields = {"event": "error", "stage": "train chunk 1", "message": "rank 0 failed: NCCL.", "exit_code": 1}
+    api.logs["job-node-0-0-abcde"] = [f"::baton {json.dumps(fields | {'lost': True})}"]
+
+
+def _without_master(api: JobApi) -> None:
+    api.pod(0, "Failed", containerStatuses=ended(1))
+    api.logs["job-node-0-0-abcde"] = ["torch.distributed.DistNetworkError: The client socket has timed out"]
+
+
+def _vanished(api: JobApi) -> None:
+    """Its machine was deleted, and with it the pods."""
+    api.pod(0)
+    api.pod(1)
+
+
 def _silent(api: JobApi) -> None:
     api.pod(0, "Failed", containerStatuses=ended(3))
     api.logs["job-node-0-0-abcde"] = ["first", "ImportError: libcuda"]
@@ -208,14 +223,19 @@ def _silent(api: JobApi) -> None:
     ("befall", "kind", "message"),
     [
         (_killed, BatonError, r"node 1 \(machine-1\) ran out of memory and was killed"),
-        (_evicted, BatonError, r"node 1 \(machine-1\) was evicted: The node was low on resource"),
-        (_disrupted, BatonError, "node 1 .* was preempted: DeletionByTaintManager: taint x"),
-        (_lost, BatonError, "node 1 .* is lost: Node machine-1 is not responding"),
+        (_evicted, LostError, r"node 1 \(machine-1\) was evicted: The node was low on resource"),
+        (_disrupted, LostError, "node 1 .* was preempted: DeletionByTaintManager: taint x"),
+        (_lost, LostError, "node 1 .* is lost: Node machine-1 is not responding"),
         (_told, UserError, "^no such bucket.$"),
         (_other_told, BatonError, "^its disk is full.$"),
         (_gone, BatonError, "^its disk is full.$"),
-        (_shot, BatonError, r"node 1 \(machine-1\) was killed, by the kernel for its memory or with its machine"),
+        (_shot, LostError, r"node 1 \(machine-1\) was killed, by the kernel for its memory or with its machine"),
         (_silent, BatonError, r"node 0 .* ended with code 3. Its last lines: first \| ImportError: libcuda$"),
+        (_full, BatonError, 'node 1 .* was evicted: Usage of EmptyDir volume "shm" exceeds the limit'),
+        (_told_to_end, LostError, "node 1 .* was killed"),
+        (_parted, LostError, "^rank 0 failed: NCCL.$"),
+        (_without_master, LostError, "node 0 .* ended with code 1. Its last lines: .*DistNetworkError"),
+        (_vanished, LostError, "the TrainJob failed: JobsFailed: it was too slow"),
         (lambda api: None, BatonError, "the TrainJob failed: JobsFailed: it was too slow"),
     ],
 )

@@ -1,0 +1,110 @@
+"""ZeRO's partitions, cut for another number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.components.shared.checkpoints import zero
+from baton.components.shared.core.errors import DamagedError
+from baton.components.train_chunk.trainer.partitions import MASTER, MASTERS, OPTIMIZER, Cut, Piece, Saved, length
+
+GROUPS = [[7, 1, 12], [5, 3]]
+"""Sizes of weights that come out even for no number of processes."""
+
+
+def whole(kind: str) -> list[torch.Tensor]:
+    """Returns the values of each weight, no two of them the same."""
+    first = 1.0 if kind == MASTER else 1000.0
+    return list((torch.arange(28) + first).split([size for group in GROUPS for size in group]))
+
+
+def row(kind: str, pieces: list[Piece]) -> torch.Tensor:
+    """Returns a process's row, laid out value by value."""
+    values: list[float] = []
+    for piece in pieces:
+        values += [*whole(kind)[piece.weight][piece.start : piece.stop].tolist(), *[0.0] * piece.padding]
+    return torch.tensor(values)
+
+
+def state(stage: int, cut: Cut, rank: int) -> dict[str, Any]:
+    """Returns what DeepSpeed has in a process."""
+    rows = cut.rows[rank]
+    lean = [length(pieces) - (pieces[-1].padding if stage == 2 else 0) for pieces in rows]
+    return {
+        MASTERS[stage]: [row(MASTER, pieces)[:real] for pieces, real in zip(rows, lean, strict=True)],
+        OPTIMIZER[stage]: {
+            "state": {
+                number: {"step": torch.tensor(3.0), "exp_avg": row("exp_avg", pieces)}
+                for number, pieces in enumerate(rows)
+            },
+            "param_groups": [{"lr": 0.1, "params": [number]} for number in range(len(rows))],
+        },
+        "partition_count": len(cut.rows),
+    }
+
+
+def saved(stage: int, ranks: int, folder: Path) -> Saved:
+    """Writes what so many processes have, and reads it."""
+    cut = Cut(stage, GROUPS, ranks)
+    for rank in range(ranks):
+        zero.write(str(folder / zero.file_name(rank)), state(stage, cut, rank))
+    return Saved(str(folder), ranks, GROUPS)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16])
+def test_each_value_lies_in_one_place_and_all_rows_are_as_long(stage: int, ranks: int) -> None:
+    cut = Cut(stage, GROUPS, ranks)
+    values = torch.cat([row(MASTER, pieces) for rows in cut.rows for pieces in rows])
+    assert torch.equal(values[values > 0].sort().values, torch.cat(whole(MASTER)))
+    assert len({tuple(length(pieces) for pieces in rows) for rows in cut.rows}) == 1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (3, 2), (2, 16), (16, 3), (2, 1)])
+def test_another_number_of_processes_reads_what_it_would_have_had(
+    stage: int, before: int, after: int, tmp_path: Path
+) -> None:
+    parts = saved(stage, before, tmp_path)
+    cut = Cut(stage, GROUPS, after)
+    for rank in range(after):
+        own = state(stage, cut, rank)
+        made = parts.part({**own, MASTERS[stage]: None}, cut, rank)
+        for mine, expected in zip(made[MASTERS[stage]], own[MASTERS[stage]], strict=True):
+            assert torch.equal(mine[: len(expected)], expected)
+        assert made["partition_count"] == after
+        optimizer, expected = made[OPTIMIZER[stage]], own[OPTIMIZER[stage]]
+        assert optimizer["param_groups"] == expected["param_groups"]
+        for number, entries in expected["state"].items():
+            assert torch.equal(optimizer["state"][number]["exp_avg"], entries["exp_avg"])
+            assert optimizer["state"][number]["step"] == 3
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_one_process_reads_whole_weights(stage: int, tmp_path: Path) -> None:
+    parts = saved(stage, 3, tmp_path)
+    for number, values in enumerate(whole(MASTER)):
+        pieces = [Piece(number, 0, len(values))]
+        assert torch.equal(parts.row(MASTER, pieces), values)
+        assert torch.equal(parts.state(pieces)["exp_avg"], whole("exp_avg")[number])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_parts_of_another_model_are_refused(stage: int, tmp_path: Path) -> None:
+    saved(stage, 2, tmp_path)
+    for groups in ([[7, 1, 40], [5, 3]], [[7, 1], [5, 3]]):
+        with pytest.raises(DamagedError):
+            Saved(str(tmp_path), 2, groups)
+
+
+def test_long_rows_of_stage_3_that_follow_the_number_of_processes(tmp_path: Path) -> None:
+    """DeepSpeed ends a row of stage 3 at so many values of a process: with fewer processes there are more rows."""
+    cut = Cut(3, [[7], [1, 12], [5, 3]], 2)
+    for rank in range(2):
+        zero.write(str(tmp_path / zero.file_name(rank)), state(3, cut, rank))
+    parts = Saved(str(tmp_path), 2, GROUPS)
+    assert torch.equal(parts.row(MASTER, [Piece(2, 0, 12)]), whole(MASTER)[2])
