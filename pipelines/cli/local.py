@@ -7,8 +7,11 @@ import shlex
 import typer
 
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.models import prompting
+from baton.components.shared.models.prompting import Prompting
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run, check_name
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
@@ -81,7 +84,14 @@ def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
     typer.echo(f"model:  {result['model_uri']}")
     for entry in result["exports"][1:]:
         typer.echo(f"{str(entry['format']) + ':':7} {entry['uri']}")
-    typer.echo(f"next:   baton generate {result['model_uri']} --no-chat --prompt {_quoted(prompt[-80:])}")
+    asks = "--chat" if _is_chat(str(result["model_uri"])) else f"--no-chat --prompt {_quoted(prompt[-80:])}"
+    typer.echo(f"next:   baton generate {result['model_uri']} {asks}")
+
+
+def _is_chat(model_uri: str) -> bool:
+    """Whether an exported model was trained on conversations."""
+    folder = Storage(model_uri)
+    return folder.exists(prompting.FILE) and Prompting.read(folder.read(prompting.FILE), model_uri).is_chat
 
 
 def _quoted(text: str) -> str:

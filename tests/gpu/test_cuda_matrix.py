@@ -12,7 +12,6 @@ import torch
 from tests.gpu.cells import PIP, GPUCell, cells
 from tests.gpu.conftest import HAS_GPU
 from tests.resume import test_matrix
-from tests.resume.test_matrix import grid  # noqa: F401
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
@@ -35,7 +34,7 @@ def _marks(cell: GPUCell) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("cell", _params())
 def test_chunks_end_on_the_bits_of_one_run(
     cell: GPUCell,
-    grid: Any,  # noqa: F811
+    grid: Any,
     legs: Any,
     tell: Callable[..., None],
 ) -> None:

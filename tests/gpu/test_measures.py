@@ -15,7 +15,6 @@ from baton.components.shared.runs.documents.training import MicroBatch
 from baton.components.shared.runs.run import Run
 from tests.gpu import cells, measured
 from tests.gpu.conftest import HAS_GPU
-from tests.resume.test_matrix import cut
 
 pytestmark = [pytest.mark.gpu if HAS_GPU else pytest.mark.slow, pytest.mark.timeout(900)]
 Tell = Callable[..., None]
@@ -86,7 +85,7 @@ def test_save_and_restore(size: float, runs: measured.Runs, tell: Tell) -> None:
         pytest.skip(why)
     recipe = runs.recipe(layers=measured.layers_for(size), steps=2, batch_size=2, micro_batch_size=1)
     run = runs.legs.prepare(recipe, f"size-{size:g}".replace(".", "-"))
-    cut(run, [1, 2])
+    runs.legs.cut(run, [1, 2])
     for index in (1, 2):
         runs.chunk(run, index)
     first, second = run.attempts(1)[-1], run.attempts(2)[-1]
@@ -106,7 +105,7 @@ def test_a_resumed_chunk_needs_no_more_memory(optimizer: str, runs: measured.Run
     recipe = runs.recipe(optimizer=optimizer, steps=4)
     name = optimizer.replace("_", "-")
     whole, parts = runs.legs.prepare(recipe, f"{name}-whole"), runs.legs.prepare(recipe, f"{name}-parts")
-    cut(parts, [2, 4])
+    runs.legs.cut(parts, [2, 4])
     uninterrupted = runs.chunk(whole)
     first, resumed = (runs.chunk(parts, index) for index in (1, 2))
     assert [*first["losses"], *resumed["losses"]] == uninterrupted["losses"]

@@ -120,6 +120,7 @@ def test_cards_are_readable_in_a_preview(by_kfp: Path) -> None:
     assert max(len(rows), len(tokens)) < 20_000
 
 
+@pytest.mark.slow
 def test_lineage_is_read_back_from_the_metadata_store(by_kfp: Path, folder: Path, tmp_path: Path) -> None:
     from tests.cluster.graph import Graph
     from tests.cluster.local_tasks import LocalTasks

@@ -16,6 +16,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
+pytestmark = pytest.mark.slow
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 BATON = str(Path(sys.executable).parent / "baton")
 LAST = 4
@@ -99,9 +100,7 @@ def harmed(finished: Finished, kind: str) -> tuple[dict[str, Any], str, list[tup
     return found, shown, attempts
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == BYTES[1] else pytest.mark.slow) for kind in DAMAGE]
-)
+@pytest.mark.parametrize("kind", DAMAGE)
 def test_one_start_makes_a_damaged_checkpoint_anew(kind: str, finished: Finished) -> None:
     _, shown, attempts = harmed(finished, kind)
     assert (2, "done", LAST // 2) in attempts, "from the checkpoint before it"
@@ -109,7 +108,6 @@ def test_one_start_makes_a_damaged_checkpoint_anew(kind: str, finished: Finished
     assert ("goes back once to make it anew" in shown) == (kind in BYTES), shown
 
 
-@pytest.mark.slow
 def test_bytes_that_nobody_has_read_back_are_read_by_the_chunk(finished: Finished) -> None:
     shutil.rmtree(finished.run.storage.key(finished.run.path("proof")))
     _, shown, _ = harmed(finished, BYTES[0])
@@ -117,7 +115,6 @@ def test_bytes_that_nobody_has_read_back_are_read_by_the_chunk(finished: Finishe
     assert "goes back once" not in shown
 
 
-@pytest.mark.slow
 def test_a_whole_run_is_left_as_it_is(finished: Finished) -> None:
     folder = finished.checkpoint()
     found, shown = finished.start()

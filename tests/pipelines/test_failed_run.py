@@ -114,6 +114,7 @@ def test_a_page_is_left_also_where_the_run_cannot_be_read(failed: tuple[Training
         plan.write_text(before)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_forgets_that_it_failed(failed: tuple[Training, int, str]) -> None:
     training, _, _ = failed
     (training.folder / "stops").unlink()
@@ -133,6 +134,7 @@ def _executed(room: str, inputs: dict[str, Any]) -> Any:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_data_split_that_fails_tells_a_run_that_is_there(failed: tuple[Training, int, str]) -> None:
     training, _, _ = failed
     inputs = {"recipe": recipe_file.dumps(training.run.recipe()), "store": str(training.folder / "store")}

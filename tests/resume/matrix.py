@@ -35,6 +35,8 @@ EXPERTS = {
         "config": {"num_local_experts": 4, "num_experts_per_tok": 2},
     },
 }
+TIED = {**SCRATCH, "from_scratch": {**SCRATCH["from_scratch"], "architecture": "gpt2", "config": {}}}  # type: ignore[dict-item]
+"""A model whose head is its embedding."""
 NEW_TOKENS = {
     "tokenizer": {
         "add_tokens": [" Think.", "the value", "fox"],
@@ -158,6 +160,7 @@ def _of_text() -> Iterator[Cell]:
     experts = {"model": EXPERTS, **training(router=router, micro_batch_size=2)}
     yield Cell("pretrain", "full", "mixture of experts", experts, quick=True)
     yield Cell("pretrain", "full", "attention dropout", dropout, needs=("rng",))
+    yield Cell("pretrain", "full", "tied embeddings", {"model": TIED}, quick=True)
     yield Cell(
         "pretrain", "full", "dropout, accumulation, workers", {**dropout, **training(micro_batch_size=2, workers=2)}
     )

@@ -35,7 +35,7 @@ GPT2: Changes = {
 def cells() -> Iterator[Cell]:
     """Each method that takes them with the whole model and an adapter, and what else a step's bits may depend on."""
     for method in READS:
-        yield _cell(method, NAME, quick=method in ("sft", "dpo"))
+        yield _cell(method, NAME, quick=method == "sft")
         yield _cell(method, NAME, adapter(dropout=0.3), weights="lora")
         yield _cell(method, f"{NAME}, one pass", training(micro_batch_size=4 if method == "kto" else 2))
     yield from _of_steps()

@@ -201,6 +201,7 @@ def test_a_sweep_comes_to_the_winner_it_would_have_had(unpacked: Callable[..., C
         assert len(records) == 1, "no trial trains its first chunk again"
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_opened(unpacked: Callable[..., Case]) -> None:
     case = unpacked("export")
     (weights,) = (case.folder / "store/runs/export/export").rglob("model.safetensors")

@@ -63,7 +63,7 @@ def test_chunks_end_on_the_bits_of_one_run(
     assert legs.final(without).meta.state["weights"] != whole["weights"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_every_export_is_the_trained_model(kind: str, grown: dict[str, Run], legs: Any) -> None:
     run = grown[kind]
     for stage in (legs.evaluate, legs.export):

@@ -95,7 +95,9 @@ def start_model(
         attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
-            return auto_class(recipe).from_config(config, dtype=dtype, **attention)
+            model: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
+        model.tie_weights()  # which is left out with the weights, and a head of its own would have no state to restore
+        return model
     model = load_model(base_folder or "", recipe)
     if recipe.model.tokenizer:
         vocabulary.align(vocabulary.grow(model, tokenizer), tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,9 +63,13 @@ class Ranks:
         """Has Accelerate take this process for one that trains alone, where it is set up in the block."""
         names = ("LOCAL_RANK", "WORLD_SIZE")
         kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+        warned = logging.getLogger("transformers.training_args")
+        level = warned.level
+        warned.setLevel(logging.ERROR)  # it warns of the process group that it is not told of
         try:
             yield
         finally:
+            warned.setLevel(level)
             os.environ.update(kept)
 
     def join(self, *, on_gpu: bool) -> None:

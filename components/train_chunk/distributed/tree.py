@@ -36,7 +36,7 @@ class TreeSum:
     def adding(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Adds gradients of a worker's last backward pass to a sum that waits for them, each as soon as it is there.
 
-        So the worker's are not all there at once, beside that sum.
+        So the worker's are not all there at once, beside that sum. `add` must follow, once, before the next worker's.
 
         Args:
             parameters: Those that are trained; each comes to its gradient once in the pass.
@@ -87,7 +87,8 @@ class TreeSum:
 def _plus(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
     if left is None or right is None:
         alone = right if left is None else left
-        return None if alone is None else alone.add_(0.0)  # as in `exchange`: −0 + 0 is 0
+        # As where the other process has the zeros of a parameter that it did not use (`exchange`): −0 + 0 is 0.
+        return None if alone is None else alone.add_(0.0)
     return left.add_(right)
 
 
@@ -110,7 +111,8 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
     ]
     scattered: _Bucket | None = None
     gathered: _Bucket | None = None
-    # Three buckets are there at once: the next is sent while one is added up, and the sum of the one before arrives.
+    # All processes have the same buckets, as they agree on what is used. Three are there at once: the next is sent
+    # while one is added up and the sum of the one before arrives; the last two rounds send nothing.
     for tensors in (*_parts([x for x in whole if x is not None], processes), None, None):
         bucket = _Bucket(tensors, processes) if tensors else None
         if scattered:

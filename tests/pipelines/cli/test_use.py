@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from baton.pipelines.cli.app import app
 
 BATON = str(Path(sys.executable).parent / "baton")
 MAX_NEW_TOKENS = 8
@@ -51,6 +54,13 @@ def adapted(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def _generate(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [BATON, "generate", *words, "--max-new-tokens", str(MAX_NEW_TOKENS)]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def _generate_here(*words: str) -> str:
+    """Runs the command in this process, which has imported what it needs, and returns what it prints."""
+    done = CliRunner().invoke(app, ["generate", *words, "--max-new-tokens", str(MAX_NEW_TOKENS)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def _written(model: str, prompts: list[Any]) -> list[str]:
@@ -108,8 +118,8 @@ def chatty(model: str, tmp_path: Path) -> str:
 
 
 def _answer(model: str, *options: str) -> str:
-    done = _generate(model, "--prompt", "What is 3?", "--output", "json", *options)
-    answer: str = json.loads(done.stdout)["answers"][model]
+    said = _generate_here(model, "--prompt", "What is 3?", "--output", "json", *options)
+    answer: str = json.loads(said)["answers"][model]
     return answer
 
 
@@ -125,7 +135,7 @@ def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: P
     file = tmp_path / "prompts.jsonl"
     rows = [{"messages": [asked]}, {"messages": [long, asked]}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    lines = _generate(chatty, "--file", str(file), "--output", "json").stdout.splitlines()
+    lines = _generate_here(chatty, "--file", str(file), "--output", "json").splitlines()
     answers = [json.loads(line)["answers"][chatty] for line in lines]
     assert answers == [expected["trained"], expected["own system"]]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 RECIPE = Path(__file__).parents[2] / "recipes" / "scratch.yaml"
 HOOK = Path(__file__).parents[1] / "hooks" / "lost.py"
 BATON = str(Path(sys.executable).parent / "baton")
@@ -51,9 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return _digests(found)
 
 
-@pytest.mark.parametrize(
-    "ends", ["killed", pytest.param("device", marks=pytest.mark.slow), pytest.param("store", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("ends", ["killed", "device", "store"])
 def test_a_lost_process_is_followed_by_a_fresh_one_in_its_stage(
     ends: str, mark: Path, tmp_path: Path, undisturbed: dict[int, str]
 ) -> None:
