@@ -7,6 +7,7 @@ has its parts of all weights of a group. What does not come out even is filled u
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -215,11 +216,12 @@ class Saved:
         return torch.cat(parts)
 
     def state(self, pieces: Sequence[Piece]) -> StateDict:
-        """Returns the optimizer's own state of a row that is cut in another way."""
+        """Returns the optimizer's own state of a row that is cut in another way; nothing of it is another row's too."""
         place, _, _ = next(self.cut.places(pieces[0].weight, 0, pieces[0].stop or 1))
         entries = self.optimizer(place.rank)["state"].get(place.row, {})
         return {
-            kind: self.row(kind, pieces) if self.is_row(place.rank, place.row, kind) else value
+            # A copy: optimizers count their steps in place, and one count for several weights would run ahead.
+            kind: self.row(kind, pieces) if self.is_row(place.rank, place.row, kind) else copy.deepcopy(value)
             for kind, value in entries.items()
         }
 

@@ -87,10 +87,16 @@ def test_another_number_of_processes_reads_what_it_would_have_had(
 @pytest.mark.parametrize("stage", [2, 3])
 def test_one_process_reads_whole_weights(stage: int, tmp_path: Path) -> None:
     parts = saved(stage, 3, tmp_path)
+    counts = []
     for number, values in enumerate(whole(MASTER)):
         pieces = [Piece(number, 0, len(values))]
         assert torch.equal(parts.row(MASTER, pieces), values)
         assert torch.equal(parts.state(pieces)["exp_avg"], whole("exp_avg")[number])
+        counts.append(parts.state(pieces)["step"])
+    before = [int(count) for count in counts]
+    for count in counts:  # as an optimizer does
+        count += 1
+    assert [int(count) for count in counts] == [count + 1 for count in before]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
