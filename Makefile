@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-deepspeed test-gpu test-cluster lint rooms format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster lint rooms format typecheck compile golden docs images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ test: setup ## The tests that need no GPU and little time (ARGS="-k name" narrow
 test-all: setup ## The same and the slow ones (on a GPU: make test-gpu)
 	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+MINUTES ?= 60
+KILLS ?= 500
+test-chaos: setup ## A mean hour: kills in all stages, outages, full disks (MINUTES=, KILLS=, SEED=; docs/chaos.md)
+	$(TEST_ENV) $(PY) -m tests.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 # In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
 DEEPSPEED := build/deepspeed
 test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
@@ -63,11 +68,21 @@ test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; inst
 test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
 
+# In a folder of its own: nothing else needs it, and without it `make test` takes threads, a hundred times slower a switch.
+GREENLET := build/greenlet
+SCHEDULES ?= 1000000
+test-schedules: setup ## A million orders of events in a simulated store, and planted faults (SCHEDULES=…; ARGS="--minutes 10")
+	@[ -d $(GREENLET)/greenlet ] || $(PY) -m pip install --quiet --no-deps --target $(GREENLET) greenlet==3.5.6
+	PYTHONPATH=$(CURDIR)/$(GREENLET) $(PY) -m tests.schedules --number $(SCHEDULES) $(ARGS)
+
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \
 	    [ -n "$${!name:-}" ] || { echo "make test-cluster: $$name is not set; tests/cluster/conftest.py says what for." >&2; exit 2; }; \
 	done
 	$(PYTEST) tests/cluster -v $(ARGS)
+
+test-mutants: setup ## Mutants of the code that saves and restores: what share the tests kill (ARGS="--number 400 --seed 2")
+	nice -n 15 env $(TEST_ENV) $(PY) -m tests.mutation $(ARGS)
 
 lint: setup ## ruff, its formatter, who may import whom, and how large the rooms are
 	$(PY) -m ruff check .
@@ -92,9 +107,10 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Write the golden pipeline files anew; read the diff before you commit it
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines -k golden $(ARGS)
 
-docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix from the code
+docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
 	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
+	$(PY) -m tests.resume.controls_table docs/controls.md
 
 IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)

@@ -53,8 +53,12 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
     Raises:
         DamagedError: what is in the store is not what was committed.
     """
+    return promote_in(Run.open(run_uri), index)
+
+
+def promote_in(run: Run, index: int) -> ProofPart | None:
+    """Does what `promote` does, in a run that is open."""
     started = time.time()
-    run = Run.open(run_uri)
     store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
     attempts = run.attempts(index)
     is_last = index >= plan.slots(recipe.chunks.spare)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -17,6 +16,7 @@ from baton.components.data_split.rows import Rejected
 from baton.components.data_split.sides import Sides
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store.storage import Storage
 
@@ -79,7 +79,7 @@ def _raw(outcome: Record | Rejected) -> str:
 def main(recipe_path: str, count: int, side: str | None, target: str) -> None:
     """Writes the first rows as JSON lines."""
     recipe = recipe_file.loads(Path(recipe_path).read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory(prefix="baton-head-") as scratch, open(target, "w", encoding="ascii") as file:
+    with scratch_folder("head") as scratch, open(target, "w", encoding="ascii") as file:
         file.writelines(json.dumps(row) + "\n" for row in head(recipe, count, side, scratch))
 
 

@@ -19,12 +19,12 @@ from baton.components.data_split.sampling import smallest, uses
 from baton.components.data_split.sides import Sides
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.formats import FORMATS
+from baton.components.shared.runs.origins import ORIGINS, OriginsWriter
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 
 SIDES = ("train", "eval", "test")
-VERSION = 1
-"""Of what the digest of a split stands for."""
 
 Placed = Iterator[tuple[Record, str]]
 """Records, each with its side."""
@@ -58,7 +58,10 @@ def split_into(recipe: Recipe, run: Run, scratch: str) -> Split:
     remaining = _resolved(placed, inspection, scratch)
     if recipe.retrain.learnt:
         remaining = replay.replayed(remaining, recipe, run.storage, scratch)
-    written = _write(recipe, remaining, folder)
+    with OriginsWriter(f"{scratch}/{ORIGINS}") if recipe.training.guard else contextlib.nullcontext() as origins:
+        written = _write(recipe, remaining, folder, origins)
+    if origins:
+        run.storage.upload(origins.path, run.path(ORIGINS))
     counts = {
         **written,
         "source": ", ".join(source.uri for source in recipe.data.sources),
@@ -113,13 +116,13 @@ def _resolved(placed: Placed, inspection: Inspection, scratch: str) -> Placed:
         yield record, record.side
 
 
-def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, object]:
-    """Writes the sides, and returns their digest and counts.
+def _write(recipe: Recipe, placed: Placed, folder: str, origins: OriginsWriter | None) -> dict[str, object]:
+    """Writes the sides, and where the rows to train on come from if that is asked for; returns their digest and counts.
 
     The digest is of what is written, and of the settings by which the next stage tells one column from another.
     """
     weights = [source.weight for source in recipe.data.sources]
-    digest = hashlib.sha256(json.dumps([VERSION, recipe.data.extra_columns]).encode())
+    digest = hashlib.sha256(json.dumps([FORMATS["rows"].number, recipe.data.extra_columns]).encode())
     counts = {"rows": 0, **dict.fromkeys(SIDES, 0)}
     with contextlib.ExitStack() as stack:
         files = {side: stack.enter_context(open(f"{folder}/{side}.jsonl", "wb")) for side in SIDES}
@@ -131,6 +134,8 @@ def _write(recipe: Recipe, placed: Placed, folder: str) -> dict[str, object]:
                 digest.update(side.encode() + hashlib.sha256(line).digest())
                 files[side].write(line)
                 counts[side] += 1
+                if origins and side == "train":
+                    origins.add(record.file, record.line)
     return {"digest": digest.hexdigest(), **counts}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from typing import Any
 
 from baton.components.data_split.placement import SIDES, split_into
 from baton.components.shared.core import events
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code, tracking
 from baton.components.shared.runs.documents.data import SplitCounts, SplitData
@@ -36,7 +36,7 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     run.create(recipe)
     code.ship(run, recipe.hooks.source)
     tracking.start(run, recipe)
-    with tempfile.TemporaryDirectory(prefix="baton-split-") as scratch:
+    with scratch_folder("split") as scratch:
         split = split_into(recipe, run, scratch)
     counts = split.counts
     # After the rows are committed: once this is there, a run has its data, and never other ones.

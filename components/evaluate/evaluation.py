@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from baton.components.evaluate import measures, production
 from baton.components.evaluate.evaluation_set import EvaluationSet, Findings
 from baton.components.evaluate.production import Production
 from baton.components.shared.core import events, machine
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import loading, placement, trained
 from baton.components.shared.models.counting import count
 from baton.components.shared.models.metrics import figures
@@ -50,7 +50,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     recipe = run.resolved_recipe()
     machine.require_gpus(recipe.resources.image)
     trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
-    with tempfile.TemporaryDirectory(prefix="baton-evaluate-") as scratch:
+    with scratch_folder("evaluate") as scratch:
         evaluation_set = EvaluationSet(run, recipe, scratch)
         rival = production.find(run, recipe, scratch)
         judged, words, parameters = _judge_all(evaluation_set, rival, scratch)

@@ -17,13 +17,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 from baton.components.export import answers
 from baton.components.export.answers import Answer, Expected, Questions
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.runs.documents.outcome import Finding, LlamaCpp
 
 TOLERANCE = 1e-3
@@ -78,7 +78,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
         "threads": torch.get_num_threads(),
         **request,
     }
-    with tempfile.TemporaryDirectory(prefix="baton-check-") as scratch:
+    with scratch_folder("check") as scratch:
         with open(f"{scratch}/request.json", "w", encoding="utf-8") as file:
             json.dump(document, file)
         arguments = [export_format, folder, f"{scratch}/request.json", f"{scratch}/answers.npz"]

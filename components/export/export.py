@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 
 from baton.components.export import hub, registry
@@ -15,6 +14,7 @@ from baton.components.export.export_source import ExportSource
 from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export, write_card, write_prompting
 from baton.components.shared.core import events
 from baton.components.shared.core.document import Document
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import exportable
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import servers
@@ -42,7 +42,7 @@ def export_run(run_uri: str) -> ExportedModel:
     recipe = run.recipe()
     exportable.check(recipe)
     exportable.check_registry(recipe, servers.address(run, recipe))
-    with tempfile.TemporaryDirectory(prefix="baton-export-") as scratch:
+    with scratch_folder("export") as scratch:
         source = ExportSource(run, recipe, scratch)
         main_format, *others = _order(recipe)
         main = _export(source, main_format, None)
@@ -97,6 +97,7 @@ def _export(source: ExportSource, export_format: str, main: Export | None) -> Ex
         manifest, _ = bundles.publish(run.storage, prefix, target, kind="model", meta=meta.to_json())
         shutil.rmtree(target)
         events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding.words))
+    bundles.clear_others(run.storage, prefix, manifest)
     folder = f"{source.scratch}/fetched-{export_format}"
     return Export(
         uri=run.storage.uri(manifest.path(prefix)),

@@ -6,10 +6,10 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 from typing import Any
 
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import servers, tracking
 from baton.components.shared.runs.documents.outcome import Evaluation, Registered
@@ -95,7 +95,7 @@ def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: di
     logged = client.create_logged_model(experiment, name=MODEL, source_run_id=run_id, tags=tags)
     if run_id:
         client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    with tempfile.TemporaryDirectory(prefix="baton-mlflow-") as scratch:
+    with scratch_folder("mlflow") as scratch:
         copied = shutil.copytree(os.path.abspath(folder), f"{scratch}/model", copy_function=os.symlink)
         about = Model.load(folder)
         about.model_id, about.model_uuid, about.run_id = logged.model_id, logged.model_id, run_id

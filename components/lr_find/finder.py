@@ -7,7 +7,6 @@ trained here is thrown away; the run's first chunk starts from untouched state.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.core.state import Phase
 from baton.components.shared.pages import rendering, svg
 from baton.components.shared.recipe import LRFind
@@ -88,7 +88,7 @@ def find(run_uri: str) -> Finding:
     test = run.read(LearningRate)
     if test is None:
         ramp = Ramp(spec)
-        with tempfile.TemporaryDirectory(prefix="baton-lr-find-") as scratch:
+        with scratch_folder("lr-find") as scratch:
             changed = {
                 "max_steps": spec.steps,
                 "learning_rate": spec.start,

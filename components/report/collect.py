@@ -54,6 +54,7 @@ def collect(run: Run, failure: Failure | None = None) -> Report:
         log=store.history(newest) if newest else [],
         attempts=run.attempts(),
         restarts=run.restarts(),
+        skips=run.skips(),
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
         family=_family(run),

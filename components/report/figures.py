@@ -62,6 +62,7 @@ def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     _mark_levels(ax, report)
     _step_axis(ax, report, canvas)
     _mark_interruptions(ax, report)
+    _mark_skips(ax, report)
     ax.set_ylabel("loss")
     legend = figure.legend(loc="outside upper left", ncols=4 if canvas is svg.WIDE else 2)
     for handle in legend.get_lines():
@@ -187,6 +188,14 @@ def _mark_interruptions(ax: Axes, report: Report) -> None:
         ax.plot(
             steps, [0] * len(steps), "X", ms=8, color=svg.PURPLE, mec="none", clip_on=False,
             transform=ax.get_xaxis_transform(), label="attempt interrupted", zorder=5,
+        )  # fmt: skip
+
+
+def _mark_skips(ax: Axes, report: Report) -> None:
+    if report.skipped:
+        ax.plot(
+            report.skipped, [1] * len(report.skipped), "v", ms=8, color=svg.AMBER, mec="none", clip_on=False,
+            transform=ax.get_xaxis_transform(), label="step skipped", zorder=5,
         )  # fmt: skip
 
 

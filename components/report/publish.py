@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import replace
 
 from baton.components.report.collect import collect
 from baton.components.report.view import Report
 from baton.components.shared.core import events
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.pages import rendered
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import ReportPage
@@ -48,7 +48,7 @@ def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]
 
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
-    with tempfile.TemporaryDirectory(prefix="baton-report-") as folder:
+    with scratch_folder("report") as folder:
         path = f"{folder}/report.html"
         with open(path, "w", encoding="utf-8") as file:
             file.write(html)

@@ -13,6 +13,7 @@ from baton.components.shared.pages.rendered import Rendered
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, Figures
+from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking
 from baton.components.shared.runs.plan import Plan
 
@@ -53,6 +54,7 @@ class Report:
         rendered: How texts became turns of a conversation; None where rows are rendered as they came.
         attempts: At all chunks, those at spare ones that found nothing to do among them.
         restarts: Processes that were lost and followed by another one in their pod.
+        skips: Steps that the run's guard has found, and that are skipped.
         newest: Meta of the newest committed checkpoint.
         log: What training logged up to that checkpoint.
         stages: Seconds by stage, in the pipeline's order.
@@ -78,6 +80,7 @@ class Report:
     log: Sequence[LogEntry] = ()
     attempts: Sequence[ChunkRecord] = ()
     restarts: Sequence[Restart] = ()
+    skips: Sequence[Skip] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
@@ -102,6 +105,12 @@ class Report:
     def steps(self) -> int:
         """Steps up to the newest checkpoint."""
         return self.newest.step if self.newest else 0
+
+    @property
+    def skipped(self) -> Sequence[int]:
+        """Steps that were skipped: those found, those the recipe names, and those of the run that this one forked."""
+        before = self.newest.skips if self.newest else []
+        return sorted({*before, *(skip.step for skip in self.skips)})
 
     @property
     def stopped_before(self) -> int | None:

@@ -60,18 +60,16 @@ def enter(sweep: Sweep, bracket: int) -> list[str]:
     """
     recipe = recipe_file.validate(sweep.document().recipe, origin=sweep.uri)
     trials = list(drawing.trials(sweep, recipe, bracket))
-    prepared = {
-        name: trial_data.documents_of(sweep, name)
-        for name in {trial_data.preparation_name(sweep, own) for _, own in trials}
-    }
+    names = {trial_data.preparation_name(sweep, own) for _, own in trials}
+    prepared = {name: trial_data.prepared(sweep, name) for name in names}
 
     def enter_one(trial_with_recipe: tuple[TrialEntry, Recipe]) -> Run:
         trial, own = trial_with_recipe
-        run, (rows, documents) = sweep.run(trial), prepared[trial_data.preparation_name(sweep, own)]
-        run.create(own)
-        for name, content in documents.items():
+        run, data = sweep.run(trial), prepared[trial_data.preparation_name(sweep, own)]
+        run.create(own, data.made)
+        for name, content in data.documents.items():
             (run.set_once if name in trial_data.DECIDING else run.put)(name, content)
-        run.write_once(make_plan(own, rows))
+        run.write_once(make_plan(own, data.rows))
         return run
 
     runs = bundles.each(enter_one, trials)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 from baton.components.shared.core.document import Json
 from baton.components.shared.forks import forking
 from baton.components.shared.pages import quality_checks
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, SplitData
+from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
+from baton.components.shared.runs.formats import Made
 from baton.components.shared.runs.run import Run
 from baton.components.shared.sweeps.sweep import Sweep
 
@@ -39,8 +41,24 @@ def preparing(recipe: Recipe, own: Recipe) -> Recipe:
     return recipe_file.validate(document, origin=recipe.name)
 
 
-def documents_of(sweep: Sweep, name: str) -> tuple[int, dict[str, Json]]:
-    """Returns the training sequences of prepared data, and what its stages have found, by name of the document."""
+@dataclass(frozen=True)
+class Prepared:
+    """Data that was made for trials.
+
+    Attributes:
+        rows: Training sequences.
+        documents: What its stages have found, by name of the document.
+        made: What it was made with.
+    """
+
+    rows: int
+    documents: dict[str, Json]
+    made: Made
+
+
+def prepared(sweep: Sweep, name: str) -> Prepared:
+    """Returns the data that was made in a run."""
     run = Run(sweep.storage, name)
     documents = {document: run.get(document) for document in CARRIED}
-    return run.plan().rows, {document: content for document, content in documents.items() if content is not None}
+    there = {document: content for document, content in documents.items() if content is not None}
+    return Prepared(run.plan().rows, there, run.need(RunHead).made)

@@ -4,22 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from importlib.metadata import version
 from typing import Any
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import FormatError, UserError
 from baton.components.shared.models import conversing, own_tokenizer
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.data import RunHead, Tokens
+from baton.components.shared.runs.formats import FORMATS, release
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import segments
 
+logger = logging.getLogger("baton")
+
 
 def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> tuple[str, str]:
-    """Returns the address of a run's tokens, and in words which turns its rows get; see `turned`."""
+    """Returns the address of a run's tokens, and in words which turns its rows get; see `turned`.
+
+    A run that has tokens keeps them, where Baton or its libraries would make others by now.
+
+    Raises:
+        FormatError: it would, and the run's are gone or not made yet.
+    """
     words = turned(run, recipe, split, base)
     other = own_tokenizer.other_identity(recipe)
-    return tokens_digest(recipe, split, base_digest, other, turned=bool(words)), words
+    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words))
+    own = run.read(Tokens)
+    if own and own.digest == digest:
+        return digest, words
+    # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
+    if own and bundles.usable_manifest(run.storage, own.prefix):
+        where = run.storage.uri(own.prefix)
+        logger.warning("run %r keeps its tokens, %s; a new run would get others by now", run.name, where)
+        return own.digest, own.rendered
+    is_other = run.need(RunHead).made.number("tokens") != FORMATS["tokens"].number
+    if is_other or (own and bool(own.rendered) != bool(words)):
+        what = f"its tokens, {run.storage.uri(own.prefix)}, are gone" if own else "it has no tokens yet"
+        raise FormatError(
+            f"run {run.name!r} was begun by another release, {what}, and this Baton, {release()}, makes other ones.",
+            remedy="Start the run under another name, or run its tokenize stage with the release that began it.",
+        )
+    return digest, words
 
 
 def tokens_digest(
@@ -35,7 +62,7 @@ def tokens_digest(
         turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
     """
     data = recipe.data
-    made_from = {
+    made_from: dict[str, object] = {
         "split": split,
         "base": base_digest,
         "other": other_digest,
@@ -55,6 +82,8 @@ def tokens_digest(
         # Where a file is cut decides what is packed together, and what the parts are called.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
+    if (number := FORMATS["tokens"].number) > 1:
+        made_from["format"] = number
     if turned:
         made_from["turns"] = {"system": data.system}
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

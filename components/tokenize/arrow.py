@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from baton.components.shared.models import prompt_columns
+from baton.components.shared.models import packing, prompt_columns
 from baton.components.shared.recipe import Data
 from baton.components.tokenize.encoding import Row
 
@@ -40,10 +40,7 @@ def write(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Wri
 
 
 def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
-    """Writes rows joined to sequences of `data.max_length`, a thousand at a time, as TRL's `pack_dataset` does.
-
-    With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
-    end of a thousand is left out, unless there is nothing else.
+    """Writes rows joined to sequences; see `packing.packed`.
 
     Args:
         path: The file.
@@ -51,21 +48,10 @@ def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all:
         data: Says how to pack.
         is_all: Whether the side has no other rows than these.
     """
-    import datasets
     import pyarrow as pa
-    import pyarrow.compute as pc
-    from trl import pack_dataset
 
-    datasets.disable_progress_bars()
     tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
-    if not tables:
-        return Written()
-    rows = datasets.Dataset(pa.concat_tables(tables))
-    strategy = "bfd" if data.packing == "best-fit" else "wrapped"
-    table: pa.Table = pack_dataset(rows, data.max_length, strategy=strategy).data.table
-    if strategy == "wrapped" and not (is_all and len(table) == 1):
-        table = table.filter(pc.equal(pc.list_value_length(table["input_ids"]), data.max_length))
-    return _stream(path, [table.replace_schema_metadata(None)])
+    return _stream(path, [packing.packed(pa.concat_tables(tables), data, is_all=is_all)]) if tables else Written()
 
 
 def _stream(path: str, tables: Iterable[pa.Table]) -> Written:

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from baton.components.shared.models import loading, prompt_columns
+from baton.components.shared.models import loading, packing, prompt_columns
 from baton.components.shared.recipe import Recipe
 from baton.components.tokenize import arrow, card, encoding, seen
 from baton.components.tokenize.encoding import Row
 from baton.components.tokenize.lengths import Fitting
+from baton.components.tokenize.origins import Origins
 from baton.components.tokenize.refusals import Refusals
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ class Made:
 
     Attributes:
         name: The segment's.
-        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, and of a side's first
-            segment `seen`, its first rows as the model sees them.
-        figures: Counts `rows`, `tokens`, `truncated`, `dropped`, those that are `refused`, the `lengths`, and of a
-            side's first segment the `first` sequences; plain values.
+        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, `lines` where those left do
+            not tell which lines they are of, and of a side's first segment `seen`, its first rows as the model sees
+            them.
+        figures: The segment's `first_line`, counts `rows`, `tokens`, `truncated`, `dropped`, those that are `refused`,
+            the `lengths`, and of a side's first segment the `first` sequences; plain values.
     """
 
     name: str
@@ -119,9 +121,11 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *
     fitting, refused = Fitting(recipe), Refusals()
     dropped: list[dict[str, object]] = []
     encode = encoding.BatchEncoder(recipe, tokenizer)
-    batches = _fitted(segment, encode, tokenizer, fitting, refused, dropped)
+    origins = Origins(segment.first_line)
+    batches = _fitted(segment, encode, tokenizer, fitting, refused, dropped, origins)
     path = f"{folder}/{segment.name}.arrow"
-    if recipe.data.packing is True or (recipe.data.packing == "best-fit" and segment.side == "train"):
+    is_packed = packing.packs(recipe.data, segment.side)
+    if is_packed:
         written = arrow.write_packed(path, batches, recipe.data, is_all=segment.is_all)
     else:
         written = arrow.write(path, batches, wide=wide)
@@ -130,7 +134,10 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *
         files["dropped"] = f"{folder}/{segment.name}.jsonl"
         with open(files["dropped"], "w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in dropped)
+    if segment.side == "train" and written.rows and (is_packed or not origins.are_plain):
+        files["lines"] = origins.save(f"{folder}/{segment.name}.npy")
     figures: dict[str, object] = {
+        "first_line": segment.first_line,
         "rows": written.rows,
         "tokens": written.tokens,
         "truncated": fitting.truncated,
@@ -164,6 +171,7 @@ def _fitted(
     fitting: Fitting,
     refused: Refusals,
     dropped: list[dict[str, object]],
+    origins: Origins,
 ) -> Iterator[list[Row]]:
     """Yields batches of rows that can be used, and notes the others."""
     number = segment.first_line
@@ -185,6 +193,7 @@ def _fitted(
                     drop(line, fitted)
                 else:
                     batch.append(fitted)
+                    origins.add(line, fitted)
         number += len(rows)
         if batch:
             yield batch

@@ -38,10 +38,12 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
         if there are any, and `rendered` how texts became turns, if they did.
 
     Raises:
-        UserError: the tokenizer cannot be had or does not fit, no sequence is left, or too many are too long.
+        UserError: the tokenizer cannot be had or does not fit, no sequence is left, too many are too long, or the run
+            was begun by a Baton that this one does not continue.
     """
     started = time.time()
     run = Run.open(run_uri)
+    run.require_continued()
     recipe = run.recipe()
     folders = pinned.fetch(recipe)
     pinned.check_second_model(recipe, folders)
@@ -56,7 +58,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     if manifest is None:
         manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
-    facts = meta.model_dump(mode="json", exclude={"files", "first"}, exclude_unset=True)
+    facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
     if turned:
         facts["rendered"] = turned
@@ -142,9 +144,21 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
     counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
     meta = TokensMeta(
-        **counts, left_out=dict(refused.told), lengths=longest.to_json(), files=rows, first=first, refused=refused.rows
+        **counts,
+        left_out=dict(refused.told),
+        lengths=longest.to_json(),
+        files=rows,
+        first=first,
+        refused=refused.rows,
+        first_lines=_first_lines(done),
     )
     return parts.commit(files, meta.to_json())
+
+
+def _first_lines(done: dict[str, dict[str, Any]]) -> list[int]:
+    """Returns where each file to train on begins; nothing where segments made by an older Baton do not say it."""
+    parts = [part for name, part in done.items() if name.startswith("train-") and part["rows"]]
+    return [part["first_line"] for part in parts] if all("first_line" in part for part in parts) else []
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, bundles.FileEntry]:

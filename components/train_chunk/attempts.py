@@ -1,4 +1,4 @@
-"""A chunk's process, and the next one where it dies of something that a fresh process may be spared.
+"""A chunk's process, and the next one where it dies of something that a fresh process may be spared, or skips.
 
 The stage's own process only watches: whatever ends the one that trains (a signal, a CUDA context that is broken, a
 store that was out of reach), the pod with its GPU stays, and training resumes from the newest checkpoint.
@@ -49,6 +49,8 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     """Runs a chunk in a process of its own, and in another one where that is lost, `chunks.retries` times at most.
 
+    A process that has found a step to skip is not lost: the next one follows at once, and does not count.
+
     Args:
         run_uri: Address of the run.
         index: Number of the chunk.
@@ -66,7 +68,7 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
         number, began = next(tries).number, time.monotonic()
         _note(run_uri, restarts)
         try:
-            outcome = _attempt(run_uri, index, train)
+            outcome = patience.through_skips(lambda: _attempt(run_uri, index, train))
             if not outcome.interrupted or number > (retries := _retries(run_uri)):
                 return outcome
             reason = outcome.interrupted

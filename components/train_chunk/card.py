@@ -16,6 +16,7 @@ from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStor
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.pages import rendering
 from baton.components.shared.pages.cards import Card, Fact
+from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.runs.documents.training import ChunkRecord
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
@@ -41,6 +42,8 @@ class Shown:
     log: list[LogEntry]
     attempt: ChunkRecord | None
     """The last one that trained."""
+    skips: Sequence[Skip] = ()
+    """Steps that the run's guard has found."""
 
     @classmethod
     def of(cls, run_uri: str, index: int, outcome: Outcome) -> Shown:
@@ -51,10 +54,11 @@ class Shown:
             checkpoint = store.read(outcome.step) if outcome.digest else None
             trained = [attempt for attempt in run.attempts(index) if attempt.to_step > attempt.from_step]
             log = store.history(checkpoint) if checkpoint else []
+            skips = run.skips()
         except BatonError as error:
             logger.warning("the page of chunk %d lacks its figures: %s", index, error)
             return cls(run, index, outcome, plan, None, [], None)
-        return cls(run, index, outcome, plan, checkpoint, log, trained[-1] if trained else None)
+        return cls(run, index, outcome, plan, checkpoint, log, trained[-1] if trained else None, skips)
 
     def series(self, key: str) -> Points:
         """Returns the finite values of one logged figure by step."""
@@ -84,6 +88,7 @@ def checkpoint_card(shown: Shown) -> Card:
         "eval_loss": _last(shown.series("eval_loss")),
         "tokens_per_second": shown.tokens_per_second,
         "goodput": work.goodput,
+        "skipped": ", ".join(map(str, shown.checkpoint.meta.skips)) or None,
         "digest": outcome.digest,
         "address": outcome.uri,
     }
@@ -118,6 +123,7 @@ def progress_page(shown: Shown) -> str:
         high=high,
         last=last,
         chunk=[WIDTH * step / last for step in chunk],
+        skipped=[WIDTH * skip.step / last for skip in shown.skips],
         width=WIDTH,
         height=HEIGHT,
         loss=_last(train),

@@ -50,10 +50,11 @@ class TrainContext:
             clock: The launching process's, where it has begun.
 
         Raises:
-            UserError: there is no such chunk.
+            UserError: there is no such chunk, or this Baton does not continue what the run was begun with.
         """
         clock = clock or Clock()
         run = Run.open(run_uri)
+        run.require_continued()
         recipe, plan = run.resolved_recipe(), run.plan()
         slots = plan.slots(recipe.chunks.spare)
         if not 1 <= index <= slots:

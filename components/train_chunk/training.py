@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from baton.components.shared.core.standby import wait
 from baton.components.shared.core.state import Phase
+from baton.components.train_chunk import skipping
 from baton.components.train_chunk.checkpointing import assembly, compatibility
 from baton.components.train_chunk.checkpointing.collective import Services
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.staging import Staging
 from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.distributed.preemption import PreemptionWatch
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog, Watchdog
 from baton.components.train_chunk.inputs import Inputs
@@ -77,7 +77,7 @@ class Attempt:
             # With a notice before the first step there is nothing to save.
             if not attached.manager.leaves_at_once():
                 if restored is None or not restored.is_target:
-                    with devices.watched(lambda: int(trainer.state.global_step)):
+                    with skipping.watched(services, trainer, attached.manager):
                         trainer.train(resume_from_checkpoint=restored.folder if restored else None)
                 services.watchdog.stop()  # from here the ranks wait for the store alone, which has its own patience
                 self._finish(trainer, attached)
@@ -93,7 +93,9 @@ class Attempt:
             self._fetched.models,
             self._staging.folder(0),
             code_folder=self._fetched.code,
-            start_weights=self._restored is None or self._context.recipe.adapter is not None,
+            start_weights=self._restored is None
+            or self._context.recipe.adapter is not None
+            or "weights" in self._leave_out,
             evaluates=True if self._scoring else None,
         )
         return trainer

@@ -83,7 +83,12 @@ class Loaded:
 
 
 def load(uri: str) -> Loaded:
-    """Loads a model onto the GPU, where there is one."""
+    """Loads a model onto the GPU, where there is one.
+
+    Raises:
+        UserError: there is no such model, or this Baton does not read it.
+    """
+    prompting.require_readable(uri)
     model, tokenizer = generation.load(uri)
     trained = prompting.of_model(uri, loading.local_model(uri), tokenizer)
     return Loaded(uri, placement.place(model), tokenizer, trained)
@@ -202,8 +207,9 @@ def servable(uri: str) -> str:
     system turn, and what the template closes an answer with one of the tokens that end it.
 
     Raises:
-        UserError: there is no such model.
+        UserError: there is no such model, or this Baton does not read it.
     """
+    prompting.require_readable(uri)
     folder = loading.local_model(uri)
     tokenizer = loading.load_tokenizer(folder)
     trained = prompting.of_model(uri, folder, tokenizer)

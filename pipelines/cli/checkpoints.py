@@ -122,7 +122,9 @@ def _existing(run_uri: str) -> Run:
 
 
 def _listed(row: results.Listed) -> str:
-    return row.get("problem") or f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}"
+    skips = ", ".join(map(str, row.get("skips", [])))
+    note = f"  without step {skips}" if skips else ""
+    return row.get("problem") or f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}{note}"
 
 
 def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:

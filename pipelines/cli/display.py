@@ -133,6 +133,9 @@ def _warning(event: Event) -> str:
             return (
                 f"{event.reason} Chunk {event.chunk} resumes in a fresh process, {event.attempt} of {event.of} times."
             )
+        case events.StepSkipped():
+            rows = f" Its rows: {event.rows}." if event.rows else ""
+            return f"{event.message} Chunk {event.chunk} resumes before step {event.step} and skips it.{rows}"
         case events.SkippedExport():
             return f"{event.uri} is not used and made anew: {event.reason}"
         case MadeAnew():

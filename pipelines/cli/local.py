@@ -15,7 +15,7 @@ from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import prepare, resumable
 from baton.pipelines.local import results
 
 
@@ -40,6 +40,7 @@ def run(
         loaded = prepare.localise(portable, recipe)
         name = check_name(run_name or prepare.new_run_name(loaded))
         training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
+        resumable.check(loaded, training_run.storage, name)
         if not loaded.phases:
             training_run.require_same(loaded)
         try:

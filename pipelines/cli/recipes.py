@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Guard, Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
@@ -33,10 +33,23 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
         if trials:
             rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
             typer.echo(f"its sweep compares {trials} trials at {rungs} rung(s)")
+        if guard := training.guard:
+            typer.echo(_guarded(guard, by_loss=training.generation is None))
         for line in (*profiles.explained(loaded, chosen), *rendering.report(localised), *memory.report(localised)):
             typer.echo(line)
         for warning in prepare.cluster_warnings(loaded):
             typer.echo(f"on a cluster: {warning}")
+
+
+def _guarded(guard: Guard, *, by_loss: bool) -> str:
+    """Returns what a run's guard does, in words."""
+    limits = (("loss", guard.loss if by_loss else None), ("gradient norm", guard.grad_norm))
+    bounds = [f"{name} is above {times:g} times" for name, times in limits if times]
+    watched = ["loss or gradient norm is not finite"] if guard.nan else []
+    watched += [f"{' or '.join(bounds)} the median of the last {guard.window}"] if bounds else []
+    found = f"at most {guard.max_skips} steps whose {', or whose '.join(watched)}" if watched else ""
+    known = f"step {', '.join(map(str, guard.skip))}" if guard.skip else ""
+    return f"its guard skips {', and '.join(part for part in (found, known) if part)}"
 
 
 def schema() -> None:

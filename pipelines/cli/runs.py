@@ -187,4 +187,5 @@ def _print_tree(family: Family, chosen: str | None) -> None:
 def _steps(member: Member) -> str:
     if member.state == "gone":
         return ""
-    return f"{member.step}/{member.num_steps}" if member.num_steps else str(member.step)
+    reached = f"{member.step}/{member.num_steps}" if member.num_steps else str(member.step)
+    return f"{reached}, {member.skips} skipped" if member.skips else reached

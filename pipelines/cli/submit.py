@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
-from baton.components.shared.runs.run import check_name
 from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
-from baton.pipelines.compiling import fits, prepare, rendering
+from baton.pipelines.compiling import fits, prepare, rendering, resumable
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
@@ -55,7 +54,7 @@ def submit(
         from baton.pipelines.kubeflow import submit as kubeflow
 
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        name = check_name(run_name or prepare.new_run_name(loaded))
+        name = resumable.named(loaded, run_name)
         with packaged_to_fit(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
             post = functools.partial(
                 kubeflow.submit,

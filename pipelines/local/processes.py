@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, SkipError, UserError
 from baton.components.shared.core.events import Error, Event
+from baton.components.shared.core.patience import through_skips as through_skips
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -159,7 +160,7 @@ def require_success(module: str, arguments: Sequence[str], process: Process, fai
 
 def error_of(failure: Error) -> BatonError:
     """Returns the error that a stage told, to be raised here."""
-    kind = UserError if failure.exit_code == UserError.exit_code else BatonError
+    kind = SkipError if failure.skips else UserError if failure.exit_code == UserError.exit_code else BatonError
     return kind(f"{failure.stage}: {failure.message}")
 
 

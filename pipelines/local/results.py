@@ -13,7 +13,8 @@ from baton.components.shared.runs.run import Run
 
 
 class Listed(TypedDict, total=False):
-    """A committed checkpoint; of one with a damaged manifest its `problem`."""
+    """A committed checkpoint; of one with a damaged manifest its `problem`. `skips` are the steps up to it that were
+    skipped, where there are any."""
 
     step: Required[int]
     problem: str
@@ -25,6 +26,7 @@ class Listed(TypedDict, total=False):
     level: str
     bytes: int
     created: str
+    skips: list[int]
 
 
 class Verified(TypedDict):
@@ -37,7 +39,7 @@ class Verified(TypedDict):
 
 
 class Result(TypedDict):
-    """A run's outcome."""
+    """A run's outcome; `skips` are the steps that its guard has found, where there are any."""
 
     run: str
     state: str
@@ -50,6 +52,7 @@ class Result(TypedDict):
     gate: list[Json]
     checkpoints: list[Listed]
     metrics: dict[str, float | None]
+    skips: NotRequired[list[Json]]
 
 
 def result(run: Run) -> Result:
@@ -70,7 +73,7 @@ def result(run: Run) -> Result:
     store = CheckpointStore(run)
     newest = next(store.whole(), None)
     losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
-    return {
+    told: Result = {
         "run": run.name,
         "state": state if done else "failed",
         "run_uri": run.uri,
@@ -83,6 +86,9 @@ def result(run: Run) -> Result:
         "checkpoints": [{"step": row["step"], "uri": row["uri"], "digest": row["digest"]} for row in checkpoints],
         "metrics": {**metrics, **({"train_loss_first": losses[0], "train_loss_last": losses[-1]} if losses else {})},
     }
+    if skips := run.skips():
+        told["skips"] = [skip.to_json() for skip in skips]
+    return told
 
 
 def list_checkpoints(run: Run) -> list[Listed]:
@@ -95,19 +101,18 @@ def list_checkpoints(run: Run) -> list[Listed]:
 
     for checkpoint in store.committed(note_damaged):
         meta = checkpoint.meta
-        rows.append(
-            {
-                "step": checkpoint.step,
-                "uri": store.uri(checkpoint),
-                "digest": meta.digest,
-                "finished": meta.finished,
-                "parent": meta.parent.step if meta.parent else None,
-                "chunk": meta.chunk,
-                "level": meta.restored.level,
-                "bytes": checkpoint.bytes,
-                "created": meta.created,
-            }
-        )
+        row: Listed = {
+            "step": checkpoint.step,
+            "uri": store.uri(checkpoint),
+            "digest": meta.digest,
+            "finished": meta.finished,
+            "parent": meta.parent.step if meta.parent else None,
+            "chunk": meta.chunk,
+            "level": meta.restored.level,
+            "bytes": checkpoint.bytes,
+            "created": meta.created,
+        }
+        rows.append({**row, "skips": meta.skips} if meta.skips else row)
     return rows[::-1]
 
 

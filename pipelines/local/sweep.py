@@ -140,7 +140,7 @@ class LocalSweep:
         heard = self._named(trial, partial(self._stand_by, run, waiting))
         for attempt in range(1, TRIES + 1):
             try:
-                self._chunk(run, index, heard)
+                processes.through_skips(partial(self._chunk, run, index, heard))
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):

@@ -6,13 +6,14 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from random import Random
 from typing import TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.errors import DamagedError, SkipError
 from baton.components.shared.core.events import Event
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -159,7 +160,7 @@ class Drill:
             tracker.heard(event)
             self._on_event(event)
 
-        processes.run(module, arguments, heard, self.launch)
+        processes.through_skips(partial(processes.run, module, arguments, heard, self.launch))
         for phase, seconds in tracker.seconds.items():
             self.usual.setdefault(phase, []).extend(seconds)
 
@@ -196,8 +197,14 @@ class Drill:
             until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
 
         Returns:
-            Whether it ended by itself.
+            Whether it ended by itself, and not to skip a step that it has found.
         """
+        try:
+            return self._attempted(run, module, index, deck, until)
+        except SkipError:  # the undisturbed run has ended, so this one, which finds the same, does
+            return False
+
+    def _attempted(self, run: Run, module: str, index: int, deck: Deck, until: int) -> bool:
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
         if module == TRAIN_CHUNK and (number := next(self._turns, None)):
             turns.share(run, self.recipe, number)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NotRequired, TypedDict
 
 from baton.components.shared.checkpoints.store import CheckpointStore
@@ -15,7 +16,7 @@ from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import warm
-from baton.pipelines.local.processes import TRAIN_CHUNK, prepare
+from baton.pipelines.local.processes import TRAIN_CHUNK, prepare, through_skips
 from baton.pipelines.local.processes import run as start
 from baton.pipelines.proving import turns
 
@@ -138,7 +139,7 @@ def _variant(
     for index in range(1, count + 1):
         if processes:
             turns.share(run, chunked, processes[(index - 1) % len(processes)])
-        start(TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch)
+        through_skips(partial(start, TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch))
     return outcome(run, count)
 
 

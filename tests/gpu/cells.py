@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.resume.matrix import LORA, NEW_TOKENS, WRITES, Cell
+from tests.resume.matrix import LORA, NEW_TOKENS, WRITES, Cell, dropping
 
 GPU: dict[str, Any] = {"resources": {"gpus": 1}}
 QLORA: dict[str, Any] = {"adapter": {**LORA, "dropout": 0.1}, "model": {"quantization": {"compute_dtype": "bfloat16"}}}
@@ -27,11 +27,13 @@ class GPUCell:
         cell: The cell.
         package: A package that it needs beside the lock's, None for none.
         no_half: Why a CPU cannot run it or need not, empty where it does.
+        needs: Parts of the state without which it is not exact: its negative control.
     """
 
     cell: Cell
     package: str | None = None
     no_half: str = ""
+    needs: tuple[str, ...] = ("optimizer", "scheduler")
 
     @property
     def half(self) -> Cell:
@@ -52,7 +54,9 @@ def cells() -> Iterator[GPUCell]:
     for method in ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo"):
         elsewhere = "" if method == "sft" else ELSEWHERE
         yield _cell(method, "full", "cuda", no_half=elsewhere)
-        yield _cell(method, "lora", "cuda bf16 dropout", {**_adapter(), **_bf16()}, needs=RNG, no_half=elsewhere)
+        yield _cell(
+            method, "lora", "cuda bf16 dropout", dropping(method, 0.2, precision="bf16"), needs=RNG, no_half=elsewhere
+        )
         scaled = _training(precision="fp16", fp16_initial_scale=2.0**30)
         yield _cell(method, "full", "cuda fp16", scaled, needs=("scaler",), no_half="gradients are scaled on GPUs")
     yield from _in_few_bits()
@@ -65,7 +69,15 @@ def cells() -> Iterator[GPUCell]:
 def _in_few_bits() -> Iterator[GPUCell]:
     for method in ("sft", "dpo", "grpo"):
         elsewhere = "" if method == "sft" else "sft shows what is held in few bits"
-        yield _cell(method, "lora", "nf4", {**QLORA, **_bf16()}, needs=RNG, package=BITS, no_half=elsewhere)
+        yield _cell(
+            method,
+            "lora",
+            "nf4",
+            {**QLORA, **dropping(method, 0.1, precision="bf16")},
+            needs=RNG,
+            package=BITS,
+            no_half=elsewhere,
+        )
     grown = {**QLORA, "model": {**QLORA["model"], **NEW_TOKENS}}
     yield _cell("sft", "lora", "nf4 new tokens", {**grown, **_bf16()}, needs=RNG, package=BITS)
     eight = {**QLORA, "model": {"quantization": {"bits": 8}}}
@@ -88,7 +100,7 @@ def _arithmetic() -> Iterator[GPUCell]:
     yield _cell("sft", "full", "activation offloading", offloaded, no_half="activations are in the host's memory")
     yield _cell("sft", "full", "liger", _bf16(liger=True), package=LIGER, no_half="its kernels are for GPUs")
     yield _cell(
-        "dpo", "lora", "liger", {**_adapter(), **_bf16(liger=True)}, needs=RNG, package=LIGER,
+        "dpo", "lora", "liger", dropping("dpo", 0.2, precision="bf16", liger=True), needs=RNG, package=LIGER,
         no_half="its kernels are for GPUs",
     )  # fmt: skip
 
@@ -104,11 +116,9 @@ def _attention() -> Iterator[GPUCell]:
 
 
 def _cell(
-    method: str, weights: str, feature: str, changes: Any = None, *, package: str | None = None, no_half: str = "",
-    **settings: Any,
+    method: str, weights: str, feature: str, changes: Any = None, **settings: Any
 ) -> GPUCell:  # fmt: skip
-    cell = Cell(method, weights, feature, {**(changes or {}), **GPU}, quick=True, **settings)
-    return GPUCell(cell, package, no_half)
+    return GPUCell(Cell(method, weights, feature, {**(changes or {}), **GPU}, quick=True), **settings)
 
 
 def _training(**settings: Any) -> dict[str, Any]:
@@ -117,7 +127,3 @@ def _training(**settings: Any) -> dict[str, Any]:
 
 def _bf16(**settings: Any) -> dict[str, Any]:
     return _training(precision="bf16", **settings)
-
-
-def _adapter() -> dict[str, Any]:
-    return {"adapter": {**LORA, "dropout": 0.2}}

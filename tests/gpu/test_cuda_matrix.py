@@ -40,7 +40,14 @@ def test_chunks_end_on_the_bits_of_one_run(
 ) -> None:
     each = cell.cell if HAS_GPU else cell.half
     test_matrix.test_chunks_end_on_the_bits_of_one_run(each, grid, legs)
-    tell("same bits", f"{each.steps} steps in 1 and 4 chunks; without {', '.join(each.needs)} others")
+    states = []
+    for left_out in ((), cell.needs):
+        run = legs.prepare(grid(each), f"{each.name}-{'-'.join(left_out) or 'nothing'}-left-out")
+        legs.cut(run, (each.steps // 2, each.steps))  # one resume has to show it
+        legs.train(run, leave_out=left_out)
+        states.append(legs.final(run).meta.state)
+    assert states[0]["weights"] != states[1]["weights"]
+    tell("same bits", f"{each.steps} steps in 1 and 4 chunks; without {', '.join(cell.needs)} others")
 
 
 @pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"])

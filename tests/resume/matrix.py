@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe.methods import SPECS
 
 LORA = {"type": "lora", "r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 PLUS = {"prompt": "question", "completion": "good"}
@@ -52,6 +53,9 @@ WRITES = {
 }
 """Rewards that an untrained model's completions differ in."""
 
+GREEDY = {"lr_scheduler": "greedy", "lr_scheduler_options": {"patience": 2, "factor": 0.5}}
+"""What it counts in a run's middle decides the learning rate soon after."""
+
 TEACHER = "-teacher"
 """What the folder of the base is followed by in that of a second model; stands for the whole path in a cell."""
 
@@ -83,7 +87,6 @@ class Cell:
         weights: `full`, `lora` or `freeze`.
         feature: What is looked at; its name in the table.
         changes: What the recipe has for it.
-        needs: Parts of the state without which this cell is not exact: its negative control.
         quick: Whether it belongs to `make test`.
         steps: Optimizer steps, two or three epochs of them.
     """
@@ -92,14 +95,16 @@ class Cell:
     weights: str
     feature: str
     changes: Changes = field(default_factory=dict)
-    needs: tuple[str, ...] = ("optimizer", "scheduler")
     quick: bool = False
     steps: int = 19
 
     @property
-    def has_control(self) -> bool:
-        """Whether it is shown that without what it needs the comparison fails."""
-        return self.quick or " x2" in self.feature
+    def middle(self) -> int:
+        """The step from which negative controls resume: inside a pass, and where there are such, a round, an average
+        and the patience of early stopping."""
+        if "early stopping" in self.feature:
+            return 2
+        return 11 if self.steps > 12 else 5
 
     @property
     def name(self) -> str:
@@ -111,14 +116,15 @@ def cells() -> Iterator[Cell]:
     """Yields the whole matrix."""
     for method in METHODS:
         yield Cell(method, "full", "plain", quick=True)
-        yield Cell(method, "lora", "dropout", adapter(dropout=0.3), needs=("rng",), quick=method in ("sft", "grpo"))
+        yield Cell(method, "lora", "dropout", dropping(method, 0.3), quick=method in ("sft", "grpo"))
         yield Cell(method, "full", "accumulation", training(micro_batch_size=2))
         yield Cell(method, "full", "gradient checkpointing", training(gradient_checkpointing=True))
         yield Cell(method, "full", "workers", training(workers=2))
+        yield Cell(method, "full", "skipped steps", training(guard={"skip": [1, 6, 7, 13]}))
         if method != "distillation":  # its teacher would need the tokens
             held = training(**{method: {**WRITES, "beta": 0.1}}) if method in ("grpo", "rloo") else {}
             yield Cell(method, "full", "new tokens", {"model": NEW_TOKENS, **held})
-            yield Cell(method, "lora", "new tokens", {"model": NEW_TOKENS, **adapter(dropout=0.2)}, needs=("rng",))
+            yield Cell(method, "lora", "new tokens", {"model": NEW_TOKENS, **dropping(method, 0.2)})
     for method in ("sft", "dpo"):
         yield Cell(method, "full", "early stopping", _early(), quick=method == "sft")
         yield Cell(method, "full", "group by length", training(group_by_length=True), quick=method == "sft")
@@ -127,7 +133,7 @@ def cells() -> Iterator[Cell]:
         yield Cell(method, "freeze", "last layer", training(trainable={"last_layers": 1, "patterns": ["norm"]}))
         yield Cell(method, "full", "groups", _groups())
         yield Cell(method, "full", "compile", training(compile=True, compile_optimizer=True))
-        yield Cell(method, "lora", "bf16", {**adapter(dropout=0.1), **training(precision="bf16")})
+        yield Cell(method, "lora", "bf16", dropping(method, 0.1, precision="bf16"))
     yield from _of_text()
     yield from _of_references()
     yield from _of_generation()
@@ -145,21 +151,22 @@ def _of_text() -> Iterator[Cell]:
     by = {"data": {"extra_columns": ["level"]}, **training(curriculum={"by": "level"})}
     yield Cell("sft", "full", "curriculum by column", by)
     yield Cell("sft", "full", "best-fit packing", {"data": {"packing": "best-fit", "max_length": 96}}, quick=True)
-    yield Cell("sft", "full", "neftune", training(neftune_alpha=5.0), needs=("rng",), quick=True)
-    yield Cell("sft", "full", "log windows", training(log_every=4))
+    yield Cell("sft", "full", "neftune", training(neftune_alpha=5.0), quick=True)
+    for method in ("sft", "orpo", "cpo"):
+        yield Cell(method, "full", "log windows", training(log_every=4))
     for optimizer in ("adafactor", "rmsprop", "adagrad", "sgd", "adamw_torch_fused"):
         yield Cell("sft", "full", optimizer.replace("_", " "), training(optimizer=optimizer))
     for scheduler in ("cosine", "cosine_with_restarts", "inverse_sqrt", "warmup_stable_decay"):
         options = {"num_decay_steps": 3} if scheduler == "warmup_stable_decay" else {}
         settings = {"lr_scheduler": scheduler, "lr_scheduler_options": options, "warmup_steps": 2}
         yield Cell("sft", "full", scheduler.replace("_", " "), training(**settings))
-    greedy = {**training(lr_scheduler="greedy"), "evaluation": {"every": 2}}
+    greedy = {**training(**GREEDY), "evaluation": {"every": 2}}
     yield Cell("sft", "full", "greedy", greedy)
     dropout = {"model": SCRATCH}
     router = {"balance": 0.02, "unevenness": 0.1, "z": 0.001}
     experts = {"model": EXPERTS, **training(router=router, micro_batch_size=2)}
     yield Cell("pretrain", "full", "mixture of experts", experts, quick=True)
-    yield Cell("pretrain", "full", "attention dropout", dropout, needs=("rng",))
+    yield Cell("pretrain", "full", "attention dropout", dropout)
     yield Cell("pretrain", "full", "tied embeddings", {"model": TIED}, quick=True)
     yield Cell(
         "pretrain", "full", "dropout, accumulation, workers", {**dropout, **training(micro_batch_size=2, workers=2)}
@@ -168,8 +175,8 @@ def _of_text() -> Iterator[Cell]:
 
 def _of_references() -> Iterator[Cell]:
     sync = {"every": 2, "mix": 0.5}
-    yield Cell("dpo", "full", "moving reference", training(dpo={"sync_reference": sync}), needs=("method",), quick=True)
-    yield Cell("kto", "full", "moving reference", training(kto={"sync_reference": sync}), needs=("method",))
+    yield Cell("dpo", "full", "moving reference", training(dpo={"sync_reference": sync}), quick=True)
+    yield Cell("kto", "full", "moving reference", training(kto={"sync_reference": sync}))
     for loss in ("hinge", "ipo", "robust", "apo_zero", "discopop", "sigmoid_norm"):
         settings = {"loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0}
         yield Cell("dpo", "full", f"loss {loss}", training(dpo=settings))
@@ -186,22 +193,19 @@ def _of_references() -> Iterator[Cell]:
 def _of_generation() -> Iterator[Cell]:
     for method in ("grpo", "rloo"):
         twice = training(**{method: {**WRITES, "num_iterations": 3}})
-        yield Cell(method, "full", "three iterations", twice, needs=("method",), quick=method == "grpo")
+        yield Cell(method, "full", "three iterations", twice, quick=method == "grpo")
         longer = training(micro_batch_size=2, **{method: {**WRITES, "steps_per_generation": 4}})
-        yield Cell(method, "full", "long rounds", longer, needs=("method",))
+        yield Cell(method, "full", "long rounds", longer)
         held = training(**{method: {**WRITES, "beta": 0.1}})
         yield Cell(method, "full", "reference", held)
         follows = {**WRITES, "beta": 0.1, "sync_reference": {"every": 2, "mix": 0.5}}
-        yield Cell(method, "full", "moving reference", training(**{method: follows}), needs=("method",))
-        yield Cell(method, "lora", "three iterations", {**adapter(dropout=0.2), **twice}, needs=("method",))
+        yield Cell(method, "full", "moving reference", training(**{method: follows}))
+        yield Cell(method, "lora", "three iterations", {**adapter(dropout=0.2), **twice})
     gain = {"rewards": [{"use": "information_gain", "weight": 1.0}, "length"]}
     yield Cell("grpo", "full", "information gain", training(grpo={**WRITES, **gain}))
 
 
 def _of_teachers() -> Iterator[Cell]:
-    halves = training(micro_batch_size=2)
-    yield Cell("distillation", "full", "kept completions", halves, needs=("method",), quick=True)
-    yield Cell("distillation", "full", "drawn completions", needs=("rng",), quick=True)
     for name, beta in (("forward", 0.0), ("between", 0.5)):
         yield Cell("distillation", "full", f"divergence {name}", training(distillation={"beta": beta}))
 
@@ -211,7 +215,7 @@ def _of_hooks() -> Iterator[Cell]:
     yield Cell("sft", "full", "random collator", {"hooks": hooks}, quick=True)
     yield Cell("sft", "full", "random collator in workers", {"hooks": hooks, **training(workers=2)})
     stateful = {"callbacks": [{"use": "tests.resume.own:Cooling", "options": {"factor": 0.9}}]}
-    yield Cell("sft", "full", "stateful callback", {"hooks": stateful}, needs=("callbacks",), quick=True)
+    yield Cell("sft", "full", "stateful callback", {"hooks": stateful}, quick=True)
     yield Cell("sft", "full", "own loss", {"hooks": {"loss": "tests.resume.own:doubled_loss"}})
     yield Cell("sft", "full", "own trainer", {"hooks": {"trainer": "tests.resume.own:Clumsy"}})
 
@@ -224,15 +228,23 @@ def adapter(**settings: Any) -> Changes:
     return {"adapter": {**LORA, **settings}}
 
 
+def dropping(method: str, share: float, **settings: Any) -> Changes:
+    """Returns an adapter with dropout, which preference methods would switch off, and settings of `training`."""
+    own = SPECS[method].settings
+    if own and "disable_dropout" in own.model_fields and own.model_fields["disable_dropout"].default:
+        settings[method] = {**settings.get(method, {}), "disable_dropout": False}
+    return {**adapter(dropout=share), **training(**settings)}
+
+
 def _early() -> Changes:
-    stopping = {"early_stopping": {"patience": 2, "threshold": 10.0}}
+    stopping = {"early_stopping": {"patience": 3, "threshold": 10.0}}
     return {**training(**stopping), "evaluation": {"every": 1}}
 
 
 def _plateau() -> Changes:
     settings = {
         "lr_scheduler": "reduce_lr_on_plateau",
-        "lr_scheduler_options": {"patience": 0, "factor": 0.5, "threshold": 1.0},
+        "lr_scheduler_options": {"patience": 1, "factor": 0.5, "threshold": 0.9},
     }
     return {**training(**settings), "evaluation": {"every": 2}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.resume.matrix import METHODS, SCRATCH, WRITES, Cell, Changes, adapter, training
+from tests.resume.matrix import METHODS, SCRATCH, WRITES, Cell, Changes, dropping, training
 
 
 def cells() -> Iterator[Cell]:
@@ -25,7 +25,7 @@ def cells() -> Iterator[Cell]:
     yield _both("grpo", "ddp x2, groups over both", grpo={**WRITES, "num_generations": 4})
     for method in ("grpo", "rloo"):
         thrice = {method: {**WRITES, "num_iterations": 3}}
-        yield _both(method, "ddp x2, three iterations", needs=("method",), **thrice)
+        yield _both(method, "ddp x2, three iterations", **thrice)
 
 
 def _both(
@@ -34,10 +34,9 @@ def _both(
     changes: Changes | None = None,
     *,
     weights: str = "full",
-    needs: tuple[str, ...] = ("optimizer", "scheduler"),
     **settings: Any,
 ) -> Cell:
     """Returns a cell of two processes by the strategy that its feature begins with."""
-    both = training(parallel={"strategy": feature.partition(" ")[0], "processes": 2}, **settings)
-    noisy = adapter(dropout=0.3) if weights == "lora" else {}
-    return Cell(method, weights, feature, {**(changes or {}), **noisy, **both}, needs, steps=12)
+    settings["parallel"] = {"strategy": feature.partition(" ")[0], "processes": 2}
+    both = dropping(method, 0.3, **settings) if weights == "lora" else training(**settings)
+    return Cell(method, weights, feature, {**(changes or {}), **both}, steps=12)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.resume import matrix_virtual, test_virtual_writes
+from tests.resume import matrix_virtual
 from tests.resume.matrix import METHODS, Cell, cells
 
 INTRODUCTION = """\
@@ -18,14 +18,15 @@ Each cell is a recipe of 19 steps, two epochs or more. The test trains it once i
 once in four processes whose ends are drawn at random, each restoring what the one before left; logged losses and every
 part of the state (weights, optimizer, scheduler, random state, position, callbacks, log, what the method keeps) must be
 the same, byte for byte.
-● is part of `make test`, with a negative control: a part of the state is left out, and the comparison must fail.
-○ is part of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says otherwise.
+● is part of `make test`, ○ of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says
+otherwise.
 DDP ×2 and FSDP ×2 are two processes that train together, for 12 steps: the chunk that is never stopped has two, and so
-has each of the four. These cells have negative controls too.
+has each of the four.
 Virtual workers are four (or as many as the row says) that one, two and four processes share, changing from
 chunk to chunk (1→4→2), for 8 steps, where the chunk that is never stopped has one; plain cells also in one chunk of two
-and four, and as 4→1→2. Their negative controls are in `test_virtual.py`. The methods that write what they learn from
-have theirs in `test_virtual_writes.py`.
+and four, and as 4→1→2. What else would leave a trace of the number of processes is in `test_virtual.py`, and for
+methods that write what they learn from in `test_virtual_writes.py`.
+That each part of the state matters is shown for each cell: [negative controls](controls.md).
 
 """
 
@@ -62,31 +63,30 @@ flash-attn. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same 
 def markdown() -> str:
     """Returns the page."""
     features: dict[str, dict[str, Cell]] = {}
-    for cell in (*cells(), *matrix_virtual.cells(), *_writing()):
-        weights = "" if cell.weights == "full" else f" ({cell.weights})"
-        features.setdefault(cell.feature + weights, {})[cell.method] = cell
+    for cell in all_cells():
+        features.setdefault(shown(cell), {})[cell.method] = cell
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"
     rows = [
-        f"| {_shown(feature)} | {' | '.join(_mark(found.get(method)) for method in METHODS)} |"
+        f"| {feature} | {' | '.join(_mark(found.get(method)) for method in METHODS)} |"
         for feature, found in features.items()
     ]
     count = sum(len(found) for found in features.values())
     return f"{INTRODUCTION}{head}" + "\n".join(rows) + f"\n\n{count} cells.\n{NOT_HERE}{ON_A_GPU}"
 
 
-def _writing() -> Iterator[Cell]:
-    """Yields the cells of virtual workers whose model writes what it learns from."""
-    for name, (method, changes) in test_virtual_writes.CELLS.items():
-        features = [feature for feature in name.split(", ")[1:] if feature != "lora"]
-        weights = "lora" if "adapter" in changes else "full"
-        yield Cell(method, weights, ", ".join([matrix_virtual.NAME, *features]), changes)
+def all_cells() -> Iterator[Cell]:
+    """Yields the cells of both tables."""
+    yield from cells()
+    yield from matrix_virtual.cells()
+    yield from matrix_virtual.writing()
 
 
-def _shown(feature: str) -> str:
-    """Returns a feature's name as people write it."""
+def shown(cell: Cell) -> str:
+    """Returns a cell's feature as people write it, its weights in brackets."""
+    feature = cell.feature
     for name in ("ddp", "fsdp"):
         feature = feature.replace(f"{name} x2", f"{name.upper()} ×2")
-    return feature
+    return feature if cell.weights == "full" else f"{feature} ({cell.weights})"
 
 
 def _mark(cell: Cell | None) -> str:

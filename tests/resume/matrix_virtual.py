@@ -6,11 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from baton.components.shared.recipe.methods import SPECS
-from tests.resume.matrix import EXPERTS, METHODS, NEW_TOKENS, SCRATCH, Cell, Changes, adapter, merge, training
+from tests.resume.matrix import (
+    EXPERTS,
+    GREEDY,
+    LORA,
+    METHODS,
+    NEW_TOKENS,
+    SCRATCH,
+    WRITES,
+    Cell,
+    Changes,
+    dropping,
+    merge,
+    training,
+)
 
 NAME = "virtual workers"
 READS = tuple(method for method in METHODS if not SPECS[method].generates)
-"""The methods whose rows are given; `test_virtual_writes.py` has the others."""
+"""The methods whose rows are given; `WRITING` has the others."""
 STEPS = 8
 TARGETS = (2, 5, 8)
 """Ends of chunks, of which most are inside a pass over the rows; most passes have three steps."""
@@ -31,12 +44,39 @@ GPT2: Changes = {
     },
 }
 
+STEPS_OF_WRITING = 9
+ENDING = {**WRITES, "max_completion_length": 24}
+"""So long that some completions end, and workers write more or fewer tokens."""
+SPANNING = {**ENDING, "num_generations": 3, "steps_per_generation": 12}
+"""Rounds of three passes where a step has two, and an epoch of nine passes: they begin, and chunks end, anywhere."""
+DROPOUT: Changes = {"adapter": {**LORA, "dropout": 0.3}}
+
+WRITING: dict[str, tuple[str, Changes]] = {
+    "grpo": ("grpo", training(grpo=ENDING)),
+    "grpo, two iterations": ("grpo", training(grpo={**ENDING, "num_iterations": 2})),
+    "grpo, two rounds a step": ("grpo", training(grpo={**ENDING, "steps_per_generation": 8}, micro_batch_size=2)),
+    "grpo, lora": ("grpo", {**DROPOUT, **training(grpo={**ENDING, "beta": 0.1})}),
+    "grpo, evaluation": ("grpo", {**training(grpo=ENDING), "evaluation": {"every": 2}}),
+    "grpo, means": ("grpo", training(grpo={**SPANNING, "loss": "grpo", "top_entropy": 0.5})),
+    "grpo, reference that moves": (
+        "grpo",
+        training(grpo={**SPANNING, "beta": 0.1, "sync_reference": {"every": 2, "mix": 0.5}}),
+    ),
+    "grpo, bf16": ("grpo", training(grpo=SPANNING, precision="bf16", gradient_checkpointing=True)),
+    "grpo, information gain": ("grpo", training(grpo={**ENDING, "rewards": ["length", "information_gain"]})),
+    "rloo": ("rloo", training(rloo=SPANNING)),
+    "rloo, lora": ("rloo", {**DROPOUT, **training(rloo=ENDING)}),
+    "distillation": ("distillation", {}),
+    "distillation, lora": ("distillation", {**DROPOUT, "evaluation": {"every": 2}}),
+}
+"""The methods whose model writes what it learns from: name → method and settings."""
+
 
 def cells() -> Iterator[Cell]:
     """Each method that takes them with the whole model and an adapter, and what else a step's bits may depend on."""
     for method in READS:
         yield _cell(method, NAME, quick=method == "sft")
-        yield _cell(method, NAME, adapter(dropout=0.3), weights="lora")
+        yield _cell(method, NAME, dropping(method, 0.3), weights="lora")
         yield _cell(method, f"{NAME}, one pass", training(micro_batch_size=4 if method == "kto" else 2))
     yield from _of_steps()
     yield from _of_text()
@@ -48,7 +88,7 @@ def _of_steps() -> Iterator[Cell]:
     for number in (2, 8):
         yield _cell("sft", f"{NAME}, {number}", training(parallel={"virtual_workers": number}))
     for method in ("sft", "dpo"):
-        held = {"early_stopping": {"patience": 2, "threshold": 10.0}}
+        held = {"early_stopping": {"patience": 3, "threshold": 10.0}}
         yield _cell(method, f"{NAME}, early stopping", {**training(**held), "evaluation": {"every": 1}})
         yield _cell(method, f"{NAME}, group by length", training(group_by_length=True))
         yield _cell(method, f"{NAME}, plateau", {**training(**_plateau()), "evaluation": {"every": 2}})
@@ -60,8 +100,8 @@ def _of_steps() -> Iterator[Cell]:
         yield _cell(method, f"{NAME}, gradient checkpointing", training(gradient_checkpointing=True))
         yield _cell(method, f"{NAME}, loaders", training(workers=2))
         yield _cell(method, f"{NAME}, log windows", training(log_every=3))
-        yield _cell(method, f"{NAME}, bf16", {**adapter(dropout=0.1), **training(precision="bf16")}, weights="lora")
-        yield _cell(method, f"{NAME}, new tokens", {"model": NEW_TOKENS, **adapter(dropout=0.2)}, weights="lora")
+        yield _cell(method, f"{NAME}, bf16", dropping(method, 0.1, precision="bf16"), weights="lora")
+        yield _cell(method, f"{NAME}, new tokens", {"model": NEW_TOKENS, **dropping(method, 0.2)}, weights="lora")
     last = training(trainable={"last_layers": 1, "patterns": ["norm"]})
     yield _cell("sft", f"{NAME}, last layer", last, weights="freeze")
     for optimizer in ("adafactor", "sgd", "adamw_torch_fused"):
@@ -75,7 +115,7 @@ def _of_text() -> Iterator[Cell]:
     for ramp in ("linear", "exponential", "step"):
         curriculum = {"ramp": ramp, "start": 0.3, "until": 0.8}
         yield _cell("sft", f"{NAME}, curriculum {ramp}", training(curriculum=curriculum))
-    yield _cell("sft", f"{NAME}, greedy", {**training(lr_scheduler="greedy"), "evaluation": {"every": 2}})
+    yield _cell("sft", f"{NAME}, greedy", {**training(**GREEDY), "evaluation": {"every": 2}})
     router = {"balance": 0.02, "unevenness": 0.1, "z": 0.001}
     for method in ("sft", "pretrain"):
         yield _cell(method, f"{NAME}, mixture of experts", {"model": EXPERTS, **training(router=router)})
@@ -106,8 +146,23 @@ def _of_references() -> Iterator[Cell]:
 def _plateau() -> dict[str, Any]:
     return {
         "lr_scheduler": "reduce_lr_on_plateau",
-        "lr_scheduler_options": {"patience": 0, "factor": 0.5, "threshold": 1.0},
+        "lr_scheduler_options": {"patience": 1, "factor": 0.5, "threshold": 0.9},
     }
+
+
+def writing() -> Iterator[Cell]:
+    """Yields the cells of `WRITING`."""
+    for name, (method, changes) in WRITING.items():
+        features = [feature for feature in name.split(", ")[1:] if feature != "lora"]
+        yield writer(method, changes, feature=", ".join([NAME, *features]))
+
+
+def writer(method: str, changes: Changes, *, workers: int | None = 4, processes: int = 1, feature: str = NAME) -> Cell:
+    """Returns a cell of two passes a step for each worker, whose model writes."""
+    parallel = {"virtual_workers": workers, "processes": processes, "hang_after": "2m"}
+    whole = training(batch_size=8, micro_batch_size=1, parallel=parallel)
+    merge(whole, changes)
+    return Cell(method, "lora" if "adapter" in changes else "full", feature, whole, steps=STEPS_OF_WRITING)
 
 
 def still(method: str) -> Cell:

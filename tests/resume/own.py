@@ -25,12 +25,12 @@ class NoisyCollator:
 
     def __init__(self, tokenizer: Any, share: float = 0.2) -> None:
         self.pad = DataCollatorForSeq2Seq(tokenizer)
-        self.share = share
+        self.size, self.share = len(tokenizer), share
 
     def __call__(self, rows: list[Any]) -> Any:
         batch = self.pad(rows)
         hit = torch.rand(batch["input_ids"].shape) < self.share
-        batch["input_ids"] = torch.where(hit, torch.randint_like(batch["input_ids"], 300), batch["input_ids"])
+        batch["input_ids"] = torch.where(hit, torch.randint_like(batch["input_ids"], self.size), batch["input_ids"])
         return batch
 
 
@@ -80,7 +80,44 @@ def doubled_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None, fact
 
 
 class Clumsy:
-    """Draws a random number in each step."""
+    """Weighs each loss by a random number."""
 
-    def training_step(self, *arguments: Any, **options: Any) -> Any:
-        return super().training_step(*arguments, **options) * (1 + torch.rand(()) / 10)  # type: ignore[misc]
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        return super().compute_loss(*arguments, **options) * (1 + torch.rand(()) / 10)  # type: ignore[misc]
+
+
+def planted(trainer: Any, loss: Any) -> Any:
+    """Spoils the loss of some steps, in the last of several processes; with virtual workers in each pass."""
+    is_here = trainer.recipe.parallel.virtual_workers or trainer.ranks.rank == trainer.ranks.size - 1
+    if not trainer.model.training or not is_here:
+        return loss
+    step = trainer.state.global_step + 1
+    factor = {2: float("nan"), 6: 40.0}.get(step, 1.0)
+    # The loss stays as it is, and its gradient does not.
+    return loss * factor + (100 * (loss - loss.detach()) if step == 8 else 0.0)
+
+
+class Planted:
+    """Spoils some steps."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        return planted(self, super().compute_loss(*arguments, **options))  # type: ignore[misc]
+
+
+class PlantedFirst:
+    """Spoils the first step."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*arguments, **options)  # type: ignore[misc]
+        trainer: Any = self
+        return loss * float("nan") if trainer.model.training and not trainer.state.global_step else loss
+
+
+class Marked:
+    """Finds no loss for rows with a tilde."""
+
+    def compute_loss(self, model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *rest, **options)  # type: ignore[misc]
+        trainer: Any = self
+        mark = trainer.processing_class.convert_tokens_to_ids("~")
+        return loss * float("nan") if trainer.model.training and (inputs["input_ids"] == mark).any() else loss

@@ -71,6 +71,7 @@ def test_evaluations_by_epoch_are_those_of_one_run(recipes: dict[str, Recipe], l
         evaluation__per_epoch=2,
         chunks__checkpoints_per_epoch=1,
         chunks__keep={"last": 9},
+        chunks__wait_for_commit=True,
         **plateau,
         **options,
     )

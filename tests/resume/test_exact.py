@@ -26,17 +26,6 @@ def test_chunks_end_on_the_bits_of_one_run(
     assert set(legs.final(run).meta.restored.checked.values()) == {"match", "absent"}
 
 
-@pytest.mark.parametrize("name", ["scratch", "lora"])
-def test_without_the_random_state_the_bits_differ(
-    name: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
-) -> None:
-    run = legs.prepare(legs.changed(recipes[name], chunks__count=3), f"{name}-no-rng")
-    legs.train(run, leave_out=("rng",))
-    assert legs.final(run).meta.restored.checked["rng"] == "left out"
-    assert legs.losses(run) != legs.losses(undisturbed[name])
-    assert legs.final(run).meta.state["weights"] != legs.final(undisturbed[name]).meta.state["weights"]
-
-
 def test_saving_inside_a_chunk_changes_nothing(
     recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:

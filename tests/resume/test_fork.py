@@ -79,12 +79,6 @@ def test_other_cuts_and_what_decides_no_bits_change_none(parent: Run, forked: Ca
     }
 
 
-def test_without_the_random_state_a_fork_ends_elsewhere(parent: Run, legs: Any) -> None:
-    run = forking.fork(parent, 5, "same-no-rng").run
-    legs.train(run, leave_out=("rng",))
-    assert legs.final(run).meta.state["weights"] != legs.final(parent).meta.state["weights"]
-
-
 def test_a_learning_rate_holds_from_the_forks_first_step(
     parent: Run, forked: Callable[..., Run], legs: Any, tmp_path: Any
 ) -> None:

@@ -134,6 +134,8 @@ def test_no_room_to_stage_falls_back_and_says_so(
         assert code == 0, printed
         assert said in printed
     assert os.listdir(tiny_folder) == []
+    restored = legs.final(run).meta.restored
+    assert (restored.step, restored.skipped) == (run.plan().targets[0], [])
     _require_undisturbed(run, undisturbed, legs)
 
 

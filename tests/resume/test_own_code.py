@@ -32,13 +32,6 @@ def test_chunks_of_the_example_end_on_the_bits_of_one_run(own: Recipe, legs: Any
     assert legs.final(parts).meta.restored.checked["callbacks"] == "match"
 
 
-def test_without_its_state_the_callback_starts_anew(own: Recipe, legs: Any) -> None:
-    whole, parts = legs.prepare(legs.changed(own, chunks__count=1), "whole"), legs.prepare(own, "parts")
-    legs.train(whole)
-    legs.train(parts, leave_out=("callbacks",))
-    assert legs.losses(parts) != legs.losses(whole)
-
-
 def test_changed_code_is_another_run(own: Recipe, legs: Any) -> None:
     legs.prepare(own, "mine")
     with (Path(str(own.hooks.source)) / "own.py").open("a", encoding="utf-8") as file:

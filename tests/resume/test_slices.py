@@ -100,14 +100,6 @@ def test_without_one_of_its_files_a_chunk_does_not_train(recipe: Recipe, legs: A
 
 
 @pytest.mark.slow
-def test_without_the_random_state_the_bits_differ(recipe: Recipe, whole: Run, legs: Any) -> None:
-    run = prepare(legs.changed(recipe, chunks__count=3), "blocks-no-rng", legs)
-    legs.train(run, leave_out=("rng",))
-    assert legs.losses(run) != legs.losses(whole)
-    assert legs.final(run).meta.state["weights"] != legs.final(whole).meta.state["weights"]
-
-
-@pytest.mark.slow
 def test_a_chunk_that_must_go_further_back_fetches_more(recipe: Recipe, whole: Run, legs: Any) -> None:
     """Its newest checkpoint seems usable until it is read."""
     settings = {"chunks__count": 2, "chunks__checkpoint_every": 3, "chunks__wait_for_commit": True}

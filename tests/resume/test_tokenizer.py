@@ -22,8 +22,6 @@ CHANGES = {
 NEW = ["Return", "def ", "<s>"]
 KINDS = {"full": {"adapter": None}, "lora": {}}
 """What is trained: all weights, or an adapter with dropout."""
-CONTROLS = {"full": ("optimizer", "scheduler"), "lora": ("rng",)}
-"""What a chunk has to restore to end on the same bits."""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +51,10 @@ def recipe(kind: str, recipes: dict[str, Recipe], legs: Any, count: int) -> Reci
 def test_chunks_end_on_the_bits_of_one_run(
     kind: str, grown: dict[str, Run], recipes: dict[str, Recipe], legs: Any
 ) -> None:
-    whole = legs.final(grown[kind]).meta.state
     run = legs.prepare(recipe(kind, recipes, legs, 2), f"grown-{kind}-2")
     legs.train(run)
     assert legs.final(run).meta.restored.step == run.plan().targets[0]
-    assert legs.final(run).meta.state == whole
-    without = legs.prepare(recipe(kind, recipes, legs, 2), f"grown-{kind}-without")
-    legs.train(without, leave_out=CONTROLS[kind])
-    assert legs.final(without).meta.state["weights"] != whole["weights"]
+    assert legs.final(run).meta.state == legs.final(grown[kind]).meta.state
 
 
 @pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.slow), "lora"])

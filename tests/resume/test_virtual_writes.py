@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from pathlib import Path
 from typing import Any
@@ -11,38 +10,15 @@ import pytest
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
-from tests.resume import matrix
-from tests.resume.matrix import LORA, WRITES, Cell, Changes, training
+from tests.resume import matrix, matrix_virtual
+from tests.resume.matrix import WRITES, Changes, training
+from tests.resume.matrix_virtual import ENDING, SPANNING, WRITING
+from tests.resume.matrix_virtual import STEPS_OF_WRITING as STEPS
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 9
 CHANGING = {1: 2, 4: 5, 2: STEPS}
 """Processes of each chunk, and its end."""
-ENDING = {**WRITES, "max_completion_length": 24}
-"""So long that some completions end, and workers write more or fewer tokens."""
-SPANNING = {**ENDING, "num_generations": 3, "steps_per_generation": 12}
-"""Rounds of three passes where a step has two, and an epoch of nine passes: they begin, and chunks end, anywhere."""
-DROPOUT: Changes = {"adapter": {**LORA, "dropout": 0.3}}
-
-CELLS: dict[str, tuple[str, Changes]] = {
-    "grpo": ("grpo", training(grpo=ENDING)),
-    "grpo, two iterations": ("grpo", training(grpo={**ENDING, "num_iterations": 2})),
-    "grpo, two rounds a step": ("grpo", training(grpo={**ENDING, "steps_per_generation": 8}, micro_batch_size=2)),
-    "grpo, lora": ("grpo", {**DROPOUT, **training(grpo={**ENDING, "beta": 0.1})}),
-    "grpo, evaluation": ("grpo", {**training(grpo=ENDING), "evaluation": {"every": 2}}),
-    "grpo, means": ("grpo", training(grpo={**SPANNING, "loss": "grpo", "top_entropy": 0.5})),
-    "grpo, reference that moves": (
-        "grpo",
-        training(grpo={**SPANNING, "beta": 0.1, "sync_reference": {"every": 2, "mix": 0.5}}),
-    ),
-    "grpo, bf16": ("grpo", training(grpo=SPANNING, precision="bf16", gradient_checkpointing=True)),
-    "grpo, information gain": ("grpo", training(grpo={**ENDING, "rewards": ["length", "information_gain"]})),
-    "rloo": ("rloo", training(rloo=SPANNING)),
-    "rloo, lora": ("rloo", {**DROPOUT, **training(rloo=ENDING)}),
-    "distillation": ("distillation", {}),
-    "distillation, lora": ("distillation", {**DROPOUT, "evaluation": {"every": 2}}),
-}
 
 
 @pytest.fixture
@@ -57,10 +33,7 @@ def prepared(tmp_path: Path, base_model: str) -> Any:
     source = matrix.write_rows(tmp_path)
 
     def find(method: str, changes: Changes, processes: int, workers: int | None = 4) -> Recipe:
-        parallel = {"virtual_workers": workers, "processes": processes, "hang_after": "2m"}
-        settings = training(batch_size=8, micro_batch_size=1, parallel=parallel)
-        matrix.merge(settings, copy.deepcopy(changes))
-        cell = Cell(method, "full", "virtual", settings, steps=STEPS)
+        cell = matrix_virtual.writer(method, changes, workers=workers, processes=processes)
         return matrix.recipe(cell, str(tmp_path / "store"), base_model, source)
 
     return find
@@ -98,9 +71,9 @@ def test_chunks_of_any_number_of_processes_end_on_the_bits_of_one(trained: Any, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", WRITING)
 def test_every_method_that_writes_ends_on_the_same_bits(cell: str, trained: Any, legs: Any) -> None:
-    method, changes = CELLS[cell]
+    method, changes = WRITING[cell]
     runs = [trained(method, changes, chunks) for chunks in ({1: STEPS}, {2: STEPS}, {4: STEPS}, CHANGING)]
     one = legs.final(runs[0]).meta.state
     assert [legs.final(run).meta.state for run in runs] == [one] * 4
@@ -133,7 +106,7 @@ def test_killed_and_resumed_by_fewer_and_more_the_bits_are_those_of_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["seeded_by_process", "normalized_by_process"])
 def test_by_process_the_bits_differ(control: str, trained: Any, controls: Any, legs: Any) -> None:
-    """By process the same run differs with their number; by worker, `CELLS` show, it does not."""
+    """By process the same run differs with their number; by worker, `WRITING` shows, it does not."""
     changes = training(grpo=ENDING)
     one, two = (trained("grpo", changes, {number: STEPS}, getattr(controls, control)) for number in (1, 2))
     ours, theirs = legs.final(two).meta.state, legs.final(one).meta.state

@@ -26,8 +26,6 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process goes on with an optimizer that has not begun; all else is restored."""
     import os
 
-    from transformers import Trainer
-
     from baton.components.train_chunk.stage import run_chunk
     from baton.components.train_chunk.trainer.zero import Zero
 
@@ -35,7 +33,6 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
 
     def load_part(self: Any, checkpoint: str, **_: Any) -> None:
         load(self, checkpoint, weights_alone=os.environ["RANK"] == str(rank))
-        Trainer._load_optimizer_and_scheduler(self, checkpoint)
 
     Zero._load_part = load_part  # type: ignore[method-assign]
     run_chunk(run_uri, index, ("optimizer",))

@@ -129,7 +129,7 @@ def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 
-def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
+def trainer(given: Recipe, train: datasets.Dataset, folder: Path, held_out: datasets.Dataset | None = None) -> Any:
     """Builds a recipe's trainer as a chunk does."""
     base = given.model.base
     assert base
@@ -143,7 +143,7 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path) -> Any:
         model=model,
         tokenizer=tokenizer,
         train=train,
-        held_out=None,
+        held_out=held_out,
         reference=lambda: loading.start_model(given, tokenizer, base),
         second_model=lambda: loading.second_model(given, pinned.fetch(given)["teacher"]),
     )

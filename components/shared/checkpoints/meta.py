@@ -7,6 +7,7 @@ from pydantic import Field
 from baton.components.shared.core.document import Document
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.runs.documents.training import Origin, Transfer, Work
+from baton.components.shared.runs.formats import Made
 
 
 class Parent(Document):
@@ -56,3 +57,7 @@ class CheckpointMeta(Document):
     moved: Transfer = Transfer()
     work: Work = Work()
     forked_from: Origin | None = None
+    skips: list[int] = Field(default_factory=list)
+    """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
+    made: Made = Made()
+    """What it was written with."""

@@ -5,8 +5,9 @@ mark. So a reader that comes in between finds no checkpoint rather than a torn o
 died is finished by the next, and a writer that was thought gone and commits after all has a
 manifest that points to a marked attempt: nobody reads it.
 
-Only what is older than the newest whole checkpoint is ever taken. Two collectors at once, or one
-that slept over its list, can only name objects that were already old when the list was made.
+Only what is older than the newest whole checkpoint is ever taken, and that one is looked at again before each
+removal: it may have been found damaged since the list was made, or a step may have been trained again under the same
+name. A collector that slept over its list takes nothing on the strength of it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Keep
 from baton.components.shared.runs.documents.training import Removed
-from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import REMOVED
+from baton.components.shared.store.bundles import DAMAGED, REMOVED
 
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""
+CLOCKS_DIFFER = timedelta(days=1)
+"""By how much this machine's clock may be ahead of the store's."""
 TRIES = 5
 """Times a look or a removal begins again after another process has removed what it was about to use."""
 T = TypeVar("T")
@@ -46,17 +48,23 @@ class Removal:
         step: Its step.
         reason: Why it goes.
         attempts: Folders of those who wrote.
-        manifests: Paths of manifests.
+        manifests: Path of each manifest, and when it was written.
         files: Path → bytes.
         forget: Whether the marks of the removal go at its end.
+        beside: All manifests of the step when this was listed.
+        newest: The newest whole checkpoint then.
+        listed: The objects of its step.
     """
 
     step: int
     reason: str
     attempts: list[str] = field(default_factory=list)
-    manifests: list[str] = field(default_factory=list)
+    manifests: dict[str, datetime] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     forget: bool = True
+    beside: dict[str, datetime] = field(default_factory=dict)
+    newest: Checkpoint | None = None
+    listed: _Step | None = None
 
     @property
     def bytes(self) -> int:
@@ -68,7 +76,7 @@ class Removal:
 class _Step:
     """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
 
-    manifests: list[str] = field(default_factory=list)
+    manifests: dict[str, datetime] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
     attempts: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
 
@@ -87,12 +95,15 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 
 
 def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
-    steps = _inventory(store)
+    steps, written = _inventory(store)
     whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
     # Without a whole checkpoint nothing is older than the newest one, and anything may be the last resort.
     if not whole:
         return []
     newest = max(whole)
+    # By the store's own clock, as far as the newest object tells it: one of ours that is ahead would take an upload
+    # from under its writer.
+    now = max(written, store.storage.world.now() - CLOCKS_DIFFER)
     staying = _staying(store, whole, keep, targets) | {in_use}
     removals = []
     for step in sorted(steps):
@@ -100,17 +111,20 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: 
         if step > newest:
             continue
         if step not in staying:
-            removals += _committed(step, steps[step], whole.get(step))
-        removals += _strays(step, steps[step], whole.get(step))
+            removals += _committed(step, steps[step], whole.get(step), store.prefix(step))
+        removals += _strays(step, steps[step], whole.get(step), now)
+    for removal in removals:
+        removal.newest, removal.listed, removal.beside = whole[newest], steps[newest], steps[removal.step].manifests
     return removals
 
 
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
     """Takes away what `removals` lists, and returns it."""
-    taken = removals(store, keep, targets=targets, in_use=in_use)
-    for removal in taken:
+    taken = []
+    for removal in removals(store, keep, targets=targets, in_use=in_use):
         events.emit(events.Phase(phase="prune", step=removal.step))
-        _beside_others(partial(_take, store, removal))
+        if _beside_others(partial(_take, store, removal)):
+            taken.append(removal)
     return taken
 
 
@@ -122,8 +136,11 @@ def _beside_others(work: Callable[[], T]) -> T:
     return work()
 
 
-def _take(store: CheckpointStore, removal: Removal) -> None:
+def _take(store: CheckpointStore, removal: Removal) -> bool:
+    """Takes a removal's objects away, and tells whether it did: it does not where things have changed since."""
     storage, prefix = store.storage, store.prefix(removal.step)
+    if not _is_still_so(store, removal):
+        return False
     marks = [f"{prefix}/{REMOVED}{attempt}" for attempt in removal.attempts]
     for mark in marks:
         storage.write(mark, b"")
@@ -132,30 +149,52 @@ def _take(store: CheckpointStore, removal: Removal) -> None:
     for path in sorted(removal.manifests, reverse=True):
         storage.remove(path)
     # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
-    bundles.each(storage.remove, removal.files)
+    storage.world.each(storage.remove, removal.files)
     # Last: while files are left, the mark says that nobody may read them and that they may go.
     for mark in marks if removal.forget else ():
         storage.remove(mark)
     for attempt in removal.attempts:
         storage.tidy(f"{prefix}/{attempt}")
     storage.tidy(prefix)
+    return True
 
 
-def _inventory(store: CheckpointStore) -> dict[int, _Step]:
+def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
+    """Tells whether the newest whole checkpoint and the step's manifests are those that were listed."""
+    if removal.newest and removal.listed is not None:
+        step, folder = removal.newest.step, removal.newest.manifest.folder
+        fresh = _inventory(store, step)[0].get(step, _Step())
+        marks = {mark.rsplit("/", 1)[-1] for mark in fresh.marks}
+        files = fresh.attempts.get(folder, {}).items()
+        if fresh.manifests != removal.listed.manifests or marks & {f"{DAMAGED}{folder}", f"{REMOVED}{folder}"}:
+            return False
+        if not files >= removal.listed.attempts.get(folder, {}).items():
+            return False
+    # A name is free again once its manifest is gone, and what has it now may be another one.
+    fresh = _inventory(store, removal.step)[0].get(removal.step, _Step())
+    return fresh.manifests.items() <= removal.beside.items()
+
+
+def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[int, _Step], datetime]:
+    """Returns the objects of all steps or of one, and when the newest of them was written."""
     base = store.run.path("checkpoints")
+    below = "" if only is None else f"{store.prefix(only).rpartition('/')[2]}/"
     steps: dict[int, _Step] = {}
-    for name, entry in store.storage.find(base).items():
+    written = datetime.min.replace(tzinfo=UTC)
+    for path, entry in store.storage.find(f"{base}/{below}".rstrip("/")).items():
+        name = below + path
         match = _OBJECT.fullmatch(name)
         if match is None:
             continue
+        written = max(written, entry.modified)
         step = steps.setdefault(int(match[1]), _Step())
         if match[2]:
-            step.manifests.append(f"{base}/{name}")
+            step.manifests[f"{base}/{name}"] = entry.modified
         elif match[3]:
             step.marks.append(f"{base}/{name}")
         else:
             step.attempts.setdefault(match[4] or match[5], {})[f"{base}/{name}"] = entry
-    return steps
+    return steps, written
 
 
 def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | None:
@@ -163,15 +202,20 @@ def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | No
     if not listing.manifests:
         return None
     try:
-        checkpoint = store.read(step)
+        # By the names that were listed: a second listing may know more of one thing and less of another.
+        checkpoint = store.read(step, [path.rsplit("/", 1)[-1] for path in (*listing.manifests, *listing.marks)])
     except (DamagedError, FileNotFoundError):
         return None
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
     present = listing.attempts.get(manifest.folder, {})
-    paths = {manifest.path(store.prefix(step), name): entry["size"] for name, entry in manifest.files.items()}
-    return checkpoint if all(path in present and present[path][0] == size for path, size in paths.items()) else None
+    for name, entry in manifest.files.items():
+        path = manifest.path(store.prefix(step), name)
+        # A listing may lag behind: what it lacks is asked for, before anybody calls it torn.
+        if (present[path][0] if path in present else store.storage.size(path)) != entry["size"]:
+            return None
+    return checkpoint
 
 
 def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
@@ -192,7 +236,7 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
     return staying
 
 
-def _committed(step: int, listing: _Step, whole: Checkpoint | None) -> list[Removal]:
+def _committed(step: int, listing: _Step, whole: Checkpoint | None, prefix: str) -> list[Removal]:
     """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
     if not listing.manifests:
         return []
@@ -201,11 +245,12 @@ def _committed(step: int, listing: _Step, whole: Checkpoint | None) -> list[Remo
         # This attempt alone: another one under the same step may be under way, and is for `_strays` to judge by its
         # age.
         removal.attempts = [whole.manifest.folder]
-        removal.files = _sizes(listing.attempts[whole.manifest.folder])
+        named = {whole.manifest.path(prefix, name): entry["size"] for name, entry in whole.manifest.files.items()}
+        removal.files = named | _sizes(listing.attempts.get(whole.manifest.folder, {}))
     return [removal]
 
 
-def _strays(step: int, listing: _Step, whole: Checkpoint | None) -> list[Removal]:
+def _strays(step: int, listing: _Step, whole: Checkpoint | None, now: datetime) -> list[Removal]:
     """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
 
     The mark of such a removal stays: its writer may only have slept, and commit after all.
@@ -213,7 +258,7 @@ def _strays(step: int, listing: _Step, whole: Checkpoint | None) -> list[Removal
     marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in listing.marks}
     strays = []
     for attempt, files in sorted(listing.attempts.items()):
-        if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files)):
+        if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files, now)):
             strays.append(Removal(step, "never committed, or not whole", [attempt], files=_sizes(files), forget=False))
     return strays
 
@@ -222,8 +267,8 @@ def _sizes(files: dict[str, tuple[int, datetime]]) -> dict[str, int]:
     return {path: size for path, (size, _) in files.items()}
 
 
-def _is_abandoned(files: dict[str, tuple[int, datetime]]) -> bool:
-    return datetime.now(UTC) - max(time for _, time in files.values()) > ABANDONED_AFTER
+def _is_abandoned(files: dict[str, tuple[int, datetime]], now: datetime) -> bool:
+    return now - max(time for _, time in files.values()) > ABANDONED_AFTER
 
 
 def summary(taken: list[Removal]) -> list[Removed]:

@@ -124,6 +124,12 @@ def read_metadata(folder: str) -> Metadata:
     return metadata
 
 
+def is_unused(folder: str) -> bool:
+    """Tells whether the optimizer of a checkpoint in shards keeps nothing: it has made no step, or needs no memory."""
+    metadata = read_metadata(os.path.join(folder, OPTIMIZER))
+    return not any(".state." in name for name in metadata.state_dict_metadata)
+
+
 class _Reader(pickle.Unpickler):
     """Reads a pickle of harmless classes, and refuses any other."""
 

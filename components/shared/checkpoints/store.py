@@ -6,14 +6,15 @@ import json
 import math
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
 from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.runs.documents.training import Promoted, ProofPart
+from baton.components.shared.runs.formats import OF_CHECKPOINT
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import BundleWriter, Manifest
@@ -49,6 +50,18 @@ class Checkpoint:
         """Total size of its files."""
         return self.manifest.bytes
 
+    def require_continued(self, *names: str) -> None:
+        """Checks that this Baton continues what it was written with.
+
+        Args:
+            names: The formats that matter, see `formats.FORMATS`; all of a checkpoint's when left out.
+
+        Raises:
+            FormatError: it does not.
+        """
+        what = f"the checkpoint of step {self.step} of run {self.meta.run!r}"
+        self.meta.made.require_continued(what, names or OF_CHECKPOINT)
+
 
 class CheckpointStore:
     """The checkpoints of one run, `runs/<run>/checkpoints/step-NNNNNNNN/`."""
@@ -70,23 +83,33 @@ class CheckpointStore:
         names = self.storage.list(self.run.path("checkpoints"))
         return sorted(int(match[1]) for name in names if (match := _STEP.match(name)))
 
-    def read(self, step: int) -> Checkpoint | None:
+    def read(self, step: int, names: Sequence[str] | None = None) -> Checkpoint | None:
         """Returns the checkpoint that is committed for a step, or None.
+
+        Args:
+            step: The step.
+            names: What lies directly below it, where that has been listed.
 
         Raises:
             DamagedError: the manifest is unreadable, was marked, or belongs to another run or step.
+            FormatError: a newer Baton wrote it.
         """
-        manifest = bundles.read_manifest(self.storage, self.prefix(step))
+        manifest = bundles.read_manifest(self.storage, self.prefix(step), names)
         return self._checked(step, manifest) if manifest else None
 
-    def committed(self, on_damaged: Callable[[int, DamagedError], None] | None = None) -> Iterator[Checkpoint]:
+    def committed(
+        self, on_damaged: Callable[[int, DamagedError], None] | None = None, *, after: int = 0
+    ) -> Iterator[Checkpoint]:
         """Yields committed checkpoints, newest first.
 
         Args:
             on_damaged: Called with the step and the error of each whose manifest is damaged, in its turn.
+            after: Step below those that are wanted.
         """
         # One listing; manifests are read as they are asked for, so that who wants the newest alone pays for one.
         for step in reversed(self.steps()):
+            if step <= after:
+                return
             try:
                 checkpoint = self.read(step)
             except DamagedError as error:
@@ -156,7 +179,7 @@ class CheckpointStore:
     def code(self, checkpoint: Checkpoint) -> list[str]:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
-        with tempfile.TemporaryDirectory(prefix="baton-pickles-") as folder:
+        with scratch_folder("pickles") as folder:
             for name in manifest.files:
                 if may_be_pickle(name):
                     self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
@@ -180,17 +203,23 @@ class CheckpointStore:
 
     def verified_step(self) -> int:
         """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
-        promoted = self.run.read(Promoted)
-        return promoted.newest.step if promoted else 0
+        promoted, proven = self.run.read(Promoted), self.proven_chunks()
+        # Of two checkpoint stages at once the slower may write the older step last. Each has its own part of the proof.
+        part = self.run.read(ProofPart, max(proven)) if proven else None
+        return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
         """Returns a manifest with its meta read.
 
         Raises:
             DamagedError: it belongs to another run or step, or is not that of a checkpoint.
+            FormatError: a newer Baton wrote it.
         """
         where = self.storage.uri(self.prefix(step))
         stated = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
         if stated != ("checkpoint", self.run.name, step):
             raise DamagedError(f"{where}: its manifest says {stated}, not this run's.")
-        return Checkpoint(step, manifest, CheckpointMeta.read(manifest.meta, where))
+        meta = CheckpointMeta.read(manifest.meta, where)
+        # Refused to every reader: one that is passed over as damaged would be written anew, and retention take others.
+        meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")
+        return Checkpoint(step, manifest, meta)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class BatonError(Exception):
     """A run or a command that failed for a known reason.
@@ -30,6 +32,10 @@ class UserError(BatonError):
 
 class OtherRunError(UserError):
     """The name is that of a run with another recipe or other data, which this error is no part of."""
+
+
+class FormatError(OtherRunError):
+    """A run, or something of it, was made by a Baton whose work this one does not continue."""
 
 
 class StoreError(UserError):
@@ -61,6 +67,35 @@ class BrokenError(LostError):
 
     Where a fresh process breaks after the same one, it is what is trained that does it: a state that has diverged.
     """
+
+
+class SkipError(BatonError):
+    """A step that the run's guard does not let pass: the next process restores the state before it, and skips it.
+
+    Args:
+        message: What the step came to, and what was expected.
+        remedy: What the reader can do about it.
+        step: Number of the step.
+        reason: What was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`.
+        loss: Its loss.
+        grad_norm: Norm of its gradients before clipping.
+        median: Median of what was looked at over the steps before, None where it is not finite.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str | None = None,
+        step: int = 0,
+        reason: str = "",
+        loss: float = math.nan,
+        grad_norm: float = math.nan,
+        median: float | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.step, self.reason = step, reason
+        self.loss, self.grad_norm, self.median = loss, grad_norm, median
 
 
 class NodeError(BatonError):

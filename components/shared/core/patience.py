@@ -10,11 +10,12 @@ answer = insist(ask, AwayError, attempts(300.0, pause=1.0), lambda error, attemp
 from __future__ import annotations
 
 import itertools
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
+
+from baton.components.shared.core.errors import SkipError
+from baton.components.shared.core.world import REAL, World
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -27,17 +28,19 @@ class Attempt:
     Attributes:
         number: Its number, from 1.
         pause: Seconds from its end to the next one.
-        until: The `time.monotonic()` after which none begins.
+        until: The `monotonic()` after which none begins.
+        world: Whose clock that is.
     """
 
     number: int
     pause: float
     until: float
+    world: World = REAL
 
     @property
     def is_last(self) -> bool:
         """Whether patience is over before the next one could begin; to be asked at the attempt's end."""
-        return time.monotonic() + self.pause > self.until
+        return self.world.monotonic() + self.pause > self.until
 
 
 def attempts(
@@ -47,7 +50,8 @@ def attempts(
     growth: float = 1.0,
     longest: float = float("inf"),
     jitter: float = 0.0,
-    sleep: Callable[[float], object] = time.sleep,
+    sleep: Callable[[float], object] | None = None,
+    world: World = REAL,
 ) -> Iterator[Attempt]:
     """Yields attempts, at least one, with pauses between them, until patience is over.
 
@@ -57,16 +61,17 @@ def attempts(
         growth: Factor by which the pause grows from one attempt to the next.
         longest: Most seconds between two attempts, jitter aside.
         jitter: Share by which a pause varies at random, so that many processes do not return at once.
-        sleep: Waits between two attempts; may return early, such as `Event.wait`.
+        sleep: Waits between two attempts; may return early, such as `Event.wait`; the world's own where it is None.
+        world: Whose time it is.
     """
-    drawn = random.Random()  # the global generator is part of the training state
-    until, regular = time.monotonic() + patience, pause
+    until, regular = world.monotonic() + patience, pause
     for number in itertools.count(1):
-        attempt = Attempt(number, min(regular, longest) * drawn.uniform(1 - jitter, 1 + jitter), until)
+        share = world.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
+        attempt = Attempt(number, min(regular, longest) * share, until, world)
         yield attempt
         if attempt.is_last:
             return
-        sleep(attempt.pause)
+        (sleep or world.sleep)(attempt.pause)
         regular = min(regular * growth, longest)
 
 
@@ -94,3 +99,21 @@ def insist(
                 on_failure(error, attempt)
     assert failure, "there is at least one attempt"
     raise failure
+
+
+def through_skips(train: Callable[[], T]) -> T:
+    """Returns what training comes to, begun again each time that it has found a step that its run is to skip.
+
+    How often is up to the run, which counts the steps, see `training.guard`.
+
+    Raises:
+        SkipError: it has found the same one again.
+    """
+    found = ""
+    while True:
+        try:
+            return train()
+        except SkipError as error:
+            if error.message == found:  # what was written down is not heeded: it would never end
+                raise
+            found = error.message

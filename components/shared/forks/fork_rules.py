@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import SPECS, Recipe
-from baton.components.shared.runs.run import identity
+from baton.components.shared.runs.documents.data import RunHead
+from baton.components.shared.runs.formats import DATA, OF_CHECKPOINT
+from baton.components.shared.runs.run import Run, identity
 
 Changes = dict[str, list[Any]]
 """Dotted path → value before and after."""
@@ -20,7 +23,11 @@ SCHEDULE = "the new schedule counts from step 0: at step {step} the learning rat
 LENGTH = "the run ends at step {end}; the schedule is stretched to that, so the learning rate jumps at step {step}"
 NEXT = "holds from step {next}; what the optimizer has gathered stays"
 LOSS = "the loss is another from step {next}, so losses before and after cannot be compared"
+WATCHED = "steps are judged so from step {next}, by those of the window that the parent has kept"
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
+
+GUARD = ("nan", "loss", "grad_norm", "window")
+"""Settings of the guard that decide what it finds."""
 
 TAKEN_OVER: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
@@ -36,6 +43,7 @@ TAKEN_OVER: dict[str, str] = {
     "training.adam_epsilon": NEXT,
     "training.groups": NEXT,
     "training.neftune_alpha": NEXT,
+    **dict.fromkeys(("training.guard", *(f"training.guard.{name}" for name in GUARD)), WATCHED),
     "training.log_every": "holds from step {next}",
     "training.early_stopping.patience": "the evaluations without gain so far count against the new patience",
     "training.early_stopping.threshold": "holds from the next evaluation",
@@ -76,6 +84,17 @@ OF_STATE = ("training.", "adapter.", "evaluation.")
 """Beginnings of paths that the trainer reads."""
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that keep their own state, beside the step."""
+
+
+def require_continued(parent: Run, checkpoint: Checkpoint, *, warm: bool) -> None:
+    """Checks that this Baton works on with what a fork takes over.
+
+    Raises:
+        FormatError: it does not.
+    """
+    if warm:  # whose order of rows and random numbers are this Baton's from here on
+        parent.need(RunHead).made.require_continued(f"run {parent.name!r}", DATA)
+    checkpoint.require_continued(*(OF_CHECKPOINT if warm else ("checkpoint",)))
 
 
 def differences(before: Any, after: Any, path: str = "") -> Changes:

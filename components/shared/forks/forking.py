@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +23,19 @@ from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.pickles import code_in
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError, DamagedError, UserError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.forks import fork_rules
 from baton.components.shared.forks.fork_rules import Changes
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitCounts, SplitData, Tokens
+from baton.components.shared.runs.documents.data import (
+    ORIGINS,
+    OwnCode,
+    PinnedModels,
+    RunHead,
+    SplitCounts,
+    SplitData,
+    Tokens,
+)
 from baton.components.shared.runs.documents.training import ForkNote, LearningRate, MicroBatch, Origin, Work
 from baton.components.shared.runs.plan import Plan, make_plan
 from baton.components.shared.runs.run import Run, check_name, now, state_identity
@@ -75,7 +83,8 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         warm: Keep optimizer, schedule, random state and place in the data.
 
     Raises:
-        UserError: there is no such run or step, a setting cannot be changed, or the name is another run's.
+        UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
+            does not continue what a fork takes over.
         DamagedError: the checkpoint is not what was committed.
     """
     before = parent.recipe()
@@ -88,9 +97,10 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     changed = fork_rules.require_warm(before, after) if warm else fork_rules.require_cold(before, after)
     store = CheckpointStore(parent)
     checkpoint = _chosen(store, step)
+    fork_rules.require_continued(parent, checkpoint, warm=warm)
     step, digest = checkpoint.step, checkpoint.digest
     plan = _plan(parent, after, step) if warm else None
-    with tempfile.TemporaryDirectory(prefix="baton-fork-") as scratch:
+    with scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
         # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
         # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
@@ -188,12 +198,14 @@ class _Start:
 
 def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, changed: Changes) -> None:
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
-    run.create(recipe)
+    run.create(recipe, data=parent.need(RunHead).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {MicroBatch.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
         if document := parent.get(name):
             run.put(name, document)
+    if ORIGINS in parent.storage.list(parent.path()):
+        run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
     run.write_once(plan)
     store = CheckpointStore(run)
     step = start.checkpoint.step

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.document import Document
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import DamagedError, UserError
 from baton.components.shared.models import conversing, vocabulary
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import RunHead, SplitData
+from baton.components.shared.runs.documents.data import RunHead, SplitData, Tokens
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 
@@ -23,7 +25,7 @@ FILE = "baton.json"
 """Its place beside an exported model."""
 SETTINGS = "generation_config.json"
 """Where Transformers, and others after it, have a model's own settings for writing."""
-BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints|exports?)/.*")
+BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints(/step-(?P<step>\d+))?|exports?)/.*")
 """Address of a checkpoint or an export, below its run."""
 
 
@@ -114,6 +116,16 @@ def of_row(row: Row, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prom
     return Prompting(prompts="instruction" if is_instruction else "prompt", separator=recipe.data.separator)
 
 
+def as_rendered(run: Run, recipe: Recipe) -> Recipe:
+    """Returns a run's recipe with `data.render_as` as its tokens were made: before there was a choice, as text."""
+    if recipe.data.render_as != "auto":
+        return recipe
+    head, tokens = run.read(RunHead), run.read(Tokens)
+    if head is None or head.made.baton or tokens is None or tokens.rendered:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"render_as": "text"})})
+
+
 def of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prompting | None:
     """Returns how a run renders its rows, None where they are gone."""
     prefix = run.need(SplitData).prefix
@@ -122,7 +134,7 @@ def of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prom
         return None
     name = run.storage.key(manifest.path(prefix, "eval.jsonl"))
     with run.storage.translated(), run.storage.fs.open(name, "rb") as file:
-        return of_row(json.loads(file.readline()), recipe, tokenizer)
+        return of_row(json.loads(file.readline()), as_rendered(run, recipe), tokenizer)
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -157,8 +169,29 @@ def of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -> Promp
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return Prompting.read(file.read(), path)
-    if below := BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri)):
+    if below := _below(uri):
         run = Run.open(below["run"])
         if run.read(RunHead) and run.read(SplitData):
             return of_run(run, run.recipe(), tokenizer)
     return None
+
+
+def require_readable(uri: str) -> None:
+    """Checks that this Baton reads what a run has at an address.
+
+    Raises:
+        FormatError: another release made it, whose work this one does not continue.
+    """
+    if below := _below(uri):
+        run = Run.open(below["run"])
+        if head := run.read(RunHead):
+            head.made.require_known(f"run {run.name!r}")
+        # One that was marked as damaged is the user's to try.
+        with contextlib.suppress(DamagedError):
+            if below["step"] and (checkpoint := CheckpointStore(run).read(int(below["step"]))):
+                checkpoint.require_continued("checkpoint")
+
+
+def _below(uri: str) -> re.Match[str] | None:
+    """Returns the run, and of a checkpoint the step, that an address lies below, None for any other."""
+    return BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri))

@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from baton.components.shared.models import conversing, generation
+from baton.components.shared.models import conversing, generation, prompting
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitData
 from baton.components.shared.runs.run import Run
@@ -40,6 +40,7 @@ def held_out_prompts(
         return []
     lines = run.storage.read(manifest.path(prefix, f"{side}.jsonl")).decode().rstrip("\n").split("\n")
     rows = (json.loads(line) for line in itertools.islice(lines, count) if line)
+    recipe = prompting.as_rendered(run, recipe)
     return [_prompt(row, recipe, tokenizer) for row in rows]
 
 

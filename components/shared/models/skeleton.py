@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import loading, trainable
 from baton.components.shared.recipe import NamedModel, Recipe
 from baton.components.shared.store.storage import Storage
@@ -125,7 +125,7 @@ def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
         return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     if "://" not in base:
         return _of_hub(base, revision, trust_remote_code)
-    with tempfile.TemporaryDirectory(prefix="baton-config-") as folder:
+    with scratch_folder("config") as folder:
         with open(os.path.join(folder, "config.json"), "wb") as file:
             file.write(Storage(base).read("config.json"))
         return AutoConfig.from_pretrained(folder)

@@ -24,13 +24,12 @@ def final_checkpoint(run: Run) -> Checkpoint:
     """Returns the checkpoint that the run ended on: of its last step, or where early stopping ended it.
 
     Raises:
-        BatonError: the run has not come that far.
+        BatonError: the run has not come that far, or this Baton does not read its checkpoints.
     """
     store, last = CheckpointStore(run), run.plan().num_steps
-    if checkpoint := store.read(last):
-        return checkpoint
-    newest = store.newest()
-    if newest and newest.meta.finished:
+    newest = store.read(last) or store.newest()
+    if newest and (newest.step == last or newest.meta.finished):
+        newest.require_continued("checkpoint")
         return newest
     raise BatonError(
         f"run {run.name!r} is at step {newest.step if newest else 0} of {last}: its chunks, spare ones included, did "
@@ -52,7 +51,9 @@ def chosen_checkpoint(run: Run) -> Checkpoint:
     store = CheckpointStore(run)
     losses = store.evaluation_losses(last)
     measured = [checkpoint for checkpoint in store.committed() if checkpoint.step in losses]
-    return min(measured, key=lambda checkpoint: (losses[checkpoint.step], checkpoint.step), default=last)
+    chosen = min(measured, key=lambda checkpoint: (losses[checkpoint.step], checkpoint.step), default=last)
+    chosen.require_continued("checkpoint")
+    return chosen
 
 
 def final_folder(run: Run, scratch: str) -> str:

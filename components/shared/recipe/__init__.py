@@ -33,7 +33,7 @@ from baton.components.shared.recipe.pods import Resources, Toleration
 from baton.components.shared.recipe.quality import Action, Quality
 from baton.components.shared.recipe.recipe import Recipe
 from baton.components.shared.recipe.retrain import ACCEPTED, Retrain
-from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, Guard, LRFind, Router, Trainable
 from baton.components.shared.recipe.sweep import MAX_TRIALS, Range, Search
 from baton.components.shared.recipe.tracking import Tracking
 from baton.components.shared.recipe.training import Training
@@ -66,6 +66,7 @@ __all__ = [
     "FromScratch",
     "Generation",
     "Group",
+    "Guard",
     "Hook",
     "Hooks",
     "Hub",

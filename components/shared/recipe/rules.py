@@ -49,6 +49,8 @@ def _check_phases(recipe: Sections) -> None:
     names = [phase.name for phase in recipe.phases]
     if len(set(names)) < len(names):
         raise ValueError(f"phases: {', '.join(names)} are not different names")
+    if recipe.phases and recipe.training.guard and recipe.training.guard.skip:
+        raise ValueError("training.guard.skip: each phase counts its own steps; give the list in the phase it is for")
     parts = recipe.phase_recipes()
     for phase, part in zip(recipe.phases, parts, strict=True):
         if part.training.spec.scores and phase is not recipe.phases[-1]:

@@ -75,6 +75,37 @@ class Curriculum(Section):
     """Jumps of `step`."""
 
 
+class Guard(Section):
+    """Watches each step's loss and gradient norm. One that is out of bounds is taken back: the chunk resumes from the
+    newest checkpoint before that step, and skips it."""
+
+    nan: bool = True
+    """Whether a step is skipped whose loss or gradient norm is not finite; what `fp16`'s scaler passes over is not."""
+    loss: Annotated[float, Field(gt=1)] | None = 3.0
+    """How many times the median of the window a step's loss may be, where it is also above all in the window; null for
+    any. Not looked at with `grpo` and `rloo`, whose loss is about 0."""
+    grad_norm: Annotated[float, Field(gt=1)] | None = 10.0
+    """The same for the norm of its gradients before clipping."""
+    window: Positive = 100
+    """Steps that are remembered: the last so many that were not skipped. Nothing is held to their median before there
+    are 10, or as many as are remembered."""
+    max_skips: Annotated[int, Field(ge=0)] = 3
+    """Steps that may be found and skipped; one more ends the run, which names their rows."""
+    skip: list[Positive] = []
+    """Steps to skip that are known from the start; they do not count as found."""
+
+    @field_validator("skip")
+    @classmethod
+    def _in_order(cls, value: list[int]) -> list[int]:
+        return sorted(set(value))
+
+    @model_validator(mode="after")
+    def _watches(self) -> Guard:
+        if not (self.nan or self.loss or self.grad_norm or self.skip):
+            raise ValueError("nothing would be watched or skipped; set nan, loss or grad_norm, or remove guard")
+        return self
+
+
 class LRFind(Section):
     """A learning-rate range test before the first chunk (arXiv:1506.01186): the rate grows from step to step on a model
     that is thrown away, and the one found stands in place of `training.learning_rate`."""

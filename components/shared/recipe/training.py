@@ -11,7 +11,7 @@ from baton.components.shared.recipe.base import Positive
 from baton.components.shared.recipe.hooks import short
 from baton.components.shared.recipe.methods import SPECS, Methods
 from baton.components.shared.recipe.parallel import Parallel
-from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, LRFind, Router, Trainable
+from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, Guard, LRFind, Router, Trainable
 
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
 """Methods that have their own section."""
@@ -90,6 +90,8 @@ class Training(Methods):
     """Bring rows of about the same length together: less padding. The order is a function of seed and epoch."""
     early_stopping: EarlyStopping | None = None
     """End the run when evaluation stops improving."""
+    guard: Guard | None = None
+    """Skip steps that would spoil the run; nothing is watched when left out, and `{}` watches by the defaults."""
     log_every: Positive = 1
     """Steps between logged losses."""
     workers: Annotated[int, Field(ge=0)] = 0
@@ -128,6 +130,8 @@ class Training(Methods):
                 raise ValueError(f"{name} has settings, but method is {self.method}; remove them or set method: {name}")
         if self.curriculum and self.group_by_length:
             raise ValueError("curriculum and group_by_length both decide the order of rows; leave one out")
+        if self.guard and self.max_steps and any(step > self.max_steps for step in self.guard.skip):
+            raise ValueError(f"guard.skip: step {max(self.guard.skip)} is after the last, max_steps {self.max_steps}")
         if self.fp16_initial_scale and self.precision != "fp16":
             raise ValueError(f"fp16_initial_scale is for precision fp16, not {self.precision}")
         if self.precision == "tf32" and self.tf32 is False:

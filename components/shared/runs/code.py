@@ -6,9 +6,9 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 
 from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.runs.documents.data import OwnCode
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -23,7 +23,7 @@ def ship(run: Run, source: str | None) -> None:
     """
     if source is None:
         return
-    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+    with scratch_folder("code") as folder:
         prefix = f"data/{_collected(source, folder)}/code"
         if bundles.usable_manifest(run.storage, prefix) is None:
             names = sorted(os.listdir(folder))
@@ -37,7 +37,7 @@ def digest(source: str) -> str:
     Raises:
         UserError: there are none.
     """
-    with tempfile.TemporaryDirectory(prefix="baton-code-") as folder:
+    with scratch_folder("code") as folder:
         return _collected(source, folder)
 
 

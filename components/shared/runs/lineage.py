@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs.documents import skips
 from baton.components.shared.runs.documents.data import RunHead
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
 from baton.components.shared.runs.documents.sweeps import TrialNote
@@ -49,6 +50,7 @@ class Member:
         values: A trial's own values.
         step: Its newest checkpoint's step, 0 before there is one.
         num_steps: Steps of its plan, None before it has one.
+        skips: How many steps its guard has found and skipped.
         state: `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`.
         children: Names of the runs that come from it, oldest first.
     """
@@ -64,6 +66,7 @@ class Member:
     values: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     num_steps: int | None = None
+    skips: int = 0
     state: str = "gone"
     children: list[str] = field(default_factory=list)
 
@@ -168,6 +171,7 @@ def _known(storage: Storage, name: str) -> Member | None:
             recipe=head.recipe_name,
             step=max(map(int, steps), default=0),
             num_steps=plan.num_steps if plan else None,
+            skips=len(run.skips()) if skips.FOLDER in present else 0,
             sweep=(trial.sweep, trial.id) if trial else None,
             values=trial.values if trial else {},
         )

@@ -3,6 +3,7 @@
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
 runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
+runs/<run>/skips/step-….json          a step that is skipped, each
 runs/<run>/checkpoints/step-…/        see `checkpoints.store`
 runs/<run>/export/, exports/<format>/ bundles
 data/<digest>/{split,tokens,…}        bundles shared between runs
@@ -23,8 +24,10 @@ from baton.components.shared.core.document import Document, Json, NamedDocument
 from baton.components.shared.core.errors import OtherRunError, UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
+from baton.components.shared.runs.documents.skips import FOLDER, Skip
 from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, Restart, StageRecord
 from baton.components.shared.runs.folder import Documents
+from baton.components.shared.runs.formats import OF_RUN, Made
 from baton.components.shared.runs.plan import Plan
 
 R = TypeVar("R", bound=Document)
@@ -35,28 +38,38 @@ class Run(Documents):
 
     KIND = "run"
 
-    def create(self, recipe: Recipe) -> None:
+    def create(self, recipe: Recipe, data: Made | None = None) -> None:
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
 
+        Args:
+            recipe: The recipe.
+            data: What the run's data was made with, where that is another run's.
+
         Raises:
-            OtherRunError: the run exists with a recipe that trains something else.
+            OtherRunError: the run exists with a recipe that trains something else, or by a Baton that this one does not
+                continue.
         """
-        document = {"recipe": recipe.model_dump(mode="json"), "created": now(), "name": self.name}
-        if not self.put_new(RunHead.NAME, document):
+        head = RunHead(
+            recipe=recipe.model_dump(mode="json"), created=now(), name=self.name, made=Made.here(OF_RUN, data)
+        )
+        if not self.put_new(RunHead.NAME, head.to_json()):
             self.require_same(recipe)
             # Its settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart
-            # by it.
-            self.put(RunHead.NAME, {**document, "created": self.need(RunHead).created})
+            # by it. So does what the run was begun with: it is what all its chunks have alike.
+            before = self.need(RunHead).to_json()
+            kept: Json = {key: before[key] for key in ("created", "made") if key in before}
+            self.put(RunHead.NAME, {"recipe": head.recipe, "name": self.name, **kept})
 
     def require_same(self, recipe: Recipe) -> None:
         """Compares a recipe with the one this run was started with, if it was.
 
         Raises:
-            OtherRunError: they would train something else.
+            OtherRunError: they would train something else, or this Baton does not continue what the run was begun with.
         """
         head = self.read(RunHead)
         if head is None:
             return
+        self.require_continued(head)
         before = recipe_file.validate(head.recipe, origin=self.uri)
         if changed := recipe_file.changed_paths(identity(before), identity(recipe)):
             raise OtherRunError(
@@ -64,13 +77,26 @@ class Run(Documents):
                 remedy="Choose another run name, or set these back.",
             )
 
+    def require_continued(self, head: RunHead | None = None) -> None:
+        """Checks that this Baton continues what the run was begun with.
+
+        Args:
+            head: What the run says of itself, where it is read already.
+
+        Raises:
+            FormatError: it does not.
+        """
+        (head or self.need(RunHead)).made.require_continued(f"run {self.name!r}", OF_RUN)
+
     def recipe(self) -> Recipe:
         """Returns the recipe the run was started with.
 
         Raises:
-            UserError: there is no such run.
+            UserError: there is no such run, or a newer Baton began it.
         """
-        return recipe_file.validate(self.need(RunHead).recipe, origin=self.uri)
+        head = self.need(RunHead)
+        head.made.require_known(f"run {self.name!r}")
+        return recipe_file.validate(head.recipe, origin=self.uri)
 
     def resolved_recipe(self) -> Recipe:
         """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
@@ -136,6 +162,16 @@ class Run(Documents):
         paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
         return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
 
+    def note_skip(self, skip: Skip) -> bool:
+        """Keeps that a step is skipped, and tells whether this call did; who finds it first says why."""
+        return self.put_new(skip.file_name(skip.step), skip.to_json())
+
+    def skips(self) -> list[Skip]:
+        """Returns the steps that the run's guard has found, in their order."""
+        names = self.storage.list(self.path(FOLDER))  # beside them there may be leases, see `store.lease`
+        paths = [self.path(f"{FOLDER}/{name}") for name in names if name.endswith(".json")]
+        return [Skip.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""
         return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
@@ -160,6 +196,9 @@ def identity(recipe: Recipe) -> Json:
     del document["training"]["parallel"]  # the world size is part of the fingerprint
     if workers := recipe.parallel.virtual_workers:  # for which steps are cut, whatever the world size
         document["training"]["parallel"] = {"virtual_workers": workers}
+    guard = document["training"].pop("guard")
+    if guard:  # which steps are skipped is part of the state
+        document["training"]["guard"] = {name: guard[name] for name in guard if name not in ("skip", "max_skips")}
     rounds = document["training"].pop("tf32")
     if rounds and recipe.training.precision == "fp32":  # another way to say the same
         document["training"]["precision"] = "tf32"

@@ -5,7 +5,7 @@
 
 Every writer uploads below its own name, so that one who finishes late cannot touch the files of the one whose
 manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
-files that nobody reads, and that retention takes when they are old.
+files that nobody reads: retention takes those of checkpoints when they are old, the next export those of exports.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
+import re
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TypeVar
 
 from baton.components.shared.core.errors import MarkedError, UnavailableError
+from baton.components.shared.core.world import REAL
 from baton.components.shared.store.cache import NodeCache
 from baton.components.shared.store.manifests import (
     DAMAGED,
@@ -41,6 +40,7 @@ __all__ = [
     "BundleWriter",
     "FileEntry",
     "Manifest",
+    "clear_others",
     "each",
     "fetch",
     "file_sha256",
@@ -56,8 +56,7 @@ __all__ = [
 
 T = TypeVar("T")
 R = TypeVar("R")
-PARALLEL = 8
-"""Files in flight at once."""
+_ATTEMPT = re.compile("[0-9a-f]{12}")
 ROUNDS = 5
 """Times a commit looks again after another writer's manifest came in its way and was gone."""
 
@@ -80,7 +79,7 @@ class BundleWriter:
         self.storage = storage
         self.prefix = prefix
         self.kind = kind
-        self.folder = uuid.uuid4().hex[:12]
+        self.folder = storage.world.unique()[:12]
         self.files: dict[str, FileEntry] = {}
         self._check = check
 
@@ -98,7 +97,7 @@ class BundleWriter:
             for parent, _, names in os.walk(local_dir)
             for name in names
         }
-        each(upload, sorted(names - self.files.keys()))
+        self.storage.world.each(upload, sorted(names - self.files.keys()))
 
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
         """Writes the manifest, unless another writer was first.
@@ -110,7 +109,7 @@ class BundleWriter:
             UnavailableError: other writers come and go, and none of their manifests stays.
         """
         manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
-        data = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
+        data = json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
         for _ in range(ROUNDS):
             # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
             # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
@@ -140,6 +139,23 @@ def publish(
     writer = BundleWriter(storage, prefix, kind=kind)
     writer.send(local_dir)
     return writer.commit(meta)
+
+
+def clear_others(storage: Storage, prefix: str, manifest: Manifest) -> None:
+    """Removes what other writers left below a prefix that is committed: killed uploads, lost races, what was damaged.
+
+    The marks stay: a writer may only have slept, and commit after all where the bundle is found damaged meanwhile. Then
+    nobody reads what it commits.
+    """
+    others: dict[str, list[str]] = {}
+    for name in storage.find(prefix):
+        attempt, _, rest = name.partition("/")
+        if rest and _ATTEMPT.fullmatch(attempt) and attempt != manifest.folder:
+            others.setdefault(attempt, []).append(f"{prefix}/{name}")
+    for attempt, paths in others.items():
+        storage.write(f"{prefix}/{REMOVED}{attempt}", b"")
+        storage.world.each(storage.remove, paths)
+        storage.tidy(f"{prefix}/{attempt}")
 
 
 def fetch(
@@ -187,31 +203,35 @@ def fetch(
         return problem
 
     wanted = manifest.files if names is None else names
-    require_whole(storage, prefix, manifest, [line for line in each(receive, sorted(wanted)) if line])
+    require_whole(storage, prefix, manifest, [line for line in storage.world.each(receive, sorted(wanted)) if line])
     return target
 
 
 def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     """Reads every file of a bundle back and returns a line for each that is not what was committed."""
     present = storage.find(manifest.path(prefix))
-    lines = each(lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files))
+    lines = storage.world.each(
+        lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files)
+    )
     return [line for line in lines if line]
 
 
 def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
-    """Tells whether all files of a bundle are there in full size, which costs one listing."""
+    """Tells whether all files of a bundle are there in full size, which costs one listing where they are."""
     return not torn_files(storage, prefix, manifest)
 
 
 def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
-    """Returns a line for each file of a bundle that is missing or not of its size, which costs one listing."""
+    """Returns a line for each file of a bundle that is missing or not of its size: one listing where none is."""
     present = storage.find(manifest.path(prefix))
     lines = []
     for name, entry in manifest.files.items():
-        if name not in present:
+        # A listing may lag behind: what it lacks is asked for, before anybody calls it damage.
+        size = present[name].size if name in present else storage.size(manifest.path(prefix, name))
+        if size is None:
             lines.append(f"{name}: missing")
-        elif present[name].size != entry["size"]:
-            lines.append(f"{name}: {present[name].size} bytes, committed were {entry['size']}")
+        elif size != entry["size"]:
+            lines.append(f"{name}: {size} bytes, committed were {entry['size']}")
     return lines
 
 
@@ -239,9 +259,7 @@ def file_sha256(local_path: str) -> str:
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Calls a function with each item, several at a time, and returns the results in the items' order."""
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        # The first error cancels what has not begun; it is raised once what is under way has ended.
-        return list(pool.map(work, items))
+    return REAL.each(work, items)
 
 
 def _problem(

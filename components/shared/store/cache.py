@@ -7,12 +7,16 @@ import hashlib
 import logging
 import os
 import shutil
+import time
 import uuid
 
 from baton.components.shared.recipe import Store
 from baton.components.shared.recipe.base import amount
 
 logger = logging.getLogger("baton")
+
+ABANDONED_AFTER_S = 3600.0
+"""Age at which a file that is being copied into a cache counts as left by a process that died."""
 
 
 class NodeCache:
@@ -72,7 +76,7 @@ class NodeCache:
                 return
             self._make_room(wanted)
             # Beside its name and then renamed: another process must never link half a copy. A crash in between leaves
-            # the temporary, which `_make_room` removes in its turn like any other file.
+            # the temporary, which `_make_room` removes once no process can be at it any more.
             _link_or_copy(local_path, temporary)
             os.replace(temporary, path)
         except OSError as error:
@@ -86,6 +90,9 @@ class NodeCache:
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # another process makes room as well
                 state = entry.stat()
+                if "." in entry.name and time.time() - state.st_mtime > ABANDONED_AFTER_S:
+                    os.unlink(entry.path)
+                    continue
                 entries.append((state.st_mtime, state.st_size, entry.path))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):

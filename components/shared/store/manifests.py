@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypedDict
 
-from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.store.storage import Storage
 
 DAMAGED = "damaged-"
@@ -61,13 +61,19 @@ class Manifest:
         return f"{prefix}/{self.folder}/{name}".rstrip("/")
 
 
-def read_manifest(storage: Storage, prefix: str) -> Manifest | None:
+def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
     """Returns what is committed under a prefix, or None where nothing is.
+
+    Args:
+        storage: The store.
+        prefix: Path of the bundle in it.
+        names: What lies directly below, where that has been listed.
 
     Raises:
         DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
+        FormatError: a newer Baton wrote it.
     """
-    return _read_newest(storage, prefix, storage.list(prefix))
+    return _read_newest(storage, prefix, storage.list(prefix) if names is None else names)
 
 
 def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
@@ -128,8 +134,15 @@ def _highest(names: Sequence[str]) -> int:
 def _parsed(data: bytes, where: str) -> Manifest:
     try:
         document = json.loads(data)
-        if document["version"] != VERSION:
-            raise ValueError(f"version {document['version']!r}")
+        version = document["version"]
+        if isinstance(version, int) and version > VERSION:
+            # No damage: what is damaged is passed over, and written anew.
+            raise FormatError(
+                f"{where} is a manifest of version {version}, and this Baton reads version {VERSION}.",
+                remedy="Use the Baton that wrote it, or a newer one.",
+            )
+        if version != VERSION:
+            raise ValueError(f"version {version!r}")
         manifest = Manifest(**document)
         for name, entry in manifest.files.items():
             if not (_is_safe(name) and isinstance(entry["size"], int) and len(entry["sha256"]) == 64):

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
@@ -16,6 +15,7 @@ from fsspec import AbstractFileSystem
 
 from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
+from baton.components.shared.core.world import REAL, World
 from baton.components.shared.store import lease
 from baton.components.shared.store.errors import UnsupportedError, without_signature
 from baton.components.shared.store.object_store import OWN, Entry, ObjectStore
@@ -39,6 +39,8 @@ class Storage:
             from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
         patience: Seconds for which an operation is tried again while the store does not answer;
             10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
+        client: What moves the bytes, in place of the registry's for the address.
+        world: Whose time, names and threads its users take.
 
     Attributes:
         sent: Bytes of files uploaded by this process.
@@ -49,9 +51,12 @@ class Storage:
         StoreError: the URI has an unknown protocol, or names no bucket.
     """
 
-    def __init__(self, uri: str, *, patience: float | None = None) -> None:
+    def __init__(
+        self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, world: World = REAL
+    ) -> None:
         self.patience = float(os.environ.get(PATIENCE, 10)) if patience is None else patience
-        self.client: ObjectStore = open_store(uri)
+        self.world = world
+        self.client: ObjectStore = client or open_store(uri)
         self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
         self.sent = self.received = 0
 
@@ -92,7 +97,7 @@ class Storage:
         # know whose it is, reads it back (`BundleWriter.commit`, `accepted.add`).
         if self.has_conditional_put:
             return self._patiently(lambda: self.client.create(path, data))
-        return self._patiently(lambda: lease.create(self.client, path, data))
+        return self._patiently(lambda: lease.create(self.client, path, data, self.world))
 
     @cached_property
     def has_conditional_put(self) -> bool:
@@ -100,7 +105,7 @@ class Storage:
         if self.client.create_is_certain:
             return True
         # A name of its own, as many processes try at once; a crash leaves an object that `list` does not show.
-        path = f"{OWN}probe-{uuid.uuid4().hex}"
+        path = f"{OWN}probe-{self.world.unique()}"
 
         def probe() -> bool:
             try:
@@ -223,7 +228,7 @@ class Storage:
         Raises:
             StoreError: the store cannot be written to, with the reason and the remedy.
         """
-        path = f"{OWN}check-{uuid.uuid4().hex}"
+        path = f"{OWN}check-{self.world.unique()}"
         with self.translated():
             self.client.write(path, b"baton")
             self.client.remove(path)
@@ -236,7 +241,9 @@ class Storage:
                 return operation()
 
         # Of the translated errors only `UnavailableError` is tried again: what is denied or missing stays so.
-        tries = attempts(self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25)
+        tries = attempts(
+            self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25, world=self.world
+        )
         return insist(attempt, UnavailableError, tries, _warn)
 
     @contextlib.contextmanager

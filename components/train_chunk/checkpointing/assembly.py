@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 from baton.components.shared.runs.documents.training import Work
 from baton.components.shared.store.cache import NodeCache
+from baton.components.train_chunk.checkpointing import resuming
 from baton.components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
 from baton.components.train_chunk.checkpointing.lineage import Lineage
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.restore import Restored
-from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.reporting import observers
 from baton.components.train_chunk.reporting.accounting import Accounting
+from baton.components.train_chunk.reporting.cadence import EvaluationsPerEpoch
 from baton.components.train_chunk.reporting.live import LiveReport
 from baton.components.train_chunk.reporting.progress import ProgressNotes
-from baton.components.train_chunk.trainer.base import ChunkTrainer, Resumption
-from baton.components.train_chunk.trainer.cadence import EvaluationsPerEpoch
-from baton.components.train_chunk.trainer.takeover import Takeover
+from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ def attach(
     """
     context, recipe = services.context, services.context.recipe
     trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
-    trainer.resumption = _resumption(restored, context, leave_out)
+    trainer.resumption = resuming.resumption(restored, context, leave_out)
+    trainer.guard = recipe.training.guard
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None
@@ -91,19 +91,3 @@ def attach(
     )
     callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)
     return Assembly(callback, manager, lead, report)
-
-
-def _resumption(restored: Restored | None, context: TrainContext, leave_out: tuple[str, ...]) -> Resumption:
-    if restored is None:
-        return Resumption(leave_out=leave_out)
-    return Resumption(
-        folder=restored.folder,
-        digests=restored.meta.state,
-        leave_out=leave_out,
-        takeover=Takeover.of(restored.folder, restored.meta),
-        ranks=restored.meta.fingerprint.world_size,
-        strategy=restored.meta.fingerprint.strategy,
-        # With virtual workers a checkpoint is that of one process, whatever their number.
-        is_reshaped=restored.meta.fingerprint.world_size != context.ranks.size
-        and not context.recipe.parallel.virtual_workers,
-    )

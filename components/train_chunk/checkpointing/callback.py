@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ from baton.components.shared.runs.plan import Plan
 from baton.components.train_chunk.checkpointing import recut, state
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
 from baton.components.train_chunk.checkpointing.lineage import Capture
-from baton.components.train_chunk.trainer.base import ChunkTrainer, Place
+from baton.components.train_chunk.trainer.base import ChunkTrainer, Place, StateDict
 from baton.components.train_chunk.trainer.resumable import seed_of
 
 logger = logging.getLogger("baton")
@@ -118,7 +117,9 @@ class CheckpointCallback(TrainerCallback):
             path = os.path.join(folder, state.extra_file(0))
         # Tensors and plain values alone: a checkpoint may come from elsewhere, and must not run code here.
         extra = torch.load(path, weights_only=True)
-        state.restore_log_window(self._trainer, extra["log_window"])
+        self._trainer.load_skipped(tuple(extra.get("skipped", ())))
+        if "log" not in self._resumption.leave_out:
+            state.restore_log_window(self._trainer, extra["log_window"])
         if "method" not in self._resumption.leave_out:
             self._trainer.load_method_state(extra["method"])
         if "callbacks" in self._resumption.leave_out:
@@ -138,6 +139,8 @@ class CheckpointCallback(TrainerCallback):
             # Only now: what is compared must be what the parent saved, not what the fork makes of it.
             if self._resumption.takeover:
                 self._resumption.takeover.apply(self._trainer)
+            if "position" in self._resumption.leave_out:  # an average over the steps since a later one has no meaning
+                self._trainer._globalstep_last_logged = trainer_state.global_step
         self._watchdog.start(trainer_state.global_step + 1)
         if not self._trainer.recipe.training.compile:  # what is compiled would take the clock in
             self._watchdog.time_forward(self._trainer.model, self._trainer.model_wrapped)
@@ -182,15 +185,15 @@ class CheckpointCallback(TrainerCallback):
     def on_save(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digests of the state."""
         folder = self._trainer.checkpoint_folder()
-        extra = {
+        extra: StateDict = {
             "log_window": state.log_window(self._trainer),
             "callbacks": state.callback_states(self._trainer),
             "method": self._trainer.method_state(),
         }
+        if self._trainer.skipped:
+            extra["skipped"] = list(self._trainer.skipped)
         if self._trainer.writes_part:
             torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(folder, "training_args.bin"))  # a pickle that no resume needs
         capture = Capture(
             step=trainer_state.global_step,
             folder=folder,
@@ -200,6 +203,7 @@ class CheckpointCallback(TrainerCallback):
             finished=self.finished,
             checked=self.checked,
             trainable_parameters=count(x for x in self._trainer.model.parameters() if x.requires_grad),
+            skips=self._trainer.skipped,
         )
         self._manager.save(capture)
         self._is_best, self._saved_step = False, trainer_state.global_step
@@ -234,7 +238,7 @@ class CheckpointCallback(TrainerCallback):
         # Steps before the first one draw from the generator: it is compared as it was right after its restore.
         ours["rng"] = self._trainer.restored_rng or "not restored"
         if self._resumption.takeover:
-            ours |= self._resumption.takeover.restored(self._trainer)
+            ours |= self._resumption.takeover.restored(self._trainer, self._trainer.skipped)
         # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
         digests, expected = self._joined(ours), self._resumption.digests
         if self._resumption.is_reshaped:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
@@ -15,6 +15,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.state import Phase
+from baton.components.shared.core.world import Work
 from baton.components.shared.store.bundles import BundleWriter
 
 logger = logging.getLogger("baton")
@@ -72,11 +73,12 @@ class Committer:
         self._store = store
         self._max_unsaved = max_unsaved
         self._committed = committed
-        self._thread: threading.Thread | None = None
+        self._world = store.storage.world
+        self._thread: Work | None = None
         self._snapshot: Snapshot | None = None
         self._failure: BaseException | None = None
         self._is_failing = False
-        self._saved_at = time.monotonic()
+        self._saved_at = self._world.monotonic()
 
     @property
     def is_free(self) -> bool:
@@ -87,9 +89,7 @@ class Committer:
         """Sends a snapshot on its way and returns at once; `make_way` comes before."""
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._snapshot, self._is_failing = snapshot, False
-        # A daemon: where it hangs in a request it must not keep a process that is to end.
-        self._thread = threading.Thread(target=self._work, args=(snapshot,), name="baton-commit", daemon=True)
-        self._thread.start()
+        self._thread = self._world.begin(partial(self._work, snapshot), "baton-commit")
 
     def make_way(self) -> None:
         """Ends what is on its way, for a newer snapshot; waits for it where it must be kept and gets through."""
@@ -138,13 +138,13 @@ class Committer:
 
     def _commit(self, snapshot: Snapshot) -> None:
         writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
-        began = time.monotonic()
+        began = self._world.monotonic()
         events.emit(events.Phase(phase=Phase.UPLOAD, step=snapshot.step))
 
         def send() -> tuple[Checkpoint, bool, float]:
             snapshot.check()
             writer.send(snapshot.folder)  # what is in the store already is not sent again
-            uploaded = time.monotonic()
+            uploaded = self._world.monotonic()
             snapshot.check()
             events.emit(events.Phase(phase=Phase.COMMIT, step=snapshot.step))
             # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
@@ -153,7 +153,7 @@ class Committer:
         def bear(error: UnavailableError, _: Attempt) -> None:
             snapshot.check()
             self._is_failing = True
-            unsaved = time.monotonic() - self._saved_at
+            unsaved = self._world.monotonic() - self._saved_at
             events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
             logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
@@ -161,17 +161,17 @@ class Committer:
         patience = self._max_unsaved - (began - self._saved_at)
         try:
             # A newer snapshot ends the pause, so that `make_way` need not sit it out.
-            tries = attempts(patience, pause=PAUSE, sleep=snapshot.superseded.wait)
+            tries = attempts(patience, pause=PAUSE, sleep=snapshot.superseded.wait, world=self._world)
             checkpoint, ours, uploaded = insist(send, UnavailableError, tries, bear)
         except UnavailableError as error:
             raise self._lost_patience(error, snapshot) from error
         # Before the callback: retention in it may fail, and this one is saved.
-        self._saved_at, self._is_failing = time.monotonic(), False
+        self._saved_at, self._is_failing = self._world.monotonic(), False
         self._committed(snapshot, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 
     def _lost_patience(self, error: UnavailableError, snapshot: Snapshot) -> BatonError:
         snapshot.check()
-        unsaved = time.monotonic() - self._saved_at
+        unsaved = self._world.monotonic() - self._saved_at
         events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
         return UnavailableError(
             f"{error.message} No checkpoint could be saved for {unsaved:.0f} s, chunks.max_unsaved is "

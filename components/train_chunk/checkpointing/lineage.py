@@ -9,6 +9,7 @@ from baton.components.shared.checkpoints.meta import CheckpointMeta, Parent, Res
 from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.runs.documents.training import Transfer, Work
+from baton.components.shared.runs.formats import OF_CHECKPOINT, Made
 from baton.components.shared.runs.run import now
 from baton.components.train_chunk.checkpointing.restore import Restored
 from baton.components.train_chunk.context import TrainContext
@@ -26,6 +27,7 @@ class Capture:
         finished: Whether early stopping ends the run here.
         checked: What was compared after the restore, part by part.
         trainable_parameters: How many parameters training changes.
+        skips: Steps up to it that were skipped.
     """
 
     step: int
@@ -35,6 +37,7 @@ class Capture:
     finished: bool
     checked: dict[str, str]
     trainable_parameters: int
+    skips: tuple[int, ...] = ()
 
 
 class Lineage:
@@ -71,7 +74,7 @@ class Lineage:
         parent, context = self.parent, self._context
         digest = capture.digests["state"]
         storage = context.run.storage
-        return CheckpointMeta(
+        meta = CheckpointMeta(
             digest=digest,
             state=capture.digests,
             parent=Parent(step=parent.step, digest=parent.digest) if parent else None,
@@ -88,4 +91,6 @@ class Lineage:
             seconds=context.clock.split(),
             moved=Transfer(sent=storage.sent, received=storage.received),
             work=work,
+            made=Made.here(OF_CHECKPOINT),
         )
+        return meta.model_copy(update={"skips": list(capture.skips)}) if capture.skips else meta

@@ -16,6 +16,9 @@ from baton.components.shared.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
 
+TRIES = 5
+"""Times a look for the newest checkpoint begins again after retention has taken what it had seen."""
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -98,6 +101,7 @@ class Restorer:
         self._cache = cache
         self._place = place
         self._skipped: dict[int, str] = {}
+        self._unfit: set[str] = set()
 
     @property
     def skipped(self) -> list[str]:
@@ -112,11 +116,29 @@ class Restorer:
 
         Raises:
             ExactnessError: a checkpoint was made from something else.
+            FormatError: it was made with what this Baton does not continue.
         """
+        restored = None
+        for _ in range(TRIES):
+            restored = self._fetch_newest(to_score=to_score)
+            # A process beside this one, thought gone, may have committed newer ones and let retention take those that
+            # this one had listed: without another look the run would begin anew.
+            if not self._is_newer_there(restored.step if restored else 0, to_score=to_score):
+                break
+        return restored
+
+    def _is_newer_there(self, than: int, *, to_score: bool) -> bool:
+        return any(
+            (to_score or checkpoint.step < self._target) and checkpoint.manifest.folder not in self._unfit
+            for checkpoint in self._store.committed(after=than)
+        )
+
+    def _fetch_newest(self, *, to_score: bool) -> Restored | None:
         for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
             if checkpoint.step >= self._target and not to_score:
                 continue
-            # Before a byte is downloaded: another recipe's is an error, not damage.
+            # Before a byte is downloaded: another recipe's is an error, not damage, and so is another Baton's.
+            checkpoint.require_continued()
             if checkpoint.meta.identity != self._identity:
                 raise ExactnessError(
                     f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
@@ -126,6 +148,7 @@ class Restorer:
                 path = os.path.join(self._place(checkpoint.bytes), f"from-{checkpoint.step}")
                 folder = self._store.fetch(checkpoint, path, self._cache)
             except DamagedError as error:
+                self._unfit.add(checkpoint.manifest.folder)
                 self._skip(checkpoint.step, error)
                 continue
             return Restored(checkpoint, folder, is_target=to_score and _is_final(checkpoint, self._target))

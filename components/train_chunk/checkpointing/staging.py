@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from baton.components.shared.core import events
+from baton.components.shared.core import events, scratch
 
 logger = logging.getLogger("baton")
 
@@ -23,8 +21,6 @@ MARGIN = 1.1
 """Room asked for, as a multiple of the bytes expected."""
 LEFT_FREE = 512 * 1024**2
 """Bytes of memory that staging leaves free."""
-_OURS = f"baton-{socket.gethostname()}-"
-"""How names of folders begin: pods that share a folder have different names, and may have the same process ids."""
 
 
 class Staging:
@@ -34,13 +30,8 @@ class Staging:
         self._folders: dict[str, str] = {}
         self._lock = threading.Lock()
         self._last: str | None = MEMORY
-        # What processes of this machine left that were killed.
         for place in {MEMORY, tempfile.gettempdir()}:
-            for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
-                pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
-                # A number that was given to another process keeps a dead one's folder: a waste, and no harm.
-                if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                    shutil.rmtree(folder, ignore_errors=True)
+            scratch.clear_left(place)
 
     def folder(self, num_bytes: int) -> str:
         """Returns a folder with room for downloads: in memory where they fit, else on disk."""
@@ -75,7 +66,7 @@ class Staging:
     def _folder(self, place: str) -> str:
         with self._lock:  # downloads ask for folders from several threads
             if place not in self._folders:
-                self._folders[place] = tempfile.mkdtemp(prefix=f"{_OURS}{os.getpid()}-", dir=place)
+                self._folders[place] = tempfile.mkdtemp(prefix=scratch.prefix(), dir=place)
             return self._folders[place]
 
     def _say(self, place: str | None, num_bytes: int) -> None:

@@ -36,7 +36,7 @@ def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
         "scheduler": trainer.lr_scheduler.state_dict(),
         "scaler": None if scaler is None else dict(scaler.state_dict()),
         "rng": rng.capture(),
-        "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps],
+        "position": [trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps, *trainer.skipped],
         "callbacks": callback_states(trainer),
         "log": [untimed(log_window(trainer)), values_logged(trainer.state.log_history)],
         "method": trainer.method_state(),

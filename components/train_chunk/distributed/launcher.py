@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import psutil
 
-from baton.components.shared.core import errors, events, machine
+from baton.components.shared.core import errors, events, machine, scratch
 from baton.components.shared.core.errors import BatonError, BrokenError, LostError
 from baton.components.train_chunk.distributed import devices, rendezvous
 
@@ -105,7 +105,7 @@ class _Agent(threading.Thread, Generic[T]):
         super().__init__(name="baton-launcher")
         self._entry, self._arguments = entry, arguments
         self._rendezvous, self._processes = name, processes
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-launch-")
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{scratch.prefix()}launch-")
         self._results: dict[int, T] = {}
         self._failure: BaseException | None = None
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Guard, Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     # The mixins stand before one of TRL's trainers; alone they have no base, so that `super()` reaches that one.
     from transformers import Trainer as Upstream
@@ -58,6 +59,7 @@ class Resumption:
         ranks: How many ranks made the checkpoint.
         strategy: How they had split the state.
         is_reshaped: Whether another number of ranks made the checkpoint.
+        skips: Steps that the run's guard has found, in order; those of the recipe are not among them.
     """
 
     folder: str | None = None
@@ -67,6 +69,7 @@ class Resumption:
     ranks: int = 1
     strategy: str = "ddp"
     is_reshaped: bool = False
+    skips: tuple[int, ...] = ()
 
 
 def _nowhere() -> Iterator[Place]:
@@ -84,6 +87,8 @@ class ChunkTrainer(Upstream):
         resumption: What it resumes from.
         places: Yields where to write a checkpoint, best first.
         restored_rng: Digest of the random state right after it was restored.
+        guard: What it watches its steps for; None also where it is only tried out.
+        skipped: Steps that were skipped so far.
     """
 
     recipe: Recipe
@@ -92,6 +97,8 @@ class ChunkTrainer(Upstream):
     resumption: Resumption = Resumption()
     places: Callable[[], Iterator[Place]] = staticmethod(_nowhere)
     restored_rng: str | None = None
+    guard: Guard | None = None
+    skipped: tuple[int, ...] = ()
 
     @property
     def of_each(self) -> tuple[str, ...]:
@@ -120,6 +127,12 @@ class ChunkTrainer(Upstream):
 
     def load_method_state(self, saved: StateDict) -> None:
         """Restores what `method_state` returned."""
+
+    def load_skipped(self, saved: tuple[int, ...]) -> None:
+        """Restores `skipped`."""
+
+    def pass_over(self, model: nn.Module, inputs: Any) -> None:
+        """Does in a pass of a step that is skipped what later steps need."""
 
     def optimizer_state(self) -> StateDict:
         """Returns what the optimizer keeps between steps; of one that is split over ranks, this rank's part."""

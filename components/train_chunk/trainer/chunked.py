@@ -15,6 +15,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.data import samplers
 from baton.components.train_chunk.trainer import sharding
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Options, StateDict
+from baton.components.train_chunk.trainer.guard import Guarded
 from baton.components.train_chunk.trainer.joining import Joined
 from baton.components.train_chunk.trainer.parameters import Grouped
 from baton.components.train_chunk.trainer.resumable import Resumable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Chunked(Virtual, Resumable, Zero, Joined, Sharded, Grouped, Routed):
+class Chunked(Guarded, Virtual, Resumable, Zero, Joined, Sharded, Grouped, Routed):
     """Mixin for a method's trainer."""
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:

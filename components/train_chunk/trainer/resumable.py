@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -51,7 +52,17 @@ class Resumable(ChunkTrainer):
         # Now, as upstream draws from it before the first step begins.
         self.restored_rng = tree_digest(rng.capture())
 
+    def _init_training_state(self, *arguments: object, **options: object) -> tuple[int, int]:
+        epochs_and_batches: tuple[int, int] = super()._init_training_state(*arguments, **options)
+        if "log" in self.resumption.leave_out:
+            self.state.log_history, self.state.num_input_tokens_seen = [], 0
+        if "position" in self.resumption.leave_out:
+            self.state.global_step, self.state.epoch = epochs_and_batches = 0, 0
+        return epochs_and_batches
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if "weights" in self.resumption.leave_out:
+            return
         types = {name: weight.dtype for name, weight in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         # PEFT widens what it loads to 32 bits; on a base in few bits TRL trains it in bfloat16, as it was saved.
@@ -60,12 +71,20 @@ class Resumable(ChunkTrainer):
                 weight.data = weight.data.to(types[name])
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if "optimizer" in self.resumption.leave_out:
-            return
         if self.resumption.takeover:
             self.resumption.takeover.note(self)
+        left_out, optimizer = self.resumption.leave_out, self.bare_optimizer()
+        # Upstream loads both or neither. DeepSpeed's optimizer is in one file with the weights: `Zero` leaves it out.
+        puts_back = "optimizer" in left_out and not self.is_deepspeed_enabled
+        made = copy.deepcopy(optimizer.state_dict()) if puts_back else {}
+        if "scheduler" in left_out:  # and not put back: one that follows evaluations sets the optimizer's rates, too
+            self.lr_scheduler.load_state_dict = lambda *_: None
         with settling.settled(self.optimizer) if checkpoint else contextlib.nullcontext():
             super()._load_optimizer_and_scheduler(checkpoint)
+        if "scheduler" in left_out:
+            del self.lr_scheduler.load_state_dict
+        if made:
+            optimizer.load_state_dict(made)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if "scaler" not in self.resumption.leave_out:
@@ -115,7 +134,7 @@ class Resumable(ChunkTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the weights: in a checkpoint, in a thread beside the optimizer's state."""
-        save = super().save_model
+        save = self._save_model
         if not _internal_call or self.is_deepspeed_enabled:  # all its ranks gather, and in one order
             save(output_dir, _internal_call)
         elif self._send:
@@ -127,6 +146,13 @@ class Resumable(ChunkTrainer):
             self._weights = pool.submit(save, output_dir, _internal_call)
             # Its thread ends with its work, for which `_join_weights` waits.
             pool.shutdown(wait=False)
+
+    def _save_model(self, output_dir: str | None, _internal_call: bool) -> None:
+        super().save_model(output_dir, _internal_call)
+        if _internal_call:
+            with contextlib.suppress(FileNotFoundError):
+                # A pickle that no resume needs, and that one refuses: before the folder's files are sent.
+                os.remove(os.path.join(str(output_dir), "training_args.bin"))
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
         """Returns the batches of this rank: of each step the rows that it has with one process."""
@@ -160,6 +186,11 @@ class Resumable(ChunkTrainer):
                 distributed_sampler.blank(batch_samples)
         self.watchdog.fetched()
         return super()._get_num_items_in_batch(batch_samples, device)
+
+    def pass_over(self, model: torch.nn.Module, inputs: Any) -> None:
+        """Lets go of what this rank's rows would have counted: an evaluation may come next."""
+        super().pass_over(model, inputs)
+        self._shares = iter(())
 
     def compute_loss(self, *arguments: object, **options: object) -> Any:
         """Computes the loss, as much of it as this rank's rows count in the step, and gives a sign of life."""

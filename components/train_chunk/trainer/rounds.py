@@ -61,7 +61,7 @@ class Rounds(InTurns):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Makes a pass; before the first of a step, writes the rounds that begin in it."""
-        if self._own is None:
+        if self._own is None or self.skips_step:
             return super().training_step(model, inputs, num_items_in_batch)
         if not self._records:
             self._made, began = self._step, time.perf_counter()
@@ -73,6 +73,22 @@ class Rounds(InTurns):
         if len(self._records) == len(self._passes):
             self._step = self._made + self._passes.rounds
         return loss
+
+    def pass_over(self, model: nn.Module, inputs: Any) -> None:
+        """Writes the rounds that begin in a step that is skipped: others train on them too."""
+        if self._own is None:
+            self._prepare_inputs(inputs)
+            self._step += 1
+        elif not self._records:
+            self._made = self._step
+            self._write(model)
+            self._step = self._made + self._passes.rounds
+            order = [self._passes.at(position) for position in range(len(self._passes))]
+            written = [self._written[place] for place in order if place in self._written]
+            for made in (made for records in self.ranks.gather(written) for made in records):
+                passes.add(self, "train", made)
+            self._records = [Record(outputs=0.0) for _ in order]
+        super().pass_over(model, inputs)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Returns the completions that a pass trains on; in an evaluation, writes them."""

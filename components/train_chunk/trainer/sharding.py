@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from baton.components.shared.checkpoints import sharded
 from baton.components.shared.models import trainable
 from baton.components.shared.recipe import Recipe, Training
 from baton.components.train_chunk.trainer import zero
@@ -61,6 +62,12 @@ class Sharded(ChunkTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.is_fsdp_enabled and not self.splits and sharded.is_unused(checkpoint):
+            # All steps before it were skipped: torch would ask for moments that the optimizer has not made.
+            self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+            return
         if checkpoint is None or not self.splits:
             super()._load_optimizer_and_scheduler(checkpoint)
             return

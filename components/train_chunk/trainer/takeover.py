@@ -55,17 +55,21 @@ class Takeover:
         if isinstance(trainer.lr_scheduler, LambdaLR):
             self._rates = [float(rate) for rate in trainer.lr_scheduler.base_lrs]
 
-    def restored(self, trainer: Trainer) -> dict[str, str]:
+    def restored(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
         """Returns the digests of what is compared with the parent's state but for what the fork's recipe decides.
 
         These are the length of the run, and the form of the schedule, which is no state.
+
+        Args:
+            trainer: The trainer, restored.
+            skipped: Steps that were skipped so far.
         """
         now = trainer.state
         schedule = trainer.lr_scheduler.state_dict()
         if "lr_lambdas" in schedule:
             schedule = {**schedule, "lr_lambdas": self._scheduler.get("lr_lambdas")}
         return {
-            "position": tree_digest([now.global_step, now.epoch, self._max_steps]),
+            "position": tree_digest([now.global_step, now.epoch, self._max_steps, *skipped]),
             "scheduler": tree_digest(schedule),
         }
 

@@ -122,6 +122,12 @@ class Virtual(Dealt):
                 parameter.grad = None
         return torch.tensor(self._end_step() if position == len(self._passes) - 1 else 0.0, device=self.args.device)
 
+    def pass_over(self, model: nn.Module, inputs: Any) -> None:
+        """Leaves the generators where the step's passes would, whoever makes which."""
+        super().pass_over(model, inputs)
+        if self._own is not None:
+            self.seed("end")
+
     def _end_step(self) -> float:
         """Leaves each process with the gradients and logged values of all; returns the loss."""
         gradients = self._sum.take()

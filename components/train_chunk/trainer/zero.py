@@ -122,16 +122,14 @@ class Zero(ChunkTrainer):
         if _splits_weights(optimizer):
             _clear_padding(optimizer)
         if resume_from_checkpoint is not None:
-            if "optimizer" in self.resumption.leave_out:
-                # The negative control leaves out the optimizer alone; with it in the file are the weights' masters.
-                self._load_part(resume_from_checkpoint, weights_alone=True)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
             self._load_scaler(resume_from_checkpoint)
         return prepared
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.is_zero and checkpoint is not None:
-            self._load_part(checkpoint)
+            # A negative control leaves out the optimizer alone; with it in the file are the weights' masters.
+            self._load_part(checkpoint, weights_alone="optimizer" in self.resumption.leave_out)
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_part(self, checkpoint: str, *, weights_alone: bool = False) -> None:

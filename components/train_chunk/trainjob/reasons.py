@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.components.shared.core.errors import BatonError, LostError, UserError
+from baton.components.shared.core.errors import BatonError, LostError, SkipError, UserError
 from baton.components.shared.core.events import Error
 from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.trainjob.objects import Condition, Pod, Terminated, TrainJob, Warning
@@ -84,7 +84,8 @@ def first_failed(pods: Iterable[Pod]) -> Pod | None:
 
 
 def failure(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Sequence[str]) -> BatonError:
-    """Returns why a job failed; a `LostError` where another job may be spared it.
+    """Returns why a job failed; a `LostError` where another job may be spared it, a `SkipError` where another job skips
+    the step that this one has found.
 
     What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
 
@@ -102,8 +103,8 @@ def failure(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Seque
         where = f"node {index(first)} ({_place(first)})"
         return LostError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
     if error:
-        kind = UserError if error.exit_code == UserError.exit_code else LostError if error.lost else BatonError
-        return kind(error.message)
+        kinds = {UserError: error.exit_code == UserError.exit_code, SkipError: error.skips, LostError: error.lost}
+        return next((kind for kind, is_it in kinds.items() if is_it), BatonError)(error.message)
     if first:
         kind = LostError if devices.is_broken(" ".join(tail)) else BatonError
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""

@@ -28,6 +28,10 @@ NOTES: list[tuple[events.Event, str]] = [
 ]
 WARNINGS: list[tuple[events.Event, str]] = [
     (events.Skipped(4, "it is damaged."), "The checkpoint of step 4 is not used: it is damaged."),
+    (
+        events.StepSkipped(3, 1, "step 3 has no loss.", "a.jsonl line 7"),
+        "step 3 has no loss. Chunk 1 resumes before step 3 and skips it. Its rows: a.jsonl line 7.",
+    ),
     (events.Rejected(1, 9, "a.csv line 3", "s/r"), "1 of 9 rows are unusable and kept in s/r; a.csv line 3"),
     (events.Quality("warn", "Look at it.", "s/p"), "Look at it. See s/p"),
     (events.Truncation("one row is long", 1, 9, 80, fixed=False), "One row is long."),

@@ -147,12 +147,15 @@ def test_other_commands_refuse(arguments: list[str], message: str, folder: Path)
 
 
 def test_validate(folder: Path):
-    done = baton(folder, "validate", "recipe.yaml", "--set", "chunks.count=2")
+    guarded = ("--set", "training.guard.nan=true", "--set", "training.guard.skip=[2]")
+    done = baton(folder, "validate", "recipe.yaml", "--set", "chunks.count=2", *guarded)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == (
-        "recipe.yaml is valid: tiny, sft for 4 steps at batch size 8 (1 x 8), in 2 chunk(s)."
-    )
+    assert done.stdout.splitlines()[:2] == [
+        "recipe.yaml is valid: tiny, sft for 4 steps at batch size 8 (1 x 8), in 2 chunk(s).",
+        "its guard skips at most 3 steps whose loss or gradient norm is not finite, or whose loss is above 3 times or "
+        "gradient norm is above 10 times the median of the last 100, and step 2",
+    ]
     assert done.stderr == ""
 
 

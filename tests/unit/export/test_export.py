@@ -74,6 +74,16 @@ def test_a_model_says_how_it_was_asked_and_ends_its_answers(tiny_base: str, tmp_
     assert checkpoint.generation_config.eos_token_id == own.eos_token_id
 
 
+def test_what_a_killed_export_left_goes_with_the_next(adapted: Run) -> None:
+    run = _asking(adapted, formats=["adapter"])
+    run.storage.write(run.path("export/0123456789ab/adapter_model.safetensors"), b"half")
+    export.export_run(run.uri)
+    manifest = bundles.read_manifest(run.storage, run.path("export"))
+    assert manifest is not None
+    own = {f"{manifest.folder}/{name}" for name in manifest.files}
+    assert set(run.storage.find(run.path("export"))) == {"manifest.json", "removed-0123456789ab"} | own
+
+
 def test_an_adapter_and_a_model_of_texts_say_how_they_were_asked(adapted: Run) -> None:
     from baton.components.shared.models import prompting
 

@@ -13,6 +13,8 @@ from baton.components.report.page import render
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.pages.svg import series, thin
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel
+from baton.components.shared.runs.documents.rows import Place
+from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.runs.documents.training import Tracking
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -193,3 +195,14 @@ def test_thinning_keeps_ends_and_spikes() -> None:
     assert ys.max() == 100.0
     assert (xs[0], xs[-1]) == (1, 100_000)
     assert list(xs) == sorted(xs)
+
+
+def test_steps_that_were_skipped_are_marked_and_their_rows_named(full_report: Any) -> None:
+    rows = [Place(file="rows<1>.jsonl", line=17)]
+    skip = Skip(step=120, chunk=2, reason="nan", message="step 120 has no loss.", rows=rows, num_rows=9)
+    report = full_report()
+    html = render(replace(report, skips=[skip]))
+    assert "step 120 has no loss." in check(html).text
+    assert "rows<1>.jsonl line 17 and 8 more" in check(html).text
+    assert html.count(">step skipped</text>") == 2, "once on a wide page, once on a narrow one"
+    assert "skipped" not in render(report)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 
 from baton.components.shared.core import termination
-from baton.components.shared.core.errors import BatonError, LostError, MarkedError
+from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
@@ -91,8 +91,8 @@ def stage(name: str) -> Iterator[None]:
         yield
         gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
     except BatonError as error:
-        marked = isinstance(error, MarkedError)
-        emit(Error(name, str(error), error.exit_code, marked, lost=isinstance(error, LostError) or None))
+        marked, lost, skips = (isinstance(error, kind) for kind in (MarkedError, LostError, SkipError))
+        emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))
         logger.error("%s", error)
         termination.leave(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why

@@ -17,13 +17,14 @@ class Stage(Event, kind="stage"):
 
 class Error(Event, kind="error"):
     """A stage fails. Where it is marked, what it found damaged is made again by a second attempt; where it is lost, a
-    fresh process may be spared it."""
+    fresh process may be spared it; where it skips, a fresh process skips the step that it has found."""
 
     stage: str
     message: str
     exit_code: int
     marked: bool | None = None
     lost: bool | None = None
+    skips: bool | None = None
 
 
 class Source(Event, kind="source"):

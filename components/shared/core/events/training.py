@@ -140,6 +140,15 @@ class Restarted(Event, kind="restarted"):
     reason: str
 
 
+class StepSkipped(Event, kind="step_skipped"):
+    """A step is taken back: the chunk resumes from the checkpoint before it, and skips it."""
+
+    step: int
+    chunk: int
+    message: str
+    rows: str
+
+
 class Partial(Event, kind="partial"):
     """A chunk leaves before its target."""
 

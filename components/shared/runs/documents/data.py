@@ -7,6 +7,10 @@ from typing import ClassVar
 from pydantic import Field, JsonValue
 
 from baton.components.shared.core.document import Document, Json, NamedDocument
+from baton.components.shared.runs.formats import Made
+
+ORIGINS = "origins.gz"
+"""A run's file of where its rows come from; see `baton.components.shared.runs.origins`."""
 
 
 class RunHead(NamedDocument):
@@ -17,6 +21,8 @@ class RunHead(NamedDocument):
     recipe: Json
     created: str
     name: str = ""
+    made: Made = Made()
+    """What the run was begun with."""
 
     @property
     def recipe_name(self) -> str:
@@ -101,6 +107,9 @@ class TokensMeta(Document):
     """Side → its files in order, each with its rows."""
     first: dict[str, list[str]] = Field(default_factory=dict)
     """Side → its first sequences in words, see `tokenize.card`."""
+    first_lines: list[int] = Field(default_factory=list)
+    """Of each file to train on, the line of the split that its first row is looked for from; see `tokenize.origins`.
+    Empty where an older Baton wrote some of them."""
 
 
 class PinnedModels(NamedDocument):

@@ -68,7 +68,7 @@ def test_without_evaluation_the_newest_stay(checkpoints: Any):
 
 def prove(checkpoints: Any, number: int, step: int) -> None:
     """Leave what the checkpoint stage leaves behind a chunk."""
-    checkpoints.store.run.put(f"proof/chunk-{number:03d}.json", {"step": step})
+    checkpoints.store.run.put(f"proof/chunk-{number:03d}.json", {"step": step, "digest": f"state of {step}", "uri": ""})
     checkpoints.store.run.put("promoted.json", {"newest": {"step": step}})
 
 
@@ -106,6 +106,15 @@ def test_the_last_target_always_stays(checkpoints: Any):
 
     assert prune(checkpoints, targets=[10, 20]) == []
     assert checkpoints.whole == [20, 30]
+
+
+def test_of_targets_that_were_read_back_only_the_last_stays(checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30, 40)
+    for number, step in enumerate((10, 20, 30), 1):
+        prove(checkpoints, number, step)
+
+    assert prune(checkpoints, targets=[10, 20, 30]) == [10, 20]
+    assert checkpoints.whole == [30, 40]
 
 
 @pytest.mark.parametrize("harm", ["truncate", "damage"])

@@ -92,6 +92,33 @@ def test_each_file_is_loaded_by_itself(saved: Path, tmp_path: Path, monkeypatch:
     assert sum(asked) == sum(tensor.nbytes for tensor in load_file(saved / "gathered.safetensors").values())
 
 
+def test_what_makes_a_model_comes_along_and_what_training_leaves_does_not(checkpoint: Path, tmp_path: Path) -> None:
+    beside = ["tokenizer.json", "chat_template.jinja", "spiece.model", "merges.txt", "modeling_own.py"]
+    for name in [*beside, "trainer_state.json", "scheduler.pt", "rng_state_0.pth"]:
+        (checkpoint / name).write_text(name)
+    files = sharded.merge(str(checkpoint), str(tmp_path / "m"))
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {*files, *beside, "config.json"}
+    assert (tmp_path / "m" / "merges.txt").read_text() == "merges.txt"
+
+
+def test_nothing_that_a_list_of_shards_names_is_imported(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_module.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'it-ran')!r})\nfloat_it = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = checkpoint / "pytorch_model_fsdp_0" / ".metadata"
+    path.write_bytes(b"cplanted_module\nfloat_it\n.")
+    with pytest.raises(DamagedError, match=r"a pickle that holds code \(planted_module\.float_it\)"):
+        sharded.read_metadata(str(path.parent))
+    assert not (tmp_path / "it-ran").exists()
+    path.write_bytes(b"ctorch\nfloat_power\n.")
+    with pytest.raises(DamagedError, match=r"a pickle that holds code \(torch\.float_power\)"):
+        sharded.read_metadata(str(path.parent))
+    path.write_bytes(b"ctorch\nfloat32\n.")
+    with pytest.raises(DamagedError, match=r"it is dtype"):
+        sharded.read_metadata(str(path.parent))
+
+
 class _Code:
     """A pickle that makes a folder when it is read."""
 

@@ -73,3 +73,14 @@ def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:
     meta = CheckpointMeta.read(document, "here")
     assert meta.to_json() == document
     assert (meta.finished, meta.fingerprint.world_size, meta.fingerprint.strategy) == (False, 1, "ddp")
+
+
+def test_what_an_older_manifest_does_not_say_has_its_meaning() -> None:
+    from baton.components.shared.checkpoints.meta import CheckpointMeta, Restoration
+
+    meta = CheckpointMeta.read({"digest": "d"}, "here")
+    assert (meta.run, meta.step, meta.chain, meta.identity, meta.created) == ("", 0, "", "", "")
+    assert (meta.state, meta.parent, meta.seconds, meta.forked_from) == ({}, None, {}, None)
+    assert (meta.finished, meta.trainable_parameters, meta.chunk) == (False, 0, 0)
+    restored = Restoration.read({}, "here")
+    assert (restored.step, restored.checked, restored.level, restored.skipped) == (0, None, "bitwise", [])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.components.shared.core.digest import tree_digest
+from baton.components.shared.core.digest import TensorHash, tree_digest
 
 T = torch.tensor
 
@@ -114,3 +114,30 @@ def test_a_state_is_left_as_it_was():
 
     assert STATE["model"]["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert tree_digest(STATE) == before
+
+
+def test_it_is_that_of_all_releases():
+    """Checkpoints of older releases are compared with it: XXH3-128 and SHA-256 of what `docs/exactness.md` says."""
+    value = {"b": torch.arange(4.0), "a": ["x", 2, 0.5, None, True, b"y"], "n": np.array([1, 2], np.uint32)}
+    assert tree_digest(value) == "04e07cc6a5cb3f89bb62e2287baae7fd5cf15bddaeae1a85be1158c6507a9089"
+
+
+def test_a_tensor_that_comes_in_pieces_has_the_digest_of_the_whole():
+    whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    pieces = TensorHash(whole.dtype, (3, 4))
+    for piece in whole.flatten().split([5, 0, 7]):
+        pieces.update(piece)
+    assert tree_digest([pieces, 1]) == tree_digest([whole, 1])
+    assert tree_digest({"a": pieces}) != tree_digest({"a": whole + 1})
+
+
+def test_of_a_tensor_in_parts_this_process_part_counts():
+    part = torch.arange(3.0)
+
+    class OfFsdp(torch.Tensor):
+        def to_local(self) -> torch.Tensor:
+            return part
+
+    of_deepspeed = torch.nn.Parameter(torch.empty(0))
+    of_deepspeed.ds_tensor = part
+    assert tree_digest(torch.empty(0).as_subclass(OfFsdp)) == tree_digest(of_deepspeed) == tree_digest(part)

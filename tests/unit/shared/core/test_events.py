@@ -99,6 +99,10 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.TrainJob("job", "created", 2), {"name": "job", "state": "created", "nodes": 2}),
     (events.AlreadyDone(1, 4), {"chunk": 1, "step": 4}),
     (events.Restarted(1, 1, 2, "killed"), {"chunk": 1, "attempt": 1, "of": 2, "reason": "killed"}),
+    (
+        events.StepSkipped(3, 1, "step 3 has no loss.", "a.jsonl line 7"),
+        {"step": 3, "chunk": 1, "message": "step 3 has no loss.", "rows": "a.jsonl line 7"},
+    ),
     (events.Partial(1, 3, 4, "SIGTERM"), {"chunk": 1, "step": 3, "of": 4, "notice": "SIGTERM"}),
     (events.Finished(1, 4), {"chunk": 1, "step": 4}),
     (events.Stopped(1, 4), {"chunk": 1, "step": 4}),

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from baton.components.shared.core.patience import Attempt, attempts, insist
+from baton.components.shared.core.errors import SkipError
+from baton.components.shared.core.patience import Attempt, attempts, insist, through_skips
 
 
 class AwayError(Exception):
@@ -96,3 +97,27 @@ def test_another_error_is_raised_at_once() -> None:
     with pytest.raises(KeyError):
         insist(operation, AwayError, attempts(10, pause=0.001), lambda *_: None)
     assert len(numbers) == 1
+
+
+def test_training_begins_again_after_each_step_that_it_finds() -> None:
+    found = [SkipError(f"step {step} has no loss.", step=step) for step in (3, 9, 3)]
+
+    def train() -> str:
+        if found:
+            raise found.pop(0)
+        return "done"
+
+    assert through_skips(train) == "done"
+
+
+def test_a_step_that_is_found_again_ends_it() -> None:
+    """What was written down is not heeded: whatever the reason, it would not end."""
+    times: list[int] = []
+
+    def train() -> None:
+        times.append(1)
+        raise SkipError("step 3 has no loss.")
+
+    with pytest.raises(SkipError):
+        through_skips(train)
+    assert len(times) == 2

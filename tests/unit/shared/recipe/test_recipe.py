@@ -33,6 +33,22 @@ REFUSED = {
         {"chunks.count": 5, "training.max_steps": 4},
         "chunks.count: 5 chunks for 4 steps; at most one per step",
     ),
+    "a guard of nothing": (
+        {"training.guard": {"nan": False, "loss": None, "grad_norm": None}},
+        "training.guard: nothing would be watched or skipped; set nan, loss or grad_norm, or remove guard",
+    ),
+    "a bound below the median": (
+        {"training.guard": {"loss": 1}},
+        "training.guard.loss: Input should be greater than 1",
+    ),
+    "a step after the last": (
+        {"training.guard": {"skip": [2, 9]}, "training.max_steps": 8},
+        "training: guard.skip: step 9 is after the last, max_steps 8",
+    ),
+    "one list for all phases": (
+        {"training.guard": {"skip": [2]}, "phases": ["pretrain", "sft"]},
+        "training.guard.skip: each phase counts its own steps; give the list in the phase it is for",
+    ),
     "epochs and steps": (
         {"training.epochs": 1, "training.max_steps": 3},
         "training: give epochs or max_steps, not both",

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.bundles import BundleWriter, Manifest
 from baton.components.shared.store.storage import Storage
 
 FILES = {"weights.bin": b"\x00\x01" * 500, "a/b/deep.json": b"{}", "empty": b"", "a/ünï code.txt": b"x"}
@@ -193,7 +193,8 @@ BAD: dict[str, bytes] = {
     **{
         name: json.dumps({**GOOD, **changes}).encode()
         for name, changes in {
-            "another version": {"version": 2},
+            "an older version": {"version": 0},
+            "no version": {"version": "2"},
             "unknown key": {"extra": 1},
             "parent": {"files": {"../../x": ENTRY}},
             "parent inside": {"files": {"a/../../x": ENTRY}},
@@ -229,6 +230,15 @@ def test_a_manifest_that_is_none(content: bytes, store: str):
     assert caught.value.exit_code == 1
 
 
+def test_a_newer_manifest_is_refused_and_not_taken_for_damage(store: str):
+    storage = Storage(store)
+    storage.write("p/q/manifest.json", json.dumps({**GOOD, "version": 2, "extra": 1}).encode())
+
+    for read in (bundles.read_manifest, bundles.usable_manifest):
+        with pytest.raises(FormatError, match=r"of version 2, and this Baton reads version 1\. Use"):
+            read(storage, "p/q")
+
+
 def test_the_manifest_the_bad_ones_derive_from_is_good(store: str):
     storage = Storage(store)
     storage.write("p/q/manifest.json", json.dumps(GOOD).encode())
@@ -254,3 +264,25 @@ def test_a_name_that_is_read_stays_in_its_folder(name: str, tmp_path_factory: py
     assert manifest is not None
     assert not escapes
     assert os.path.normpath(storage.key(manifest.path("p", name))).startswith(f"{folder}/")
+
+
+def test_what_killed_writers_left_beside_a_bundle_goes(store: str, folder: str, tmp_path: Path):
+    storage = Storage(store)
+    killed, slept = (BundleWriter(storage, "bundle", kind="test") for _ in range(2))
+    for writer in (killed, slept):
+        writer.send(folder)
+    storage.write("bundle/exports/note.json", b"{}")  # no writer's
+    manifest, won = bundles.publish(storage, "bundle", folder, kind="test", meta={})
+    assert won
+    bundles.clear_others(storage, "bundle", manifest)
+    assert bundles.verify(storage, "bundle", manifest) == []
+    marks = {f"removed-{writer.folder}" for writer in (killed, slept)}
+    own = {f"{manifest.folder}/{name}" for name in manifest.files}
+    assert set(storage.find("bundle")) == {"manifest.json", "exports/note.json"} | marks | own
+    # The one that slept commits after all, above one that was found damaged: nobody reads files that are gone.
+    bundles.mark_damaged(storage, "bundle", manifest)
+    slept.commit({})
+    assert bundles.usable_manifest(storage, "bundle") is None
+    again, won = bundles.publish(storage, "bundle", folder, kind="test", meta={})
+    assert won
+    assert bundles.usable_manifest(storage, "bundle") == again

@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,15 @@ def test_the_size_a_recipe_gives(size: str, expected: float, tmp_path: Path):
 
 def test_a_recipe_may_name_none():
     assert NodeCache.of(Store()) is None
+
+
+def test_a_copy_that_a_killed_process_left_half_made_goes(cache: NodeCache, put: Any):
+    cache.keep(digest(b"first"), put(b"first"))
+    old, young = (os.path.join(cache.folder, f"{digest(name)}.0123abcd") for name in (b"old", b"young"))
+    for path in (old, young):
+        Path(path).write_bytes(b"half")
+    hours_ago = time.time() - 2 * 3600
+    for path in (old, os.path.join(cache.folder, digest(b"first"))):
+        os.utime(path, (hours_ago, hours_ago))
+    cache.keep(digest(b"second"), put(b"second"))
+    assert {digest(b"first"), digest(b"second"), os.path.basename(young)} == set(os.listdir(cache.folder))

@@ -15,6 +15,8 @@ from transformers import (
     TrainingArguments,
 )
 
+from baton.components.shared.core.errors import ExactnessError
+from baton.components.shared.core.state import PARTS
 from baton.components.train_chunk.checkpointing import state
 
 
@@ -82,3 +84,75 @@ def test_frozen_weights_do_not_count_and_buffers_of_a_full_model_do(tmp_path: An
     assert {name for name, _ in model.named_parameters()} < everything
     model.lm_head.weight.requires_grad_(False)
     assert set(state.trained_weights(model)) == {name for name, _ in model.named_parameters()} - {"lm_head.weight"}
+
+
+def test_the_digest_of_all_parts_is_that_of_all_releases() -> None:
+    """Checkpoints of older releases are compared with it."""
+    letters = {name: name[0] for name in reversed(PARTS)}
+    assert state.combined(letters) == "08212cb97f5888b3488955388be09a8e5e6cd533af2611000e593630f05edf80"
+    assert state.of_ranks(["a", "b", "a"]) == "444b4e02d66232f49d6834bd781d9811ee45973c34f4a5566c5a2b269be3dcb3"
+    assert state.of_ranks(["a", "a"]) == "a"
+
+
+def _rows(**other: str) -> list[dict[str, str]]:
+    """Returns the digests of two ranks, of which the second has some others."""
+    first = dict.fromkeys(PARTS, "d")
+    return [first, {**first, **other}]
+
+
+def test_digests_of_ranks_are_joined_part_by_part() -> None:
+    assert state.joined(_rows(), replicated=True) == {**_rows()[0], "state": state.combined(_rows()[0])}
+    joined = state.joined(_rows(rng="e"), replicated=True)
+    assert joined["rng"] == state.of_ranks(["d", "e"])
+    assert joined["weights"] == "d"
+    assert joined["state"] == state.combined({name: joined[name] for name in PARTS})
+    with pytest.raises(ExactnessError, match=r"rank 1 has other weights than rank 0"):
+        state.joined(_rows(weights="e"), replicated=True)
+    assert state.joined(_rows(weights="e"), replicated=False)["weights"] == state.of_ranks(["d", "e"])
+    with pytest.raises(ExactnessError, match=r"rank 1 has other rng than rank 0"):
+        state.joined(_rows(rng="e"), replicated=True, of_each=())
+
+
+def test_each_rank_but_the_first_has_a_file_of_its_own() -> None:
+    assert [state.extra_file(rank) for rank in range(3)] == ["baton_state.pt", "baton_state_1.pt", "baton_state_2.pt"]
+
+
+def test_a_log_window_is_restored_as_it_was(tmp_path: Any) -> None:
+    trainer, fresh = _trainer(tmp_path), _trainer(tmp_path)
+    for each, loss in ((trainer, 3.0), (fresh, 0.0)):
+        each._tr_loss, each._globalstep_last_logged = torch.tensor(loss), int(loss)
+        each._metrics = {"train": {"entropy": [loss], "step_time": [0.5]}, "eval": {}}
+        each._total_train_tokens = int(loss)
+        each.windows = each._metrics
+    saved = state.log_window(trainer)
+    assert saved == {
+        "tr_loss": torch.tensor(3.0),
+        "globalstep_last_logged": 3,
+        "metrics": {"train": {"entropy": [3.0], "step_time": [0.5]}, "eval": {}},
+        "total_train_tokens": 3,
+    }
+    state.restore_log_window(fresh, saved)
+    assert state.log_window(fresh) == saved
+    fresh.windows["train"]["entropy"].append(1.0)
+    assert saved["metrics"]["train"]["entropy"] == [3.0], "a list of its own"
+    assert state.untimed(saved)["metrics"] == {"train": {"entropy": [3.0]}, "eval": {}}
+    del fresh._total_train_tokens
+    assert state.log_window(fresh)["total_train_tokens"] == 0
+    state.restore_log_window(fresh, saved)
+    assert not hasattr(fresh, "_total_train_tokens")
+
+
+def test_the_bytes_of_a_checkpoint_are_about_those_of_its_tensors() -> None:
+    class Trainer:
+        model = torch.nn.Linear(10, 10)
+
+        def method_state(self) -> dict[str, Any]:
+            return {"kept": [torch.zeros(7, dtype=torch.float64), {"more": torch.zeros(3)}], "number": 3}
+
+        def optimizer_state(self) -> dict[str, Any]:
+            return {"state": ({"exp_avg": torch.zeros(110)},)}
+
+        def num_parts(self) -> int:
+            return 2
+
+    assert state.num_bytes(Trainer()) == 110 * 4 + 7 * 8 + 3 * 4 + 2 * 110 * 4 + 2**20

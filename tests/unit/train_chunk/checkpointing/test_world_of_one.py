@@ -47,12 +47,12 @@ def test_it_leaves_once_there_is_a_notice(
     manager: CollectiveCheckpointManager, watch: PreemptionWatch, tmp_path: Path
 ) -> None:
     assert not manager.leaves_at_once()
-    assert manager.agree(is_late=True) == Decision()
+    assert manager.agree(is_late=True) == Decision(leave=False, is_late=False, is_free=False)
     (tmp_path / "leave").touch()
     until = time.monotonic() + 10
     while watch.notice is None and time.monotonic() < until:
         time.sleep(0.01)
-    assert manager.agree(is_late=False) == Decision(leave=True)
+    assert manager.agree(is_late=False) == Decision(leave=True, is_late=False, is_free=False)
     assert manager.leaves_at_once()
 
 
@@ -74,13 +74,13 @@ def _capture(finished: bool) -> Capture:
     )
 
 
-def test_a_manifest_has_the_keys_of_old(context: TrainContext) -> None:
+def test_a_manifest_has_the_keys_of_old_and_what_it_was_written_with(context: TrainContext) -> None:
     lineage = Lineage(context, None, "bitwise", [])
     work = Work(started=1.0, trained_seconds=2.0, goodput=0.5, lost_steps=0, lost_seconds=0.0)
     meta = lineage.meta(_capture(finished=False), work).to_json()
     assert set(meta) == {
         *("digest", "state", "parent", "chain", "restored", "identity", "finished", "fingerprint"),
-        *("trainable_parameters", "chunk", "created", "seconds", "moved", "work"),
+        *("trainable_parameters", "chunk", "created", "seconds", "moved", "work", "made"),
     }
     assert meta["restored"] == {"step": 0, "checked": None, "level": "bitwise", "skipped": []}
     assert meta["work"] == {

@@ -8,8 +8,10 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.utils import RepeatSampler
 
 from baton.components.shared.recipe import Curriculum
@@ -105,6 +107,19 @@ def test_an_order_is_the_same_wherever_it_is_made(make: Any) -> None:
     assert order(7, 2, before=(0, 1)) == order(7, 2)
     different = {tuple(order(seed, epoch)) for seed in (7, 8) for epoch in (0, 1, 2)}
     assert len(different) == 6
+
+
+def test_the_orders_are_those_of_all_releases() -> None:
+    """Runs resume with a newer release."""
+    easy = easy_first([float(n) for n in range(7)])
+    assert list(easy) == [1, 0, 1, 2, 3, 2, 2]
+    easy.set_epoch(1)
+    assert list(easy) == [1, 4, 6, 0, 0, 6, 6]
+    lengths = [n % 7 for n in range(20)]
+    grouped = GroupedByLength(lengths, 2, 7)
+    grouped.set_epoch(2)
+    generator = torch.Generator().manual_seed(7423388659917013488)  # of seed 7 and epoch 2
+    assert list(grouped) == list(get_length_grouped_indices(lengths, 2, generator=generator))
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=200), batch_size=st.integers(1, 16))

@@ -114,3 +114,20 @@ def test_long_rows_of_stage_3_that_follow_the_number_of_processes(tmp_path: Path
         zero.write(str(tmp_path / zero.file_name(rank)), state(3, cut, rank))
     parts = Saved(str(tmp_path), 2, GROUPS)
     assert torch.equal(parts.row(MASTER, [Piece(2, 0, 12)]), whole(MASTER)[2])
+
+
+def test_values_in_fewer_bits_stay_in_them(tmp_path: Path) -> None:
+    """Also where zeros fill a row up, and where a process has nothing but those."""
+    cut = Cut(2, GROUPS, 2)
+    for rank in range(2):
+        part = state(2, cut, rank)
+        for entries in part[OPTIMIZER[2]]["state"].values():
+            entries["exp_avg"] = entries["exp_avg"].to(torch.bfloat16)
+        zero.write(str(tmp_path / zero.file_name(rank)), part)
+    parts, others = Saved(str(tmp_path), 2, GROUPS), Cut(2, GROUPS, 16)
+    for pieces in (row for rows in others.rows for row in rows):
+        if any(piece.start < piece.stop for piece in pieces):
+            assert parts.row("exp_avg", pieces).dtype == torch.bfloat16
+            assert parts.row(MASTER, pieces).dtype == torch.float32
+        else:
+            assert parts.row(MASTER, pieces).tolist() == [0.0] * length(pieces)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +101,38 @@ def test_any_other_optimizer_is_left_as_it_is() -> None:
     with settling.settled(optimizer):
         optimizer.load_state_dict(before)
     assert str(optimizer.state_dict()) == str(before)
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_loading_takes_is_given_back(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what only a collection of garbage frees."""
+
+    class Held:
+        pass
+
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    held: Any = Held()
+    held.itself = held
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        with settling.settled(SimpleNamespace(load_state_dict=print)):
+            del held
+            assert gone() is not None
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert emptied == [True] * on_gpu
+
+
+def test_without_a_gpu_nothing_is_paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = SimpleNamespace(is_paged=True, load_state_dict=print, state={})
+    monkeypatch.setattr(settling, "page", lambda _: pytest.fail("paged"))
+    load = optimizer.load_state_dict
+    with settling.settled(SimpleNamespace(optimizer=optimizer)):
+        assert optimizer.load_state_dict is load
 
 
 def test_an_adapter_is_loaded_in_the_type_it_was_trained_in(tmp_path: Path) -> None:

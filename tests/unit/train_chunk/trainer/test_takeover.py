@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.runs.documents.training import Origin
 from baton.components.train_chunk.trainer.takeover import Takeover
 
 
@@ -85,3 +87,15 @@ def test_the_length_and_form_that_the_fork_decides_are_no_difference_of_state(tm
     other = takeover.restored(fork)
     assert other["scheduler"] != found["scheduler"]
     assert other["position"] != found["position"]
+
+
+def test_a_fork_with_nothing_changed_takes_nothing_over(tmp_path: Path) -> None:
+    origin = Origin(run_uri="parent", step=4, digest="d", changed={})
+    assert Takeover.of(str(tmp_path), CheckpointMeta(digest="d")) is None
+    assert Takeover.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=origin)) is None
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 10}))
+    torch.save({}, tmp_path / "scheduler.pt")
+    changed = origin.model_copy(update={"changed": {"training.max_steps": [10, 20]}})
+    found = Takeover.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=changed))
+    assert found is not None
+    assert found.changed == {"training.max_steps": [10, 20]}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from baton.components.shared.core.errors import BatonError, LostError, UserError
+from baton.components.shared.core.errors import BatonError, LostError, SkipError, UserError
 from baton.components.shared.recipe import recipe_file
 from baton.components.train_chunk.trainjob import job as job_module
 from baton.components.train_chunk.trainjob.cluster import Cluster
@@ -203,6 +203,14 @@ def _parted(api: JobApi) -> None:
     api.logs["job-node-0-0-abcde"] = [f"::baton {json.dumps(fields | {'lost': True})}"]
 
 
+def _spoilt(api: JobApi) -> None:
+    """All ranks have found a step to skip, and the first one has written it down."""
+    for node in (0, 1):
+        api.pod(node, "Failed", containerStatuses=ended(1))
+    fields = {"event": "error", "stage": "train chunk 1", "message": "step 7 has the loss nan.", "exit_code": 1}
+    api.logs["job-node-0-0-abcde"] = [f"::baton {json.dumps(fields | {'skips': True})}"]
+
+
 def _without_master(api: JobApi) -> None:
     api.pod(0, "Failed", containerStatuses=ended(1))
     api.logs["job-node-0-0-abcde"] = ["torch.distributed.DistNetworkError: The client socket has timed out"]
@@ -234,6 +242,7 @@ def _silent(api: JobApi) -> None:
         (_full, BatonError, 'node 1 .* was evicted: Usage of EmptyDir volume "shm" exceeds the limit'),
         (_told_to_end, LostError, "node 1 .* was killed"),
         (_parted, LostError, "^rank 0 failed: NCCL.$"),
+        (_spoilt, SkipError, "^step 7 has the loss nan.$"),
         (_without_master, LostError, "node 0 .* ended with code 1. Its last lines: .*DistNetworkError"),
         (_vanished, LostError, "the TrainJob failed: JobsFailed: it was too slow"),
         (lambda api: None, BatonError, "the TrainJob failed: JobsFailed: it was too slow"),

@@ -1,13 +1,14 @@
-"""What Baton wrote before its redesign is resumed by today's code: runs, a split, a sweep and an export.
+"""What Baton wrote before is resumed by today's code: runs, a split, a sweep and an export.
 
-The stores are in `tests/assets/before-rooms`; `write.py` there made them, and says how. Their documents hold addresses
-relative to the case's folder, so that stages here run in it. The restored state is compared with its manifest by Baton
-itself before the first step, on every machine. The digest that the uninterrupted run ended on holds on the machine
-where it did (`expected.json`); on any other, two resumes of one checkpoint have to agree.
+The stores are in `tests/assets`, a set for each time; `write_old_runs.py` there made them, and says how. Their
+documents hold addresses relative to the case's folder, so that stages here run in it. The restored state is compared
+with its manifest by Baton itself before the first step, on every machine. The digest that the uninterrupted run ended
+on holds on the machine where it did (`expected.json`); on any other, two resumes of one checkpoint have to agree.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import runpy
@@ -23,8 +24,12 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-ASSETS = Path(__file__).parents[1] / "assets/before-rooms"
-EXPECTED: dict[str, dict[str, Any]] = json.loads((ASSETS / "expected.json").read_text(encoding="utf-8"))
+ASSETS = Path(__file__).parents[1] / "assets"
+BEFORE = "before-rooms"
+SETS = (BEFORE, "before-formats", "formats-1")
+EXPECTED: dict[str, dict[str, Any]] = {
+    name: json.loads((ASSETS / name / "expected.json").read_text(encoding="utf-8")) for name in SETS
+}
 CONTROLS = {"full": "rng", "lora": "rng", "ddp": "rng", "grpo": "method"}
 """Runs in the middle, and the part of the state without which each ends on other bits."""
 BATON = str(Path(sys.executable).parent / "baton")
@@ -37,15 +42,17 @@ class Case:
     Attributes:
         name: Its name, which its run or sweep has too.
         folder: Where it lies.
+        of: The set that it is of.
     """
 
     name: str
     folder: Path
+    of: str = BEFORE
 
     @property
     def expected(self) -> dict[str, Any]:
         """How its recipe ended where nobody interrupted it."""
-        return EXPECTED[self.name]
+        return EXPECTED[self.of][self.name]
 
     def document(self, path: str) -> Any:
         """Returns a document of its store."""
@@ -58,9 +65,13 @@ class Case:
         meta: dict[str, Any] = self.document(f"{folder}/{step}/manifest.json")["meta"]
         return {**meta, "step": int(step.removeprefix("step-"))}
 
+    def files(self, step: int) -> set[str]:
+        """Returns the names of a checkpoint's files."""
+        return set(self.document(f"runs/{self.name}/checkpoints/step-{step:08d}/manifest.json")["files"])
+
     def is_at_home(self, meta: dict[str, Any]) -> bool:
         """Whether this is the machine, with the software, on which the recipe was run through."""
-        here = runpy.run_path(str(ASSETS / "write.py"))["processor"]()
+        here = runpy.run_path(str(ASSETS / "write_old_runs.py"))["processor"]()
         home: bool = self.expected["fingerprint"] == meta["fingerprint"] and self.expected["processor"] == here
         return home
 
@@ -69,9 +80,9 @@ class Case:
 def unpacked(tmp_path: Path) -> Callable[..., Case]:
     """Unpacks a case, as often as it is asked to."""
 
-    def unpack(name: str, copy: str = "first") -> Case:
-        case = Case(name, tmp_path / copy)
-        with tarfile.open(ASSETS / f"{name}.tar.xz") as archive:
+    def unpack(name: str, copy: str = "first", of: str = BEFORE) -> Case:
+        case = Case(name, tmp_path / copy, of)
+        with tarfile.open(ASSETS / of / f"{name}.tar.xz") as archive:
             archive.extractall(case.folder, filter="data")
         return case
 
@@ -131,6 +142,34 @@ def test_a_run_ends_on_the_bits_it_would_have_had(
     control = resumed(unpacked(name, "control"), CONTROLS[name])
     assert control["restored"]["checked"][CONTROLS[name]] == "left out"
     assert control["state"]["weights"] != made["state"]["weights"]
+
+
+@pytest.mark.parametrize("name", ["sft", "lora"])
+@pytest.mark.parametrize("of", SETS[1:])
+def test_a_run_of_before_is_resumed_bit_for_bit(
+    of: str, name: str, unpacked: Callable[..., Case], resumed: Callable[..., dict[str, Any]]
+) -> None:
+    case = unpacked(name, of=of)
+    before, began = case.newest(), case.document(f"runs/{name}/recipe.json")
+    made = resumed(case)
+    # Digests of what was restored, before the first step: the same on every machine.
+    assert set(made["restored"]["checked"].values()) <= {"match", "absent"}
+    assert made["parent"] == {"step": 4, "digest": before["digest"]}
+    assert made["chain"] == hashlib.sha256(f"{before['chain']}{made['digest']}".encode()).hexdigest()
+    assert case.files(8) == case.files(4)
+    if case.is_at_home(made):
+        assert made["restored"]["level"] == "bitwise"
+        assert made["state"] == case.expected["state"]
+    else:
+        assert resumed(unpacked(name, "again", of))["digest"] == made["digest"]
+    # A run says what it was begun with, a checkpoint what it was written with.
+    assert made["made"]["formats"] == {"digest": 1, "checkpoint": 1}
+    assert case.document(f"runs/{name}/recipe.json").get("made") == began.get("made")
+    if of == "before-formats":
+        assert ("made" in before, "made" in began) == (False, False)
+    else:
+        assert before["made"] == made["made"]
+        assert began["made"]["formats"] == {"rows": 1, "tokens": 1, "draws": 1}
 
 
 def test_on_another_machine_a_run_is_resumed_and_says_so(

@@ -1,7 +1,10 @@
-"""Writes the stores in this folder: runs, a split, a sweep and an export as Baton left them before its redesign.
+"""Writes the stores in the folders beside it: runs, a split, a sweep and an export as Baton left them at some time.
 
-    git worktree add /tmp/before 9e57cd5
-    .venv/bin/python tests/assets/before-rooms/write.py /tmp/before
+    git worktree add ../before 9e57cd5
+    .venv/bin/python tests/assets/write_old_runs.py before-rooms ../before [CASE…]
+
+A set for each time: `before-rooms`, before the redesign; `before-formats`, when nothing said yet with which formats it
+was made; `formats-1`, when all of them had the number 1. Where a number is raised, the checkout before it leaves a set.
 
 It imports nothing of Baton: every stage is a process of the checkout it is given, so that it writes the same files
 whatever the code beside it looks like. Stages run in the case's own folder and are given relative addresses (`store`,
@@ -27,8 +30,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COMMIT = "9e57cd57aa76431c9c12b02ffe4bac46a1f820ce"
-"""The last commit before the redesign."""
+COMMITS = {
+    "before-rooms": "9e57cd57aa76431c9c12b02ffe4bac46a1f820ce",
+    "before-formats": "0bf954e3b91c00c6cef7620d6596ba653eaf0152",
+    "formats-1": "a8cb931fd79f194f1c3ad55033b33678662c2333",
+}
+"""Set → the commit that writes it."""
 EVENT = "::baton "
 """What a line that tells an event begins with."""
 
@@ -90,6 +97,7 @@ RUNS: dict[str, Document] = {
         training={"method": "grpo", "grpo": GRPO},
         hooks={"source": "judging.py"},
     ),
+    "sft": recipe(data={"columns": ASKED}, training={"micro_batch_size": 2}, evaluation={"every": 3}),
 }
 """Runs that stop behind the first of two chunks; GRPO's fourth step is the first of the second round of three."""
 SPLIT = recipe(data={"columns": ASKED, "split": {"eval": 0.25, "test": 0.1}})
@@ -108,16 +116,18 @@ class Checkout:
     """The code that writes.
 
     Args:
-        folder: A checkout of `COMMIT`.
+        of: The set that it writes.
+        folder: A checkout of its commit.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = os.path.abspath(folder)
+    def __init__(self, of: str, folder: str) -> None:
+        self.assets, self.folder = HERE / of, os.path.abspath(folder)
+        self.package = "baton." if os.path.isdir(f"{folder}/baton") else ""
         head = subprocess.run(
             ["git", "-C", self.folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        if head != COMMIT:
-            raise SystemExit(f"{folder} is at {head}; these files are written by {COMMIT}.")
+        if head != COMMITS[of]:
+            raise SystemExit(f"{folder} is at {head}; these files are written by {COMMITS[of]}.")
 
     def run(self, case: Path, module: str, *arguments: Any) -> list[Document]:
         """Runs a module as a process in a case's folder, and returns the events that it told."""
@@ -132,7 +142,7 @@ class Checkout:
         }
         print(f"{case.name}: {module} {' '.join(map(str, arguments))}", flush=True)
         done = subprocess.run(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [sys.executable, "-m", f"{self.package}{module}", *map(str, arguments)],
             cwd=case, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -243,9 +253,15 @@ def write_export(checkout: Checkout, case: Path) -> Document:
 
 
 WRITERS = {**dict.fromkeys(RUNS, write_run), "split": write_split, "sweep": write_sweep, "export": write_export}
+SETS = {
+    "before-rooms": ("full", "lora", "ddp", "grpo", "split", "sweep", "export"),
+    "before-formats": ("sft", "lora"),
+    "formats-1": ("sft", "lora"),
+}
+"""Set → its cases."""
 
 
-def pack(case: Path) -> None:
+def pack(case: Path, assets: Path) -> None:
     """Packs a case's folder: the same bytes for the same files."""
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -253,14 +269,14 @@ def pack(case: Path) -> None:
         entry.mode = 0o755 if entry.isdir() else 0o644
         return entry
 
-    with tarfile.open(HERE / f"{case.name}.tar.xz", "w:xz", preset=9) as archive:
+    with tarfile.open(assets / f"{case.name}.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted(case.rglob("*")):
             archive.add(path, str(path.relative_to(case)), recursive=False, filter=plain)
 
 
-def note(name: str, found: Document) -> None:
+def note(name: str, found: Document, assets: Path) -> None:
     """Writes down how a case ends, beside the others."""
-    path = HERE / "expected.json"
+    path = assets / "expected.json"
     noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     noted[name] = {**found, "processor": processor()}
     path.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -276,15 +292,16 @@ def processor() -> str:
 
 def main() -> None:
     """Writes the cases that are named, or all."""
-    checkout, names = Checkout(sys.argv[1]), sys.argv[2:] or list(WRITERS)
-    with tempfile.TemporaryDirectory(prefix="before-rooms-") as scratch:
+    checkout, names = Checkout(*sys.argv[1:3]), sys.argv[3:] or SETS[sys.argv[1]]
+    checkout.assets.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="old-runs-") as scratch:
         for name in names:
             case = Path(scratch, name, name)
             case.mkdir(parents=True)
             write_rows(case)
-            note(name, WRITERS[name](checkout, case))
-            pack(case)
-            print(f"{name}.tar.xz: {(HERE / f'{name}.tar.xz').stat().st_size:,} bytes", flush=True)
+            note(name, WRITERS[name](checkout, case), checkout.assets)
+            pack(case, checkout.assets)
+            print(f"{name}.tar.xz: {(checkout.assets / f'{name}.tar.xz').stat().st_size:,} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""What a process takes from its machine: time, names, threads; handed in, so that a test can decide all of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+PARALLEL = 8
+"""Calls under way at once."""
+
+
+class Work(Protocol):
+    """Work that was begun beside this."""
+
+    def is_alive(self) -> bool:
+        """Tells whether it is still under way."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end, or for so many seconds."""
+
+
+class World:
+    """This machine's own."""
+
+    def monotonic(self) -> float:
+        """Returns seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """Returns the time of day as this machine has it, which may be wrong."""
+        return datetime.now(UTC)
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+        time.sleep(seconds)
+
+    def unique(self) -> str:
+        """Returns a name that nobody else has, 32 letters and digits."""
+        return uuid.uuid4().hex
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draws a number; the global generator is part of the training state."""
+        return random.SystemRandom().uniform(low, high)
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Calls a function with each item, several at a time, and returns the results in the items' order."""
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            # The first error cancels what has not begun; it is raised once what is under way has ended.
+            return list(pool.map(work, items))
+
+    def begin(self, work: Callable[[], None], name: str) -> Work:
+        """Begins work beside this; it does not keep a process that is to end."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+REAL = World()

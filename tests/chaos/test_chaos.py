@@ -1,0 +1,73 @@
+"""A mean minute: kills in every stage, outages and full disks, and nothing is lost; what were lost would be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from tests.chaos import check, page, plan
+from tests.chaos.mean import Mean
+from tests.resume import matrix
+from tests.resume.matrix import Cell
+
+
+@pytest.fixture
+def mean(faulty_s3: Any, tmp_path: Path) -> Iterator[Mean]:
+    """Twenty kills."""
+    made = Mean(tmp_path, faulty_s3.store, faulty_s3.proxy, seed=1, kills=20, seconds=0, recipes=1)
+    yield made
+    made.machine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.timeout(900)
+def test_twenty_kills_in_all_stages_lose_nothing_and_leave_nothing(mean: Mean, tmp_path: Path, faulty_s3: Any) -> None:
+    mean.run()
+    assert mean.kills >= 20
+    assert {stage for result in mean.results for stage in result.kills} == set(plan.KILLS)
+    result = mean.results[-1]
+    assert page.verdict(page.document(mean, "", 0.0)).startswith("exact: ")
+    assert result.digest[:16] in page.render(page.document(mean, "", 0.0))
+    _require_that_losses_are_seen(mean, Run(Storage(faulty_s3.store), result.run), tmp_path / f"{result.run}.rows")
+
+
+def _require_that_losses_are_seen(mean: Mean, run: Run, notes: Path) -> None:
+    """The negative control of each check."""
+    cell, found = plan.CELLS[0], check.finished(run, notes)
+    assert mean.problems(run, cell, found) == []
+    step = max(found.rows)
+    (pid, rows), *_ = found.rows[step].items()
+    for wrong in ({step: {pid: [*rows, *rows]}}, {step: {pid: rows[:-1], pid + 1: rows[1:]}}):
+        problems = mean.problems(run, cell, dataclasses.replace(found, rows={**found.rows, **wrong}))
+        assert any(f"step {step}" in problem for problem in problems), problems
+    examples, figures = found.evaluated
+    doubled = dataclasses.replace(found, evaluated=(examples + examples, figures))
+    assert any("examples.jsonl differs" in problem for problem in mean.problems(run, cell, doubled))
+    lost = dataclasses.replace(found, exported=dict(list(found.exported.items())[1:]))
+    assert any("differs" in problem for problem in mean.problems(run, cell, lost))
+    run.storage.write(run.path("export/0123456789ab/model.safetensors"), b"half")
+    (mean.machine.memory / "baton-left").mkdir()
+    (mean.machine.cache / ("0" * 64)).write_bytes(b"half")
+    problems = [*mean.problems(run, cell, found), *mean.machine.left()]
+    assert len(problems) == 3, problems
+
+
+@pytest.mark.parametrize("cell", plan.CELLS, ids=lambda cell: cell.name)
+def test_its_recipes_are_recipes(cell: Cell, tmp_path: Path) -> None:
+    assert matrix.recipe(cell, str(tmp_path), str(tmp_path), "rows.jsonl").training.method == cell.method
+
+
+def test_the_plan_is_the_seeds() -> None:
+    drawn = [plan.attempt(5, 1, "export", 0, number, kill=True) for number in range(200)]
+    assert drawn == [plan.attempt(5, 1, "export", 0, number, kill=True) for number in range(200)]
+    assert drawn != [plan.attempt(6, 1, "export", 0, number, kill=True) for number in range(200)]
+    assert {each.moment for each in drawn} == {None, *plan.MOMENTS["export"]}
+    assert {each.weather for each in drawn} == {"", *plan.WEATHER}
+    assert {each.full for each in drawn} == {"", *plan.FULL}

@@ -1,0 +1,32 @@
+# ruff: noqa: E501 - names are as long as they are
+"""Mutants that no test can kill, by name, and why: what they change cannot be seen."""
+
+EQUIVALENT: dict[str, str] = {
+    "components/shared/store/bundles.py: constant: 8 -> 9 #0": (
+        "how many files are in flight at once decides how long it takes, and nothing else"
+    ),
+    "components/shared/store/lease.py:_acquire return: return False -> return None #0": (
+        "its one caller asks whether it is true, and None is not either"
+    ),
+    "components/shared/store/lease.py:_acquire comparison: > -> >= #0": (
+        "two readings of a clock that differ by exactly ten seconds, to the nanosecond"
+    ),
+    'components/train_chunk/data/distributed_sampler.py:follow_epochs condition: hasattr(inner, "set_epoch") -> False #0': (
+        "`DistributedBatches` passes the epoch on to its sampler, which is what the other branch sets it on"
+    ),
+    "components/train_chunk/data/samplers.py:share comparison: >= -> > #0": (
+        "at exactly 1 each ramp gives 1.0: start + (1 - start), start ** 0 and a whole number of levels are exact"
+    ),
+    "components/train_chunk/checkpointing/recut.py:_Partitions.__init__ constant: \"\" -> '-' #0": (
+        'a state that is compared with another number of ranks\' was restored, so there is a folder; `or ""` is for types'
+    ),
+    "components/train_chunk/trainer/sharding.py:Sharded._load_optimizer_and_scheduler keyword: , weights_only=True ->  #1": (
+        "PyTorch's own default since 2.6; it is written out so that nobody has to know"
+    ),
+    "components/train_chunk/trainer/sharding.py:Sharded._load_optimizer_and_scheduler constant: True -> False #1": (
+        "mapped or read: the same values, in less memory"
+    ),
+    "components/train_chunk/trainer/resumable.py:Resumable._load_from_checkpoint operand: weight.requires_grad and weight.dtype != types[name] -> (weight.dtype != types[name]) #0": (
+        "what is frozen is not loaded from an adapter's checkpoint, so its type has not changed"
+    ),
+}

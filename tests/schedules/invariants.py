@@ -1,0 +1,229 @@
+"""The invariants of docs/store.md, held against every change of the simulated objects and every answer an actor got."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from tests.schedules.client import Client, sha256
+from tests.schedules.store import Change, Server
+
+BASE = "runs/r/checkpoints/"
+_PATH = re.compile(
+    r"runs/r/checkpoints/step-(\d{8})/(?:(manifest(?:-(\d+))?\.json)|(damaged|removed)-(\w+)|(\w+)/(.+))$"
+)
+HOUR = 3600.0
+NAMES = {"weights.bin", "trainer_state.json"}
+WEIGHTS = b"w" * 40
+LOGS: set[bytes] = set()
+"""What the second file of a checkpoint may hold."""
+
+
+@dataclass
+class Attempt:
+    """What one writer has uploaded for a step."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    by: str = ""
+    at: float = 0.0
+
+
+@dataclass
+class Step:
+    """The truth about a step, kept beside the store and without a line of its code."""
+
+    manifests: dict[int, bytes] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+
+    def newest(self) -> tuple[int, str, dict[str, dict[str, object]]] | None:
+        """Returns generation, attempt and files of the manifest that readers take; None where it is marked."""
+        if not self.manifests:
+            return None
+        generation = max(self.manifests)
+        folder, files = _parsed(self.manifests[generation])
+        return None if folder in self.damaged or folder in self.removed else (generation, folder, files)
+
+    def is_sized(self) -> bool:
+        """Tells whether what readers take has all its files."""
+        newest = self.newest()
+        if newest is None:
+            return False
+        files = self.attempts.get(newest[1], Attempt()).files
+        return all(name in files and len(files[name]) == entry["size"] for name, entry in newest[2].items())
+
+    def is_valid(self) -> bool:
+        """Tells whether what readers take has all its bytes."""
+        newest = self.newest()
+        if newest is None or not self.is_sized():
+            return False
+        files = self.attempts[newest[1]].files
+        return all(sha256(files[name]) == entry["sha256"] for name, entry in newest[2].items())
+
+
+_cache: dict[bytes, tuple[str, dict[str, dict[str, object]]]] = {}
+
+
+def _parsed(data: bytes) -> tuple[str, dict[str, dict[str, object]]]:
+    if data not in _cache:
+        if len(_cache) > 20_000:
+            _cache.clear()
+        document = json.loads(data)
+        _cache[data] = document["folder"], document["files"]
+    return _cache[data]
+
+
+class Truth:
+    """Watches a server.
+
+    Attributes:
+        broken: Number of an invariant and what broke it.
+        strict: Whether a manifest names whole files at every moment: nothing rots, and nothing arrives late.
+        one_winner: Whether no manifest may be replaced.
+        rots: Whether bytes of committed files change by themselves.
+    """
+
+    def __init__(self, server: Server, *, strict: bool, one_winner: bool, rots: bool) -> None:
+        self.server = server
+        self.broken: list[tuple[int, str]] = []
+        self.strict, self.one_winner, self.rots = strict, one_winner, rots
+        self.steps: dict[int, Step] = {}
+        self.committed: set[str] = set()
+        self.owners: dict[str, str] = {}
+        self.verified = 0
+        self.fell: dict[int, dict[str, int]] = {}
+        self.lowest: dict[str, tuple[int, int]] = {}
+        self.alive: dict[str, str] = {}
+        self.finished_attempts: set[str] = set()
+        for path, (data, _) in server.objects.items():
+            self._enter(Change(path, None, data, "before"))
+        server.watch = self.see
+
+    def fail(self, number: int, text: str) -> None:
+        """Notes that an invariant does not hold."""
+        self.broken.append((number, text))
+
+    def newest_valid(self, before: float = float("inf")) -> int:
+        """Returns the newest step before one that can be restored, 0 where none can."""
+        return max((number for number, step in self.steps.items() if number < before and step.is_valid()), default=0)
+
+    def begin_restore(self, reader: str, target: int) -> None:
+        """Notes that a reader looks for what to restore."""
+        self.lowest[reader] = target, self.newest_valid(target)
+
+    def end_restore(self, reader: str, client: Client, restored: object) -> None:
+        """Compares what a reader got: the bytes of one writer, as that wrote them, and none that is too old."""
+        _, least = self.lowest.pop(reader)
+        step = getattr(restored, "step", 0)
+        if restored is not None:
+            manifest = restored.checkpoint.manifest  # type: ignore[attr-defined]
+            got = {name: client.delivered.get(f"{restored.folder}/{name}") for name in manifest.files}  # type: ignore[attr-defined]
+            body = f"step {step}|{self.owners.get(manifest.folder)}|".encode()
+            if set(got) != NAMES or got["weights.bin"] != body + WEIGHTS or got["trainer_state.json"] not in LOGS:
+                self.fail(2, f"{reader} restored step {step} from {got}")
+        if step < least and not self.server.faults.lags:
+            self.fail(6, f"{reader} restored step {step}; {least} could be restored all the while")
+
+    def see(self, change: Change) -> None:
+        """Takes a change over into the truth, and looks whether it may be."""
+        match = _PATH.match(change.path)
+        if match is None:
+            if change.path == "runs/r/promoted.json" and change.after is not None:
+                self.verified = max(self.verified, json.loads(change.after)["newest"]["step"])
+            return
+        number = int(match[1])
+        before = self.steps.get(number)
+        was_valid, newest = bool(before and before.is_valid()), self.newest_valid()
+        was_sized = self.rots and bool(before and before.is_sized())
+        newer_sized = any(other > number and step.is_sized() for other, step in self.steps.items())
+        self._before(change, match, number, before)
+        step = self._enter(change)
+        assert step is not None
+        if was_sized and not step.is_sized() and self.server.scheduler:
+            self.fell[number] = {actor.name: actor.calls for actor in self.server.scheduler.actors}
+        if was_valid and not step.is_valid() and change.by != "rot":
+            self._lost(change, match, number, newest=newest, newer_sized=newer_sized)
+        if self.strict and step.newest() and not step.is_sized():
+            self.fail(3, f"{change.by}: a manifest without its files after {change.path}")
+        if self.lowest:
+            for reader, (target, least) in self.lowest.items():
+                self.lowest[reader] = target, min(least, self.newest_valid(target))
+
+    def _before(self, change: Change, match: re.Match[str], number: int, step: Step | None) -> None:
+        generation, attempt = int(match[3] or 1) if match[2] else 0, match[6]
+        if step is None:
+            return
+        if generation and change.after is not None:
+            if self.one_winner and change.before not in (None, change.after):
+                self.fail(1, f"{change.by} replaced {change.path}")
+            newest = step.newest()
+            is_again = _parsed(change.after)[0] in self.committed  # a put tried again, after retention has taken it
+            if newest and newest[0] != generation and step.is_valid() and not change.is_late and not is_again:
+                self.fail(1, f"{change.by} committed {change.path} beside a manifest that is usable")
+        if (
+            attempt
+            and change.after is not None
+            and change.by not in ("rot", step.attempts.get(attempt, Attempt(by=change.by)).by)
+        ):
+            self.fail(5, f"{change.by} wrote {change.path}, which is another's")
+        if attempt and change.after is None and attempt in step.attempts:
+            self._taken(change, step, attempt)
+
+    def _taken(self, change: Change, step: Step, attempt: str) -> None:
+        """Looks at an upload that retention takes."""
+        upload, newest = step.attempts[attempt], step.newest()
+        if attempt in self.committed or (newest and newest[1] == attempt):
+            return
+        age = self.server.now - upload.at
+        if age < HOUR - 60 and attempt not in self.finished_attempts and upload.by in self.alive:
+            self.fail(5, f"{change.by} took {change.path}, whose writer wrote {age:.0f} s ago")
+
+    def _lost(self, change: Change, match: re.Match[str], number: int, *, newest: int, newer_sized: bool) -> None:
+        """Looks at a checkpoint that was whole before a change and is not after it."""
+        if match[4] == "damaged":
+            self.fail(4, f"{change.by} marked step {number} as damaged, which is whole")
+        elif match[2] and change.after is not None:
+            self.fail(5, f"{change.by} put {change.path} over a checkpoint that was whole")
+        elif number == newest and not (self.rots and (newer_sized or self._just_fell(change.by, number))):
+            self.fail(4, f"{change.by} took step {number}, the newest that is whole: {change.path}")
+        elif number == self.verified:
+            self.fail(4, f"{change.by} took step {number}, the newest that was read back: {change.path}")
+
+    def _just_fell(self, by: str, number: int) -> bool:
+        """Tells whether an actor has not had the time to see that a newer checkpoint is torn: three calls."""
+        calls = {actor.name: actor.calls for actor in self.server.scheduler.actors} if self.server.scheduler else {}
+        newer = (seen for step, seen in self.fell.items() if step > number)
+        return any(by in calls and calls[by] - seen.get(by, -9) <= 3 for seen in newer)
+
+    def _enter(self, change: Change) -> Step | None:
+        match = _PATH.match(change.path)
+        if match is None:
+            return None
+        step = self.steps.setdefault(int(match[1]), Step())
+        if match[2]:
+            generation = int(match[3] or 1)
+            if change.after is None:
+                step.manifests.pop(generation, None)
+            else:
+                step.manifests[generation] = change.after
+                self.committed.add(_parsed(change.after)[0])
+        elif match[4]:
+            marks = step.damaged if match[4] == "damaged" else step.removed
+            (marks.discard if change.after is None else marks.add)(match[5])
+        elif change.after is None:
+            files = step.attempts[match[6]].files
+            files.pop(match[7], None)
+            if not files:
+                del step.attempts[match[6]]
+        else:
+            attempt = step.attempts.setdefault(match[6], Attempt(by=change.by))
+            if change.by != "rot":
+                self.owners.setdefault(
+                    match[6], change.after.split(b"|")[1].decode() if b"|" in change.after else change.by
+                )
+            attempt.files[match[7]] = change.after
+            attempt.at = self.server.now
+        return step

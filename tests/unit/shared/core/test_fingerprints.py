@@ -1,0 +1,125 @@
+"""What a fingerprint says of this process, and in what two differ."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import torch
+
+from baton.components.shared.core import fingerprint
+from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
+
+
+def test_it_names_this_machine_and_what_computes_on_it() -> None:
+    here = Fingerprint.here()
+    assert here.to_json() == {
+        "device": "cpu",
+        "cpu": fingerprint._cpu_name(),
+        "cuda": None,
+        "world_size": 1,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": False,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate", "numpy")},
+    }
+    assert here.versions == {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def test_of_several_processes_it_says_how_they_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fingerprint, "version", lambda name: asked.append(name) or f"{name}'s")
+    assert Fingerprint.here(2, "fsdp").to_json()["strategy"] == "fsdp"
+    assert "strategy" not in Fingerprint.here(1, "fsdp").to_json()
+    assert "deepspeed" not in asked
+    assert Fingerprint.here(2, "zero3").deepspeed == "deepspeed's"
+    assert "deepspeed" not in Fingerprint.here(1, "zero3").to_json()
+    assert "virtual_workers" not in Fingerprint.here(2, "ddp").to_json()
+    assert Fingerprint.here(2, "ddp", 4).virtual_workers == 4
+
+
+class Device:
+    """What passes for a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_with_a_gpu_that_counts(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    monkeypatch.setattr(fingerprint, "rounds_products", lambda: rounds)
+    here = Fingerprint.here()
+    assert (here.device, here.cpu, here.cuda, here.tf32) == ("GPU 0", platform.machine(), "13.0", rounds)
+
+
+def test_every_difference_has_its_line() -> None:
+    here = Fingerprint.here(2, "fsdp")
+    assert here.differences(here.model_copy()) == []
+    assert here.differences(here.model_copy(update={"torch": "1.0", "cpu": "other"})) == [
+        f"cpu: other → {here.cpu}",
+        f"torch: 1.0 → {here.torch}",
+    ]
+    assert Fingerprint.here().differences(here) == ["strategy: fsdp → None", "world_size: 2 → 1"]
+    assert here.differences(Fingerprint.here()) == ["strategy: None → fsdp", "world_size: 1 → 2"]
+
+
+def test_with_virtual_workers_the_number_of_processes_is_no_difference() -> None:
+    two, one = Fingerprint.here(2, "ddp", 4), Fingerprint.here(1, "ddp", 4)
+    assert two.differences(one) == []
+    assert two.differences(Fingerprint.here(1, "ddp", 2)) == [
+        "strategy: None → ddp",
+        "virtual_workers: 2 → 4",
+        "world_size: 1 → 2",
+    ]
+    assert [line.split(":")[0] for line in two.differences(Fingerprint.here(1))] == [
+        "strategy",
+        "virtual_workers",
+        "world_size",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nmodel name\t: A CPU: fast @ 2 GHz\nmodel name\t: another\n", "A CPU: fast @ 2 GHz"),
+        ("processor\t: 0\n", None),
+        (None, None),
+    ],
+)
+def test_the_processors_model_is_told_where_the_kernel_knows_it(
+    text: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: str, **_: Any) -> Any:
+        assert path == "/proc/cpuinfo"
+        if text is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(text)
+
+    monkeypatch.setattr(builtins, "open", opened)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    found = fingerprint._cpu_name()
+    monkeypatch.undo()
+    assert found == (expected or platform.machine())
+
+
+def test_what_an_older_one_does_not_say_has_its_meaning() -> None:
+    old = Fingerprint.read({"torch": "2"}, "here")
+    assert (old.world_size, old.strategy, old.threads, old.deterministic, old.tf32) == (1, "ddp", 0, False, False)
+    assert (old.cuda, old.virtual_workers, old.deepspeed) == (None, None, None)
+    assert old.to_json() == {"torch": "2"}
+    names = ("device", "cpu", "python", *LIBRARIES)
+    assert [getattr(Fingerprint(), name) for name in names] == [""] * len(names)
+
+
+def test_a_build_for_gpus_without_one_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    here = Fingerprint.here()
+    assert (here.device, here.cuda, here.tf32) == ("cpu", None, False)

@@ -1,0 +1,178 @@
+"""What is attached to a trainer: in the first rank what commits and reports, in the others their part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import set_seed
+
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import Checkpoint
+from baton.components.shared.core import rng
+from baton.components.shared.core.digest import tree_digest
+from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.recipe import Preemption, recipe_file
+from baton.components.shared.runs.documents.training import Work
+from baton.components.shared.store.bundles import Manifest
+from baton.components.train_chunk.checkpointing import assembly, state
+from baton.components.train_chunk.checkpointing.callback import Schedule
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
+from baton.components.train_chunk.checkpointing.manager import CheckpointManager
+from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.train_chunk.reporting.cadence import EvaluationsPerEpoch
+from baton.components.train_chunk.trainer.base import Resumption
+from baton.components.train_chunk.trainer.resumable import seed_of
+from tests.unit import tiny
+from tests.unit.train_chunk.resuming import Chunks, as_before
+
+Attach = Callable[..., tuple[Any, assembly.Assembly, Chunks, Services]]
+
+
+@pytest.fixture
+def attach(tiny_base: str, tmp_path: Path) -> Attach:
+    """Returns what attaches to the trainer of a chunk."""
+
+    def attached(*overrides: str, ranks: Ranks | None = None, restored: Restored | None = None, **options: Any) -> Any:
+        given = tiny.recipe(tiny_base, evaluation={"samples": 0})
+        given = recipe_file.with_overrides(given, overrides)
+        chunks = Chunks(given, tmp_path, "assembled")
+        context = chunks.context(1, ranks=ranks or Ranks())
+        held_out = chunks.rows.select(range(5))
+        trainer = tiny.trainer(tiny.recipe(tiny_base, evaluation={"samples": 0}), chunks.rows, chunks.folder, held_out)
+        with as_before(), PreemptionWatch(Preemption()) as watch, Staging() as staging:
+            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
+            options = {"level": "bitwise", "skipped": [], "leave_out": (), **options}
+            made = assembly.attach(trainer, services, restored, **options)
+            made.close()
+        return trainer, made, chunks, services
+
+    return attached
+
+
+def test_the_first_rank_commits_and_reports(attach: Attach) -> None:
+    trainer, made, chunks, services = attach("chunks.checkpoint_every=3")
+    assert made.lead is made.manager
+    assert type(made.manager) is CheckpointManager
+    assert made.report in trainer.callback_handler.callbacks
+    assert trainer.callback_handler.callbacks[-1] is made.callback, "it sees what all others have decided"
+    assert trainer.ranks is services.context.ranks
+    assert trainer.watchdog is services.watchdog
+    assert trainer.resumption == Resumption()
+    assert made.callback._schedule == Schedule(target=3, plan=chunks.plan, every_steps=3)
+    assert made.callback._replicated
+    assert (made.lead.lineage.start_step, made.lead.lineage.parent) == (0, None)
+    assert not any(isinstance(each, EvaluationsPerEpoch) for each in trainer.callback_handler.callbacks)
+
+
+def test_other_ranks_have_their_part_alone(attach: Attach) -> None:
+    ranks = Ranks(rank=1, size=2, local_rank=1, launched=True)
+    trainer, made, _, services = attach(ranks=ranks, leave_out=("rng",))
+    assert made.lead is None
+    assert made.report is None
+    assert type(made.manager) is CollectiveCheckpointManager
+    assert trainer.ranks is ranks
+    assert trainer.watchdog is services.watchdog
+    assert trainer.resumption == Resumption(leave_out=("rng",))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["chunks.checkpoint_every=5m"], {"every_seconds": 300.0}),
+        (["chunks.checkpoints_per_epoch=2"], {"per_epoch": 2}),
+        (["export.checkpoint=best", "evaluation.every=2"], {"keep_best": True}),
+    ],
+)
+def test_the_recipe_says_when_to_save(overrides: list[str], expected: dict[str, Any], attach: Attach) -> None:
+    _, made, chunks, _ = attach(*overrides)
+    assert made.callback._schedule == Schedule(target=3, plan=chunks.plan, **expected)
+
+
+def test_evaluations_by_epoch_and_shards(attach: Attach) -> None:
+    trainer, made, _, _ = attach("evaluation.per_epoch=2", "training.parallel={strategy: fsdp, processes: 2}")
+    assert any(isinstance(each, EvaluationsPerEpoch) for each in trainer.callback_handler.callbacks)
+    assert not made.callback._replicated
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "ranks", "overrides", "reshaped"),
+    [
+        (Fingerprint(world_size=1), Ranks(), [], False),
+        (Fingerprint(world_size=2, strategy="fsdp"), Ranks(), [], True),
+        (Fingerprint(world_size=2), Ranks(rank=1, size=2, local_rank=1), [], False),
+        (Fingerprint(world_size=2), Ranks(), ["training.parallel={virtual_workers: 2}"], False),
+    ],
+)
+def test_what_is_restored_says_whose_it_was(
+    fingerprint: Fingerprint, ranks: Ranks, overrides: list[str], reshaped: bool, attach: Attach, tmp_path: Path
+) -> None:
+    work = Work(trained_seconds=7.0)
+    meta = CheckpointMeta(digest="d", state={"weights": "w"}, fingerprint=fingerprint, work=work)
+    checkpoint = Checkpoint(2, Manifest(kind="checkpoint", folder="f", files={}), meta)
+    restored = Restored(checkpoint, str(tmp_path / "from-2"))
+    trainer, made, _, _ = attach(*overrides, ranks=ranks, restored=restored, skipped=["step 3"], level="consistent")
+    assert trainer.resumption == Resumption(
+        folder=str(tmp_path / "from-2"),
+        digests={"weights": "w"},
+        ranks=fingerprint.world_size,
+        strategy=fingerprint.strategy,
+        is_reshaped=reshaped,
+    )
+    if made.lead:
+        assert (made.lead.lineage.start_step, made.lead.lineage.parent) == (2, checkpoint)
+        assert made.lead.accounting.before.trained_seconds == 7.0
+        assert not made.lead.overtaken
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides", "seed"),
+    [
+        (Ranks(), [], None),
+        (Ranks(rank=1, size=2, local_rank=1), [], seed_of(7, 1)),
+        (Ranks(rank=1, size=2, local_rank=1), ["training.parallel={virtual_workers: 2}"], None),
+    ],
+)
+def test_at_a_runs_start_each_rank_draws_on_its_own(
+    ranks: Ranks, overrides: list[str], seed: int | None, attach: Attach
+) -> None:
+    """The first one as upstream has left it; the others from a seed, or all would leave out the same places."""
+    trainer, made, _, _ = attach(*overrides, ranks=ranks)
+    trainer.recipe = recipe_file.with_overrides(trainer.recipe, overrides)
+    with rng.undisturbed():
+        set_seed(seed or 123)
+        expected = tree_digest(rng.capture())
+        set_seed(123)
+        made.callback.on_train_begin(None, trainer.state, trainer.control)
+        assert tree_digest(rng.capture()) == expected
+
+
+def test_a_rank_that_was_not_there_takes_what_the_first_has_saved(attach: Attach, tmp_path: Path) -> None:
+    meta = CheckpointMeta(digest="d", fingerprint=Fingerprint(world_size=1))
+    restored = Restored(Checkpoint(2, Manifest(kind="checkpoint", folder="f", files={}), meta), str(tmp_path / "from"))
+    ranks = Ranks(rank=1, size=2, local_rank=1)
+    trainer, made, _, _ = attach(ranks=ranks, restored=restored)
+    (tmp_path / "from").mkdir()
+    window = {"tr_loss": torch.tensor(3.0), "globalstep_last_logged": 1, "metrics": {}, "total_train_tokens": 5}
+    extra = {"log_window": window, "callbacks": state.callback_states(trainer), "method": {"kept": 1}}
+    loaded: list[Any] = []
+    trainer.load_method_state = loaded.append
+    torch.save(extra, tmp_path / "from" / "baton_state.pt")
+    made.callback.on_train_begin(None, trainer.state, trainer.control)
+    assert float(trainer._tr_loss) == 3.0
+    assert loaded == [{"kept": 1}]
+    made.callback._resumption = dataclasses.replace(trainer.resumption, leave_out=("method",))
+    made.callback.on_train_begin(None, trainer.state, trainer.control)
+    assert loaded == [{"kept": 1}], "left out"
+    window["tr_loss"] = torch.tensor(4.0)
+    torch.save({**extra, "log_window": window}, tmp_path / "from" / "baton_state_1.pt")
+    made.callback.on_train_begin(None, trainer.state, trainer.control)
+    assert float(trainer._tr_loss) == 4.0, "its own, where there is one"

@@ -1,0 +1,260 @@
+"""Checkpoints on their way: one at a time, the newest wins, and a store that takes nothing ends the chunk in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, UnavailableError
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.checkpointing import committer as committing
+from baton.components.train_chunk.checkpointing.committer import Committer, Snapshot
+
+
+class Gated(Storage):
+    """A store whose uploads wait for a gate, and that does not answer while it is away."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.away = False
+        self.entered = threading.Event()
+        self.refusals = 0
+
+    def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
+        """Waits, looking now and then whether it is still wanted."""
+        self.entered.set()
+        while not self.gate.wait(0.01):
+            check()
+        if self.away:
+            self.refusals += 1
+            raise UnavailableError("the store does not answer.")
+        return super().upload(local_path, path, check)
+
+
+class Commits:
+    """A committer, what it was given and what it has told."""
+
+    def __init__(self, folder: Path, max_unsaved: float = 60.0) -> None:
+        self.storage = Gated(str(folder / "store"))
+        self.store = CheckpointStore(Run(self.storage, "r"))
+        self.told: list[tuple[int, bool, dict[str, float]]] = []
+        self.failing: Exception | None = None
+        self.committer = Committer(self.store, self._committed, max_unsaved=max_unsaved)
+        self.folder = folder
+
+    def _committed(self, snapshot: Snapshot, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]) -> None:
+        self.told.append((checkpoint.step, ours, seconds))
+        assert Path(snapshot.folder).exists(), "the folder goes after this"
+        if self.failing:
+            raise self.failing
+
+    def snapshot(self, step: int, *, wanted: bool = False, writer: Any = None) -> Snapshot:
+        """Stages a checkpoint."""
+        local = self.folder / f"staged-{step}"
+        local.mkdir()
+        (local / "weights").write_bytes(b"w" * step)
+        meta = CheckpointMeta(digest=f"state of {step}")
+        return Snapshot(step, str(local), {"state": meta.digest}, lambda: meta, writer=writer, wanted=wanted)
+
+    @property
+    def steps(self) -> list[int]:
+        """What is committed."""
+        return sorted(checkpoint.step for checkpoint in self.store.committed())
+
+
+@pytest.fixture
+def commits(tmp_path: Path) -> Commits:
+    return Commits(tmp_path)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[events.Event]:
+    """The events that are emitted."""
+    found: list[events.Event] = []
+    monkeypatch.setattr(events, "emit", found.append)
+    return found
+
+
+def test_a_snapshot_is_committed_beside_training_and_its_folder_goes(
+    commits: Commits, told: list[events.Event]
+) -> None:
+    commits.storage.gate.clear()
+    snapshot = commits.snapshot(3)
+    assert commits.committer.is_free
+    commits.committer.submit(snapshot)
+    assert not commits.committer.is_free
+    assert commits.steps == []
+    commits.storage.gate.set()
+    commits.committer.finish()
+    assert commits.committer.is_free
+    assert commits.steps == [3]
+    ((step, ours, seconds),) = commits.told
+    assert (step, ours) == (3, True)
+    assert set(seconds) == {"upload", "commit"}
+    assert all(0 <= value < 30 for value in seconds.values())
+    assert not Path(snapshot.folder).exists()
+    phases = [(event.phase, event.step) for event in told if isinstance(event, events.Phase)]
+    assert phases == [("upload", 3), ("commit", 3)]
+
+
+def test_what_another_has_committed_is_not_ours(commits: Commits) -> None:
+    commits.committer.submit(commits.snapshot(3))
+    commits.committer.finish()
+    commits.committer.submit(commits.snapshot(3))
+    commits.committer.finish()
+    assert [ours for _, ours, _ in commits.told] == [True, False]
+
+
+def test_a_newer_one_takes_the_place_of_one_on_its_way(commits: Commits, told: list[events.Event]) -> None:
+    commits.storage.gate.clear()
+    first = commits.snapshot(3)
+    commits.committer.submit(first)
+    commits.storage.entered.wait(10)
+    commits.committer.make_way()
+    assert commits.committer.is_free
+    assert not Path(first.folder).exists()
+    commits.storage.gate.set()
+    commits.committer.submit(commits.snapshot(4))
+    commits.committer.finish()
+    assert commits.steps == [4]
+    assert [event.step for event in told if isinstance(event, events.Superseded)] == [3]
+
+
+def test_one_that_is_wanted_is_waited_for(commits: Commits) -> None:
+    commits.storage.gate.clear()
+    commits.committer.submit(commits.snapshot(3, wanted=True))
+    threading.Timer(0.3, commits.storage.gate.set).start()
+    commits.committer.make_way()
+    assert commits.steps == [3]
+    commits.committer.submit(commits.snapshot(4))
+    commits.committer.finish()
+    assert commits.steps == [3, 4]
+
+
+def test_making_way_for_nothing_waits_for_nothing(commits: Commits) -> None:
+    commits.committer.make_way()
+    commits.committer.finish()
+    commits.committer.abandon(5.0)
+    commits.committer.submit(commits.snapshot(3))
+    commits.committer.finish()
+    commits.committer.make_way()
+    assert commits.steps == [3]
+
+
+def test_a_failure_is_raised_where_it_is_asked_for(commits: Commits) -> None:
+    commits.failing = ValueError("retention")
+    commits.committer.raise_failure()
+    commits.committer.submit(commits.snapshot(3))
+    with pytest.raises(ValueError, match="retention"):
+        commits.committer.finish()
+    with pytest.raises(ValueError, match="retention"):
+        commits.committer.raise_failure()
+    assert commits.steps == [3]
+
+
+def test_while_the_store_is_away_it_is_tried_again_and_training_may_take_another(
+    commits: Commits, told: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "PAUSE", 0.05)
+    commits.storage.away = True
+    first = commits.snapshot(3)
+    commits.committer.submit(first)
+    until = time.monotonic() + 20
+    while not commits.committer.is_free and time.monotonic() < until:
+        time.sleep(0.01)
+    assert commits.committer.is_free, "one that does not get through keeps none back"
+    unavailable = [event for event in told if isinstance(event, events.StoreUnavailable)]
+    assert unavailable[0].step == 3
+    assert 0 <= unavailable[0].unsaved < 20
+    assert unavailable[0].reason == "the store does not answer."
+    began = time.monotonic()
+    commits.committer.make_way()
+    assert time.monotonic() - began < 1
+    assert first.superseded.is_set()
+    assert not Path(first.folder).exists()
+    commits.storage.away = False
+    commits.committer.submit(commits.snapshot(4))
+    commits.committer.finish()
+    commits.committer.raise_failure()
+    assert commits.steps == [4]
+
+
+def test_what_was_sent_is_not_sent_again(commits: Commits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "PAUSE", 0.01)
+    writer = commits.store.open_writer(3)
+    first = commits.folder / "first"
+    first.mkdir()
+    (first / "optimizer").write_bytes(b"o")
+    writer.send(str(first))
+    commits.storage.away = True
+    commits.committer.submit(commits.snapshot(3, writer=writer))
+    while commits.storage.refusals < 3:
+        time.sleep(0.01)
+    commits.storage.away = False
+    commits.committer.finish()
+    checkpoint = commits.store.read(3)
+    assert checkpoint
+    assert set(checkpoint.manifest.files) == {"optimizer", "weights"}
+    assert checkpoint.manifest.folder == writer.folder
+
+
+def test_patience_counts_from_the_last_commit_and_ends_the_chunk(
+    tmp_path: Path, told: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "PAUSE", 0.02)
+    commits = Commits(tmp_path, max_unsaved=1.0)
+    commits.storage.away = True
+    commits.committer.submit(commits.snapshot(3))
+    time.sleep(0.6)
+    commits.committer.make_way()
+    began = time.monotonic()
+    commits.committer.submit(commits.snapshot(4))
+    with pytest.raises(UnavailableError, match=r"could be saved for 1 s, chunks\.max_unsaved is 1 s; the chunk stops"):
+        commits.committer.finish()
+    assert time.monotonic() - began < 0.9, "the two share one bound"
+    assert commits.steps == []
+    assert isinstance(told[-1], events.StoreUnavailable)
+    assert told[-1].unsaved == pytest.approx(1.0, abs=0.5)
+
+
+def test_a_failure_of_one_that_made_way_says_nothing(commits: Commits) -> None:
+    class Hanging(Gated):
+        def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
+            self.entered.set()
+            self.gate.wait(20)  # a request that hangs looks at nothing
+            raise BatonError("the request has failed.")
+
+    storage = Hanging(str(commits.folder / "other"))
+    storage.gate.clear()
+    committer = Committer(CheckpointStore(Run(storage, "r")), commits._committed, max_unsaved=60)
+    snapshot = commits.snapshot(3)
+    committer.submit(snapshot)
+    storage.entered.wait(10)
+    snapshot.superseded.set()
+    storage.gate.set()
+    committer.finish()
+    committer.submit(commits.snapshot(4))
+    with pytest.raises(BatonError, match="the request has failed"):
+        committer.finish()
+
+
+def test_one_that_is_abandoned_has_a_moment(commits: Commits) -> None:
+    commits.storage.gate.clear()
+    commits.committer.submit(commits.snapshot(3))
+    began = time.monotonic()
+    commits.committer.abandon(0.2)
+    assert 0.15 < time.monotonic() - began < 10
+    commits.storage.gate.set()
+    commits.committer.abandon(20.0)
+    assert commits.steps == [3]

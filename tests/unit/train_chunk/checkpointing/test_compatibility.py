@@ -1,0 +1,120 @@
+"""Whether a checkpoint can be resumed here, and how exactly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.components.shared.checkpoints.store import Checkpoint
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
+from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.store.bundles import Manifest
+from baton.components.train_chunk.checkpointing.compatibility import adapt
+from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.distributed.ranks import Ranks
+from tests.unit.train_chunk.resuming import as_before
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    with as_before():
+        yield
+
+
+def recipe(*overrides: str) -> Recipe:
+    document = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
+    found = recipe_file.validate({**document, "training": {"batch_size": 8}}, origin="one")
+    return recipe_file.with_overrides(found, overrides)
+
+
+def made_by(**changes: Any) -> Restored:
+    """Returns a checkpoint of this machine, but for some changes."""
+    fingerprint = Fingerprint.here().model_copy(update=changes)
+    meta = CheckpointMeta(digest="d", fingerprint=fingerprint)
+    return Restored(Checkpoint(7, Manifest(kind="checkpoint", folder="f", files={}), meta), "folder")
+
+
+class Two(Ranks):
+    """A process among two, of which the other has found something."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns this one's value, and the other's, which found one of step 5."""
+        return [value, 5 if isinstance(value, int) else value]
+
+
+def test_the_first_chunks_threads_hold() -> None:
+    assert adapt(None, Ranks(), recipe("training.threads=2")) == "bitwise"
+    assert torch.get_num_threads() == 2
+    assert torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    before = made_by(threads=3)
+    assert adapt(before, Ranks(), recipe("training.threads=2")) == "bitwise"
+    assert torch.get_num_threads() == 3
+
+
+def test_virtual_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
+    assert torch.get_num_threads() == 3
+    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}", "training.threads=2"))
+    assert torch.get_num_threads() == 2
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
+    assert torch.get_num_threads() == 1
+
+
+def test_another_machine_is_consistent_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(events, "emit", told.append)
+    adapt(None, Ranks(), recipe())
+    assert adapt(made_by(torch="1.0"), Ranks(), recipe()) == "consistent"
+    (event,) = told
+    assert event.changed == [f"torch: 1.0 → {torch.__version__}"]
+    with pytest.raises(ExactnessError, match=r"chunks\.exactness is bitwise, but this machine differs .*torch: 1\.0 →"):
+        adapt(made_by(torch="1.0"), Ranks(), recipe("chunks.exactness=bitwise"))
+    assert adapt(made_by(), Ranks(), recipe("chunks.exactness=bitwise")) == "bitwise"
+
+
+def test_machines_that_found_different_checkpoints_do_not_begin() -> None:
+    two = recipe("training.parallel={processes: 2}")
+    with pytest.raises(BatonError, match=r"the machines found different newest checkpoints: \[7, 5\]"):
+        adapt(made_by(), Two(size=2), two)
+    with pytest.raises(BatonError, match=r"different newest checkpoints: \[0, 5\]"):
+        adapt(None, Two(size=2), two)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "readable"),
+    [
+        ({"world_size": 2, "strategy": "fsdp"}, None, True),
+        ({"world_size": 2, "strategy": "zero3"}, None, True),
+        ({"world_size": 1}, "fsdp", True),
+        ({"world_size": 1}, "ddp", True),
+        ({"world_size": 4, "strategy": "fsdp"}, "fsdp", True),
+        ({"world_size": 2, "strategy": "ddp"}, "fsdp", False),
+        ({"world_size": 2, "strategy": "fsdp"}, "ddp", False),
+        ({"world_size": 2, "strategy": "zero2"}, "zero3", False),
+        ({"world_size": 1}, "zero2", False),
+    ],
+)
+def test_what_is_split_otherwise_is_read_by_one_process_alone(
+    before: dict[str, Any], now: str | None, readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Two, "gather", lambda self, value: [value])
+    ranks = Two(size=2) if now else Ranks()
+    given = recipe(f"training.parallel={{strategy: {now}, processes: 2}}") if now else recipe()
+    # As ZeRO's ranks, which have the package; what is told of it is no matter here.
+    monkeypatch.setattr(Fingerprint, "here", classmethod(lambda cls, size=1, *_: cls(world_size=size, torch="2")))
+    if readable:
+        assert adapt(made_by(**before), ranks, given) == "consistent"
+        return
+    how = "by one process" if before["world_size"] == 1 else f"with training.parallel.strategy {before['strategy']}"
+    with pytest.raises(UserError, match=rf"step 7 was written {how}, and this chunk has {now}\."):
+        adapt(made_by(**before), ranks, given)

@@ -1,0 +1,163 @@
+"""The part of each rank and machine in a checkpoint: who finds room, who sends, whose files the manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Preemption
+from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
+from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
+from baton.components.train_chunk.checkpointing.lineage import Capture
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from tests.unit import tiny
+from tests.unit.train_chunk.resuming import Chunks
+
+SETTINGS = {"optimizer": "sgd", "max_steps": 6, "learning_rate": 0.01}
+THEIRS = {"of-another-machine.pt": {"size": 3, "sha256": "0" * 64}}
+
+
+@pytest.fixture
+def make(tiny_base: str, tmp_path: Path) -> Callable[..., Chunks]:
+    def made(name: str, **chunks: Any) -> Chunks:
+        given = tiny.recipe(tiny_base, training=SETTINGS, evaluation={"samples": 0}, chunks=chunks)
+        return Chunks(given, tmp_path, name)
+
+    return made
+
+
+class Told(Ranks):
+    """A rank that is told what the others have done, in place of asking them."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns what this one has sent, and what another machine has."""
+        is_files = isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
+        return [value, THEIRS] if is_files and not self.node else [value]
+
+    def on_first(self, work: Any) -> Any:
+        """Returns the first one's attempt."""
+        return work() if self.is_first else "attempt-of-the-first"
+
+    def on_node_leaders(self, work: Any) -> Any:
+        """Does this machine's."""
+        return work()
+
+
+@pytest.fixture
+def part(make: Callable[..., Chunks]) -> Iterator[Callable[[Ranks], CollectiveCheckpointManager]]:
+    """Returns what makes the part of a rank that is not the first."""
+    chunks = make("parts")
+    with PreemptionWatch(Preemption()) as watch, Staging() as staging:
+
+        def made(ranks: Ranks) -> CollectiveCheckpointManager:
+            context = chunks.context(1, ranks=ranks)
+            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
+            return CollectiveCheckpointManager(services)
+
+        yield made
+
+
+def capture(folder: Path) -> Capture:
+    digests = {"state": "s"}
+    return Capture(
+        step=3, folder=str(folder), digests=digests, wanted=False, finished=False, checked={}, trainable_parameters=1
+    )
+
+
+def test_one_rank_of_a_machine_finds_room(part: Any) -> None:
+    leading, following = (part(Told(rank=rank, size=2, local_rank=rank)) for rank in (0, 1))
+    assert next(leading.places(10)).folder
+    assert list(following.places(10)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sends"),
+    [
+        (Told(rank=2, size=4, local_rank=0, node=1, nodes=2), True),
+        (Told(rank=3, size=4, local_rank=1, node=1, nodes=2), False),
+        (Told(rank=1, size=4, local_rank=1, node=0, nodes=2), False),
+        (Told(rank=1, size=2, local_rank=1, node=0, nodes=1), False),
+    ],
+)
+def test_one_rank_of_each_other_machine_sends_into_the_firsts_attempt(
+    ranks: Ranks, sends: bool, part: Any, tmp_path: Path
+) -> None:
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    (staged / "shard").write_bytes(b"123")
+    manager = part(ranks)
+    manager.save(capture(staged))
+    store: CheckpointStore = manager._context.store
+    assert list(store.storage.find(store.prefix(3))) == (["attempt-of-the-first/shard"] if sends else [])
+
+
+def test_a_machine_without_a_part_sends_nothing(part: Any, tmp_path: Path) -> None:
+    manager = part(Told(rank=2, size=4, local_rank=0, node=1, nodes=2))
+    manager.save(capture(tmp_path / "was never written"))
+    assert manager._context.store.steps() == []
+
+
+def test_the_manifest_names_what_other_machines_have_sent(make: Callable[..., Chunks]) -> None:
+    chunks = make("machines")
+    chunks.train(1, ranks=Told(nodes=2))
+    files = chunks.at().manifest.files
+    assert files["of-another-machine.pt"] == THEIRS["of-another-machine.pt"]
+    assert "model.safetensors" in files
+
+
+class Looking(TrainerCallback):
+    """Notes as each step begins what is committed, and whether the last snapshot was one to stay."""
+
+    stateless = True
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+        self.committed: list[list[int]] = []
+        self.wanted: dict[int, bool] = {}
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Notes it."""
+        self.committed.append(self.chunks.steps)
+        self.look()
+
+    def look(self) -> None:
+        """Looks at the last snapshot."""
+        callbacks = self.chunks.trainer.callback_handler.callbacks
+        manager = next(each._manager for each in callbacks if isinstance(each, CheckpointCallback))
+        if snapshot := manager._committer._snapshot:
+            self.wanted[snapshot.step] = snapshot.wanted
+
+
+def looked(chunks: Chunks) -> Looking:
+    """Trains a run of one chunk, looking on."""
+    looking = Looking(chunks)
+    chunks.train(1, callbacks=(lambda: looking,))
+    looking.look()
+    return looking
+
+
+def test_a_chunk_that_waits_has_each_checkpoint_before_it_trains_on(make: Callable[..., Chunks]) -> None:
+    looking = looked(make("waits", checkpoint_every=2, wait_for_commit=True, keep={"last": 9}))
+    assert looking.committed == [[], [], [2], [2], [2, 4], [2, 4]]
+
+
+def test_what_is_to_stay_is_not_given_up_for_a_newer_one(make: Callable[..., Chunks]) -> None:
+    looking = looked(make("wanted", checkpoint_every=1, wait_for_commit=True, keep={"last": 9, "every": 3}))
+    assert looking.wanted == {1: False, 2: False, 3: True, 4: False, 5: False, 6: True}
+    looking = looked(make("unwanted", checkpoint_every=3, wait_for_commit=True, keep={"last": 9}))
+    assert looking.wanted == {3: False, 6: False}
+
+
+def test_the_best_so_far_is_not_given_up_either(tiny_base: str, tmp_path: Path) -> None:
+    settings = {"evaluation": {"samples": 0, "every": 2}, "export": {"checkpoint": "best"}}
+    kept = {"checkpoint_every": 1, "wait_for_commit": True, "keep": {"last": 9}}
+    looking = looked(Chunks(tiny.recipe(tiny_base, training=SETTINGS, chunks=kept, **settings), tmp_path, "best"))
+    assert (looking.wanted[1], looking.wanted[2], looking.wanted[3]) == (False, True, False)

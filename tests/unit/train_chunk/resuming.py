@@ -1,0 +1,145 @@
+"""A run whose chunks are trained in the test's own process: the attempt of `training.py` on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
+from baton.components.shared.recipe import Preemption, Recipe
+from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
+from baton.components.train_chunk.checkpointing import assembly, compatibility
+from baton.components.train_chunk.checkpointing.collective import Services
+from baton.components.train_chunk.checkpointing.restore import Restorer
+from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.context import TrainContext
+from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.components.train_chunk.reporting.clock import Clock
+from tests.unit import tiny
+
+ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Puts back what an attempt sets for the whole process."""
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    crc = torch.serialization.get_crc32_options()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)
+        torch.serialization.set_crc32_options(crc)
+
+
+class Chunks:
+    """A run, and what its chunks do.
+
+    Args:
+        recipe: Its recipe.
+        folder: Where its store lies.
+        name: Its name.
+        targets: Where chunks end; at the run's end alone where left out.
+        callbacks: Of each trainer.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, name: str, targets: Sequence[int] = (), callbacks: Sequence[Any] = ()
+    ) -> None:
+        self.recipe = recipe
+        self.folder = folder / f"{name}-local"
+        self.folder.mkdir()
+        self.run = Run(Storage(str(folder / "store")), name)
+        self.run.create(recipe)
+        for document in ("data.json", "model.json"):
+            self.run.put(document, {})
+        self.rows = tiny.tokens(recipe, ROWS)
+        self.run.put("tokens.json", {"prefix": "", "train": len(self.rows), "tokens": 40 * len(self.rows)})
+        plan = make_plan(recipe, len(self.rows))
+        self.plan = plan.model_copy(update={"targets": tuple(targets) or plan.targets})
+        self.store = CheckpointStore(self.run)
+        self.callbacks = callbacks
+        self.attached: Any = None
+        self.trainer: Any = None
+
+    def context(self, index: int, **values: Any) -> TrainContext:
+        """Returns a chunk."""
+        context = TrainContext(
+            run=self.run,
+            recipe=self.recipe,
+            plan=self.plan,
+            store=self.store,
+            index=index,
+            target=self.plan.target(index),
+            identity="made of this",
+            ranks=Ranks(),
+            clock=Clock(),
+        )
+        return dataclasses.replace(context, **values)
+
+    def train(
+        self,
+        index: int,
+        *,
+        leave_out: tuple[str, ...] = (),
+        preemption: Preemption | None = None,
+        callbacks: Sequence[Any] | None = None,
+        **values: Any,
+    ) -> Any:
+        """Trains a chunk; returns its manager."""
+        context = self.context(index, **values)
+        with (
+            as_before(),
+            PreemptionWatch(preemption or Preemption(), interval=0.01) as watch,
+            Staging() as staging,
+        ):
+            restorer = Restorer(context.store, context.target, context.identity, None, staging.folder)
+            restored = restorer.require_no_code(restorer.fetch())
+            level = compatibility.adapt(restored, context.ranks, context.recipe)
+            held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
+            self.trainer = tiny.trainer(context.recipe, self.rows, self.folder, held_out)
+            for callback in self.callbacks if callbacks is None else callbacks:
+                self.trainer.add_callback(callback())
+            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
+            self.attached = assembly.attach(
+                self.trainer, services, restored, level=level, skipped=restorer.skipped, leave_out=leave_out
+            )
+            try:
+                if not self.attached.manager.leaves_at_once():
+                    self.trainer.train(resume_from_checkpoint=restored.folder if restored else None)
+                    self.attached.manager.finish()
+            finally:
+                self.attached.close()
+        return self.attached.lead
+
+    def train_all(self, **options: Any) -> None:
+        """Trains all chunks."""
+        for index in range(1, len(self.plan.targets) + 1):
+            self.train(index, **options)
+
+    def at(self, step: int | None = None) -> Checkpoint:
+        """Returns the checkpoint of a step, by default the last one."""
+        checkpoint = self.store.read(step or self.plan.num_steps)
+        assert checkpoint is not None
+        return checkpoint
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are committed, ascending."""
+        return sorted(checkpoint.step for checkpoint in self.store.committed())
+
+    def logged(self) -> list[dict[str, float]]:
+        """Returns what was logged and does not depend on the clock."""
+        from baton.components.train_chunk.checkpointing.state import values_logged
+
+        return values_logged(self.store.history(self.at()))
