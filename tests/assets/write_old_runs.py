@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 COMMITS = {
     "before-rooms": "9e57cd57aa76431c9c12b02ffe4bac46a1f820ce",
     "before-formats": "0bf954e3b91c00c6cef7620d6596ba653eaf0152",
-    "formats-1": "a8cb931fd79f194f1c3ad55033b33678662c2333",
+    "formats-1": "4606123681fe1cab420aab000a98bccc4ea9610d",
 }
 """Set → the commit that writes it."""
 EVENT = "::baton "

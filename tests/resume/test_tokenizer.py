@@ -57,7 +57,8 @@ def test_chunks_end_on_the_bits_of_one_run(
     assert legs.final(run).meta.state == legs.final(grown[kind]).meta.state
 
 
-@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.slow), "lora"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_export_is_the_trained_model(kind: str, grown: dict[str, Run], legs: Any) -> None:
     run = grown[kind]
     for stage in (legs.evaluate, legs.export):

@@ -88,7 +88,7 @@ def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", ["gs", "az"])
+@pytest.mark.parametrize("kind", ["gs", pytest.param("az", marks=pytest.mark.slow)])
 def test_the_other_clouds(kind: str, request: pytest.FixtureRequest) -> None:
     uri: str = request.getfixturevalue(f"{kind}_store")
     checks = of_store(uri)
