@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from baton.components.shared.core.errors import UnavailableError
@@ -48,12 +49,12 @@ class Client:
 
     def write(self, path: str, data: bytes) -> None:
         """Writes an object."""
-        self._change("write", path, lambda is_late: self.server.put(path, data, self._name, is_late=is_late))
+        self._change("write", path, lambda sent: self.server.put(path, data, self._name, sent=sent))
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes an object unless there is one, where the server knows how to."""
         put = self.server.put
-        return self._change("create", path, lambda is_late: put(path, data, self._name, absent=True, is_late=is_late))
+        return self._change("create", path, lambda sent: put(path, data, self._name, absent=True, sent=sent))
 
     def size(self, path: str) -> int | None:
         """Returns an object's bytes."""
@@ -68,12 +69,12 @@ class Client:
     def find(self, path: str) -> dict[str, Entry]:
         """Returns all objects below a path."""
         below = f"{path}/" if path else ""
-        listed = self._ask("find", path, lambda: self.server.listed(below))
+        listed = self._ask("find", path, lambda: self.server.look(below, self._name))
         return {name: Entry(len(data), datetime.fromtimestamp(at, UTC)) for name, (data, at) in listed.items()}
 
     def remove(self, path: str) -> None:
         """Removes an object."""
-        self._change("remove", path, lambda is_late: self.server.drop(path, self._name, is_late=is_late))
+        self._change("remove", path, lambda sent: self.server.drop(path, self._name, sent=sent))
 
     def tidy(self, path: str) -> None:
         """Does nothing: there are no folders."""
@@ -82,7 +83,7 @@ class Client:
         """Sends a file."""
         data = CONTENTS[local_path]
         seen(data)
-        self._change("upload", path, lambda is_late: self.server.put(path, data, self._name, is_late=is_late))
+        self._change("upload", path, lambda sent: self.server.put(path, data, self._name, sent=sent))
 
     def download(self, path: str, local_path: str, size: int) -> str:
         """Fetches an object to this machine."""
@@ -127,10 +128,10 @@ class Client:
         finally:
             self._pause()
 
-    def _change(self, kind: str, path: str, effect: Callable[[bool], T]) -> T:
+    def _change(self, kind: str, path: str, effect: Callable[[int | None], T]) -> T:
         fault = self._turn(kind, path)
         if not fault:
-            done = effect(False)
+            done = effect(None)
             self._pause()
             return done
         assert self.server.scheduler
@@ -139,14 +140,14 @@ class Client:
             moment = self.server.scheduler.choices.among(2 if self.server.faults.prompt else 3)
             self.server.order.append(f"moment {moment}")
             if moment == 1:
-                effect(False)
+                effect(None)
             elif moment == 2:
-                self.server.pending.append((self.server.now, lambda: effect(True)))
+                self.server.pending.append((self.server.now, partial(effect, self.actor.calls if self.actor else 0)))
             self._die()
         if fault == "lost":
-            effect(False)
+            effect(None)
         elif fault == "late":
-            self.server.pending.append((self.server.now, lambda: effect(True)))
+            self.server.pending.append((self.server.now, partial(effect, self.actor.calls if self.actor else 0)))
         self._pause()
         raise TimeoutError(f"{kind} {path}")
 

@@ -26,7 +26,7 @@ class Attempt:
 
     files: dict[str, bytes] = field(default_factory=dict)
     by: str = ""
-    at: float = 0.0
+    written: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Step:
     """The truth about a step, kept beside the store and without a line of its code."""
 
     manifests: dict[int, bytes] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     attempts: dict[str, Attempt] = field(default_factory=dict)
+    taken: bool = False
 
     def newest(self) -> tuple[int, str, dict[str, dict[str, object]]] | None:
         """Returns generation, attempt and files of the manifest that readers take; None where it is marked."""
@@ -160,8 +160,9 @@ class Truth:
             if self.one_winner and change.before not in (None, change.after):
                 self.fail(1, f"{change.by} replaced {change.path}")
             newest = step.newest()
-            is_again = _parsed(change.after)[0] in self.committed  # a put tried again, after retention has taken it
-            if newest and newest[0] != generation and step.is_valid() and not change.is_late and not is_again:
+            # A put tried again after retention has taken what it put, or a name that is free again: docs/store.md.
+            is_again = _parsed(change.after)[0] in self.committed or (step.taken and number < self.newest_valid())
+            if newest and newest[0] != generation and step.is_valid() and change.sent is None and not is_again:
                 self.fail(1, f"{change.by} committed {change.path} beside a manifest that is usable")
         if (
             attempt
@@ -170,16 +171,23 @@ class Truth:
         ):
             self.fail(5, f"{change.by} wrote {change.path}, which is another's")
         if attempt and change.after is None and attempt in step.attempts:
-            self._taken(change, step, attempt)
+            self._taken(change, match, step)
 
-    def _taken(self, change: Change, step: Step, attempt: str) -> None:
+    def _taken(self, change: Change, match: re.Match[str], step: Step) -> None:
         """Looks at an upload that retention takes."""
+        attempt = match[6]
         upload, newest = step.attempts[attempt], step.newest()
         if attempt in self.committed or (newest and newest[1] == attempt):
             return
-        age = self.server.now - upload.at
-        if age < HOUR - 60 and attempt not in self.finished_attempts and upload.by in self.alive:
-            self.fail(5, f"{change.by} took {change.path}, whose writer wrote {age:.0f} s ago")
+        # What it writes between the last look and the removal is lost to it; the mark says so (docs/store.md).
+        below = BASE, f"{BASE}step-{match[1]}/"
+        looked = max(self.server.looks.get((change.by, path), 0.0) for path in below)
+        idle = looked - max((at for at in upload.written if at <= looked), default=looked)
+        if upload.by in self.alive and attempt not in self.finished_attempts:
+            if idle < HOUR - 60:
+                self.fail(5, f"{change.by} took {change.path}, whose writer had written {idle:.0f} s before it looked")
+            if attempt not in step.removed:
+                self.fail(5, f"{change.by} took {change.path} without a mark")
 
     def _lost(self, change: Change, match: re.Match[str], number: int, *, newest: int, newer_sized: bool) -> None:
         """Looks at a checkpoint that was whole before a change and is not after it."""
@@ -187,16 +195,17 @@ class Truth:
             self.fail(4, f"{change.by} marked step {number} as damaged, which is whole")
         elif match[2] and change.after is not None:
             self.fail(5, f"{change.by} put {change.path} over a checkpoint that was whole")
-        elif number == newest and not (self.rots and (newer_sized or self._just_fell(change.by, number))):
+        elif number == newest and not (self.rots and (newer_sized or self._just_fell(change, number))):
             self.fail(4, f"{change.by} took step {number}, the newest that is whole: {change.path}")
         elif number == self.verified:
             self.fail(4, f"{change.by} took step {number}, the newest that was read back: {change.path}")
 
-    def _just_fell(self, by: str, number: int) -> bool:
-        """Tells whether an actor has not had the time to see that a newer checkpoint is torn: three calls."""
-        calls = {actor.name: actor.calls for actor in self.server.scheduler.actors} if self.server.scheduler else {}
+    def _just_fell(self, change: Change, number: int) -> bool:
+        """Tells whether an actor, as it sent a request, could not know yet that a newer one is torn: three calls."""
+        actors = self.server.scheduler.actors if self.server.scheduler else []
+        calls = {actor.name: actor.calls for actor in actors} | ({change.by: change.sent} if change.sent else {})
         newer = (seen for step, seen in self.fell.items() if step > number)
-        return any(by in calls and calls[by] - seen.get(by, -9) <= 3 for seen in newer)
+        return any(change.by in calls and calls[change.by] - seen.get(change.by, -9) <= 3 for seen in newer)
 
     def _enter(self, change: Change) -> Step | None:
         match = _PATH.match(change.path)
@@ -207,6 +216,7 @@ class Truth:
             generation = int(match[3] or 1)
             if change.after is None:
                 step.manifests.pop(generation, None)
+                step.taken = True
             else:
                 step.manifests[generation] = change.after
                 self.committed.add(_parsed(change.after)[0])
@@ -225,5 +235,5 @@ class Truth:
                     match[6], change.after.split(b"|")[1].decode() if b"|" in change.after else change.by
                 )
             attempt.files[match[7]] = change.after
-            attempt.at = self.server.now
+            attempt.written.append(self.server.now)
         return step

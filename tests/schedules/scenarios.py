@@ -134,9 +134,31 @@ SCENARIOS = [
         target=40,
         share=12,
     ),
+    Scenario(
+        "a commit and its removal",
+        {"A": commit(10), "B": commit(10), "P": prune},
+        (20,),
+        faults=Faults(2, jumps=HOURS[:2]),
+        share=4,
+    ),
+    Scenario(
+        "commits and removals",
+        {"A": commit(10), "B": commit(10), "C": commit(10), "P": prune, "Q": prune},
+        (20,),
+        faults=Faults(2),
+        share=4,
+    ),
     Scenario("stages at once", {"A": chunk_and_stage(20, 1), "B": chunk_and_stage(40, 2)}, (10,), target=40, share=2),
     Scenario(
         "damage and repair", {"D": rot(20), "A": train(20), "P": prune}, (10, 20), rots=True, faults=Faults(1), share=8
+    ),
+    Scenario(
+        "damage, repair and long pauses",
+        {"D": rot(20), "A": train(20), "P": prune},
+        (10, 20),
+        rots=True,
+        faults=Faults(2, jumps=HOURS[:2]),
+        share=6,
     ),
     Scenario("a cut file", {"D": rot(20, cut=True), "A": train(20), "B": train(20)}, (10, 20), rots=True, share=4),
     Scenario(

@@ -42,13 +42,17 @@ NONE = Faults()
 
 @dataclass
 class Change:
-    """A change of an object, as the watchers see it; None stands for no object."""
+    """A change of an object, as the watchers see it; None stands for no object.
+
+    Attributes:
+        sent: Where the request was late: how many its actor had made then.
+    """
 
     path: str
     before: bytes | None
     after: bytes | None
     by: str
-    is_late: bool = False
+    sent: int | None = None
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Server:
     left: int = 0
     pending: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     recent: list[tuple[float, str, tuple[bytes, float] | None]] = field(default_factory=list)
+    looks: dict[tuple[str, str], float] = field(default_factory=dict)
     watch: Callable[[Change], None] = lambda change: None
     order: list[str] = field(default_factory=list)
     log: list[str] | None = None
@@ -71,22 +76,27 @@ class Server:
         """The store's own clock."""
         return self.scheduler.now if self.scheduler else 1e9
 
-    def put(self, path: str, data: bytes, by: str, *, absent: bool = False, is_late: bool = False) -> bool:
+    def put(self, path: str, data: bytes, by: str, *, absent: bool = False, sent: int | None = None) -> bool:
         """Writes an object; with a condition only where there is none."""
         before = self.objects.get(path)
         if absent and self.conditional and before is not None:
             return False
         self._note(path, before)
         self.objects[path] = (data, self.now)
-        self.watch(Change(path, before[0] if before else None, data, by, is_late))
+        self.watch(Change(path, before[0] if before else None, data, by, sent))
         return True
 
-    def drop(self, path: str, by: str, *, is_late: bool = False) -> None:
+    def drop(self, path: str, by: str, *, sent: int | None = None) -> None:
         """Removes an object."""
         before = self.objects.pop(path, None)
         if before is not None:
             self._note(path, before)
-            self.watch(Change(path, before[0], None, by, is_late))
+            self.watch(Change(path, before[0], None, by, sent))
+
+    def look(self, below: str, by: str) -> dict[str, tuple[bytes, float]]:
+        """Returns the objects below a path, and notes when they were last shown to a process."""
+        self.looks[by, below] = self.now
+        return self.listed(below)
 
     def listed(self, below: str) -> dict[str, tuple[bytes, float]]:
         """Returns the objects below a path, some of them as they were a while ago."""

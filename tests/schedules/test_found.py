@@ -50,6 +50,15 @@ class Interrupted(Folder):
         self._others("blocks", path)
         return super().blocks(path)
 
+    def create(self, path: str, data: bytes) -> bool:
+        is_made = super().create(path, data)
+        self._others("created", path)
+        return is_made
+
+    def remove(self, path: str) -> None:
+        self._others("remove", path)
+        super().remove(path)
+
     def find(self, path: str) -> dict[str, Entry]:
         return {
             name: entry for name, entry in super().find(path).items() if not name.endswith(self.unlisted or ("\0",))
@@ -191,6 +200,52 @@ def test_a_removal_leaves_what_has_the_name_again(store: Any, others: Any, commi
 
     assert not retention._take(store, removal)
     assert others.read(10) == again
+
+
+def test_a_removal_that_is_tried_again_leaves_what_was_trained_meanwhile(
+    client: Any, store: Any, others: Any, commit: Any
+):
+    first, second = commit(others, 10), commit(others, 20)
+    again = []
+
+    def meanwhile() -> None:
+        others.storage.remove(f"{others.prefix(10)}/manifest.json")  # the first try's answer was lost
+        others.storage.write(f"{others.prefix(20)}/damaged-{second.manifest.folder}", b"")
+        again.append(commit(others, 10))
+        raise UnavailableError("The store does not answer.")
+
+    client.before["remove", "step-00000010/manifest.json"] = meanwhile
+
+    assert retention.prune(store, ONE) == []
+    assert others.newest() == again[0] != first
+
+
+def test_a_removal_leaves_an_upload_whose_writer_has_awoken(store: Any, commit: Any, tmp_path: Path):
+    writer = store.open_writer(10)
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "weights.bin").write_bytes(b"1")
+    writer.send(str(tmp_path / "sent"))
+    os.utime(store.storage.key(f"{store.prefix(10)}/{writer.folder}/weights.bin"), (0, 0))
+    commit(store, 20)
+    (removal,) = retention.removals(store, ONE)
+    (tmp_path / "sent" / "log.json").write_bytes(b"1")
+    writer.send(str(tmp_path / "sent"))
+
+    assert not retention._take(store, removal)
+    assert len(store.storage.find(f"{store.prefix(10)}/{writer.folder}")) == 2
+
+
+def test_a_commit_that_retention_has_taken_is_not_made_again(client: Any, store: Any, others: Any, commit: Any):
+    commit(others, 20)
+
+    def is_lost() -> None:
+        raise UnavailableError("The answer is lost.")
+
+    client.before["created", "step-00000010/manifest.json"] = is_lost
+    client.before["read", "step-00000010/manifest.json"] = lambda: retention.prune(others, ONE)
+    commit(store, 10)
+
+    assert others.storage.find(others.prefix(10)) == {}
 
 
 def test_the_slower_of_two_checkpoint_stages_undoes_nothing(store: Any, commit: Any):

@@ -51,7 +51,7 @@ class Removal:
         manifests: Path of each manifest, and when it was written.
         files: Path → bytes.
         forget: Whether the marks of the removal go at its end.
-        beside: All manifests of the step when this was listed.
+        beside: All objects of the step when this was listed.
         newest: The newest whole checkpoint then.
         listed: The objects of its step.
     """
@@ -62,7 +62,7 @@ class Removal:
     manifests: dict[str, datetime] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     forget: bool = True
-    beside: dict[str, datetime] = field(default_factory=dict)
+    beside: _Step | None = None
     newest: Checkpoint | None = None
     listed: _Step | None = None
 
@@ -114,7 +114,7 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: 
             removals += _committed(step, steps[step], whole.get(step), store.prefix(step))
         removals += _strays(step, steps[step], whole.get(step), now)
     for removal in removals:
-        removal.newest, removal.listed, removal.beside = whole[newest], steps[newest], steps[removal.step].manifests
+        removal.newest, removal.listed, removal.beside = whole[newest], steps[newest], steps[removal.step]
     return removals
 
 
@@ -147,7 +147,8 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
     # Of several generations all but the highest are damaged or were removed, or nothing would have been committed above
     # them: none of them is used while the others go.
     for path in sorted(removal.manifests, reverse=True):
-        storage.remove(path)
+        if not storage.remove(path, partial(_is_still_so, store, removal)):
+            return False
     # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
     storage.world.each(storage.remove, removal.files)
     # Last: while files are left, the mark says that nobody may read them and that they may go.
@@ -160,7 +161,7 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
 
 
 def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
-    """Tells whether the newest whole checkpoint and the step's manifests are those that were listed."""
+    """Tells whether the newest whole checkpoint, the step's manifests and what goes are those that were listed."""
     if removal.newest and removal.listed is not None:
         step, folder = removal.newest.step, removal.newest.manifest.folder
         fresh = _inventory(store, step)[0].get(step, _Step())
@@ -170,9 +171,14 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
             return False
         if not files >= removal.listed.attempts.get(folder, {}).items():
             return False
-    # A name is free again once its manifest is gone, and what has it now may be another one.
-    fresh = _inventory(store, removal.step)[0].get(removal.step, _Step())
-    return fresh.manifests.items() <= removal.beside.items()
+    # A name is free again once its manifest is gone, and what has it now may be another one. A writer that was thought
+    # gone may have awoken.
+    fresh, beside = _inventory(store, removal.step)[0].get(removal.step, _Step()), removal.beside or _Step()
+    written = [
+        fresh.attempts.get(attempt, {}).items() <= beside.attempts.get(attempt, {}).items()
+        for attempt in removal.attempts
+    ]
+    return fresh.manifests.items() <= beside.manifests.items() and all(written)
 
 
 def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[int, _Step], datetime]:

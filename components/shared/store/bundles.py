@@ -110,15 +110,25 @@ class BundleWriter:
         """
         manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
         data = json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
-        for _ in range(ROUNDS):
+        for attempt in range(ROUNDS):
             # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
             # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
             committed, generation = newest_usable(self.storage, self.prefix)
-            if committed is None and self.storage.create(f"{self.prefix}/{manifest_name(generation + 1)}", data):
-                return manifest, True
             if committed is not None:  # this attempt's where the answer to its put was lost
                 return committed, committed.folder == self.folder
+            if attempt and self._was_removed():
+                return manifest, True
+            if self.storage.create(f"{self.prefix}/{manifest_name(generation + 1)}", data):
+                return manifest, True
         raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
+
+    def _was_removed(self) -> bool:
+        """Tells whether retention takes this attempt, or has: a put had an effect whose answer was lost."""
+        # In this order: the mark is there until the last file is gone.
+        if f"{REMOVED}{self.folder}" in self.storage.list(self.prefix):
+            return True
+        first = next(iter(self.files), None)
+        return first is not None and self.storage.size(f"{self.prefix}/{self.folder}/{first}") is None
 
 
 def publish(

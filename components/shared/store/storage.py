@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -136,9 +137,25 @@ class Storage:
         """Returns all objects below a path, by their paths relative to it, sorted."""
         return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
-    def remove(self, path: str) -> None:
-        """Removes an object, if it is there."""
-        self._patiently(lambda: self.client.remove(path))
+    def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
+        """Removes an object, if it is there.
+
+        Args:
+            path: The object.
+            is_still_so: Asked before each further try: another process may have given the name to something new.
+
+        Returns:
+            Whether it was removed: not where that said no.
+        """
+        tries = itertools.count()
+
+        def attempt() -> bool:
+            if next(tries) and not is_still_so():
+                return False
+            self.client.remove(path)
+            return True
+
+        return self._patiently(attempt)
 
     def tidy(self, path: str) -> None:
         """Removes a folder, if it is empty and the store has such things."""

@@ -30,18 +30,18 @@ class Mortal(Storage):
         self.changes = changes
         self.lock = threading.Lock()
 
-    def _change(self, make: Callable[[], Any]) -> None:
+    def _change(self, make: Callable[[], Any]) -> Any:
         with self.lock:
             if self.changes <= 0:
                 raise Died
             self.changes -= 1
-            make()
+            return make()
 
     def write(self, path: str, data: bytes) -> None:
         self._change(lambda: super(Mortal, self).write(path, data))
 
-    def remove(self, path: str) -> None:
-        self._change(lambda: super(Mortal, self).remove(path))
+    def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
+        return bool(self._change(lambda: super(Mortal, self).remove(path, is_still_so)))
 
     def tidy(self, path: str) -> None:
         self._change(lambda: super(Mortal, self).tidy(path))
