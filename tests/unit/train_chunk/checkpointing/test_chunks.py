@@ -50,6 +50,17 @@ class Drawing(TrainerCallback):
         self.drawn = list(saved["drawn"])
 
 
+class DrawingByEpoch(Drawing):
+    """Does so after each epoch."""
+
+    def on_step_end(self, *args: Any, **_: Any) -> None:
+        """Does nothing."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Draws, and moves a weight by what was drawn."""
+        super().on_step_end(args, state, control, model)
+
+
 @pytest.fixture(scope="module")
 def make(tiny_base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Chunks]:
     """Returns what makes a run."""
@@ -83,6 +94,15 @@ def test_chunks_end_on_the_bits_of_one_run(whole: Chunks, parts: Chunks) -> None
     assert parts.at().meta.state == whole.at().meta.state
     assert parts.logged() == whole.logged()
     assert len(parts.logged()) == 3, "every second step"
+
+
+def test_a_checkpoint_at_an_epochs_end_has_what_callbacks_do_there(make: Callable[..., Chunks]) -> None:
+    runs = [make(name, targets, (DrawingByEpoch,)) for name, targets in (("epochs", ()), ("epochs-3", (3, 7)))]
+    for run in runs:
+        run.train_all()
+
+    assert runs[1].steps == [3, 7]
+    assert runs[1].at().meta.state == runs[0].at().meta.state
 
 
 def test_a_manifest_says_what_was_restored_and_compared(parts: Chunks) -> None:
