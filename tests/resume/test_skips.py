@@ -283,7 +283,8 @@ def test_a_proof_of_a_run_that_skips_is_exact(planted: Make, legs: Any) -> None:
 @pytest.mark.parametrize("epochs", [1.0, 2.0])
 def test_a_drill_of_a_run_that_skips_is_exact(epochs: float, planted: Make, legs: Any) -> None:
     recipe = planted({}, training__epochs=epochs, chunks__count=2, chunks__wait_for_commit=False)
-    found = Drill(recipe, kills=12, seed=4, name=f"drill-skips-{epochs:g}", launch=Forked).run()
+    drill = Drill(recipe, kills=12, seed=4, name=f"drill-skips-{epochs:g}", launch=Forked)
+    found = drill.run()
     assert len(found["kills"]) == 12
     assert [run["difference"] for run in found["runs"]] == [None] * len(found["runs"])
     assert [run["problems"] for run in found["runs"]] == [[]] * len(found["runs"])
@@ -291,6 +292,7 @@ def test_a_drill_of_a_run_that_skips_is_exact(epochs: float, planted: Make, legs
     runs = [Run(Storage(recipe.store.uri), run["run"]) for run in (found["undisturbed"], *found["runs"])]
     steps = [[skip.step for skip in run.skips()] for run in runs]
     assert len(steps[0]) == int(epochs)
+    assert len(drill.usual["start-up"]) == 2 + len(steps[0]), "one more for each step that is found"
     assert steps == steps[:1] * len(steps)
     for run in runs[1:]:
         for skip, first in zip(run.skips(), runs[0].skips(), strict=True):
