@@ -18,7 +18,6 @@ from typing import Protocol
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, SkipError, UserError
 from baton.components.shared.core.events import Error, Event
-from baton.components.shared.core.patience import through_skips as through_skips
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage

@@ -18,13 +18,13 @@ from typing import TypeVar
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Event
+from baton.components.shared.core.patience import through_skips
 from baton.components.shared.core.standby import Held
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.sweeps import Failure, TrialNote
 from baton.components.shared.runs.documents.training import ProofPart
 from baton.components.shared.runs.run import Run, now
-from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.rungs import Rung, brackets
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.local import processes, warm, winner
@@ -69,7 +69,7 @@ class LocalSweep:
 
     def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
         self.recipe = recipe
-        self.sweep = Sweep(Storage(recipe.store.uri), name)
+        self.sweep = Sweep.open(f"{recipe.store.uri}/sweeps/{name}")
         self._on_event = on_event
         self._launch = warm.launcher()
         self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
@@ -140,7 +140,7 @@ class LocalSweep:
         heard = self._named(trial, partial(self._stand_by, run, waiting))
         for attempt in range(1, TRIES + 1):
             try:
-                processes.through_skips(partial(self._chunk, run, index, heard))
+                through_skips(partial(self._chunk, run, index, heard))
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):

@@ -15,6 +15,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError, SkipError
 from baton.components.shared.core.events import Event
+from baton.components.shared.core.patience import through_skips
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
@@ -152,17 +153,21 @@ class Drill:
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
-                self._learn(module, [run.uri, str(index)], Tracker(begins))
+                through_skips(partial(self._learn, module, [run.uri, str(index)], begins))
         return prove.outcome(run, self.recipe.num_chunks)
 
-    def _learn(self, module: str, arguments: Sequence[str], tracker: Tracker) -> None:
+    def _learn(self, module: str, arguments: Sequence[str], begins: str) -> None:
+        tracker = Tracker(begins)
+
         def heard(event: Event) -> None:
             tracker.heard(event)
             self._on_event(event)
 
-        processes.through_skips(partial(processes.run, module, arguments, heard, self.launch))
-        for phase, seconds in tracker.seconds.items():
-            self.usual.setdefault(phase, []).extend(seconds)
+        try:
+            processes.run(module, arguments, heard, self.launch)
+        finally:
+            for phase, seconds in tracker.seconds.items():
+                self.usual.setdefault(phase, []).extend(seconds)
 
     def _disturbed(self, name: str, deck: Deck, undisturbed: prove.Outcome) -> Disturbed:
         """Brings a run to its end, however often its processes are killed, and compares it."""

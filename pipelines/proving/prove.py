@@ -13,10 +13,11 @@ from typing import NotRequired, TypedDict
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Event
+from baton.components.shared.core.patience import through_skips
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import warm
-from baton.pipelines.local.processes import TRAIN_CHUNK, prepare, through_skips
+from baton.pipelines.local.processes import TRAIN_CHUNK, prepare
 from baton.pipelines.local.processes import run as start
 from baton.pipelines.proving import turns
 

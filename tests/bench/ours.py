@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.components.data_split.reading import stdlib_docs
@@ -35,7 +35,14 @@ class Ours:
         self._prepared: dict[str, tuple[int, Run]] = {}
 
     def run(
-        self, size: Size, *, steps: int, count: int = 1, every: int | str | None = None, **training: int | None
+        self,
+        size: Size,
+        *,
+        steps: int,
+        count: int = 1,
+        every: int | str | None = None,
+        overrides: Sequence[str] = (),
+        **training: int | None,
     ) -> Run:
         """Returns the run of this kind at its beginning: split and tokenized, nothing trained.
 
@@ -44,16 +51,20 @@ class Ours:
             steps: Steps of the whole run.
             count: Number of chunks.
             every: Steps or time between checkpoints inside a chunk.
+            overrides: Further changes to the recipe, the same for all runs of this size, steps and settings.
             training: Further settings of the section, those of `parallel` among them.
         """
         name = f"{size.name}-steps-{steps}-chunks-{count}-every-{every or 'none'}"
         more = {key: value for key, value in training.items() if value}
         name += "".join(f"-{key.replace('_', '-')}-{value}" for key, value in more.items())
+        name += "-changed" * bool(overrides)
         generation, run = self._prepared.get(name, (0, None))
         if run is not None and generation == self.bench.server.generation:
             self.rewind(run)
             return run
-        run = self._prepare(name, size, steps, count, every, more)
+        chunks = [f"chunks.count={count}", f"chunks.checkpoint_every={'null' if every is None else every}"]
+        settings = [f"training.{'parallel.' * (key in Parallel.model_fields)}{key}={more[key]}" for key in more]
+        run = self._prepare(name, size, steps, [*chunks, *settings, *overrides])
         self._prepared[name] = (self.bench.server.generation, run)
         return run
 
@@ -92,20 +103,13 @@ class Ours:
             self.rewind(run)
         return path
 
-    def _prepare(
-        self, name: str, size: Size, steps: int, count: int, every: int | str | None, training: dict[str, int]
-    ) -> Run:
+    def _prepare(self, name: str, size: Size, steps: int, more: Sequence[str]) -> Run:
         overrides = [
             f"store.uri={self.bench.server.uri}",
             f"data.source={self.rows()}",
             f"training.max_steps={steps}",
-            f"chunks.count={count}",
-            f"chunks.checkpoint_every={'null' if every is None else every}",
             *size.overrides,
-            *(
-                f"training.{'parallel.' * (key in Parallel.model_fields)}{key}={value}"
-                for key, value in training.items()
-            ),
+            *more,
         ]
         recipe = recipe_file.load(RECIPE, overrides)
         path = f"{self.bench.work}/{name}.json"

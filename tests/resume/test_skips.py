@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from baton.components.report import page as report_page
 from baton.components.report.collect import collect
 from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.runs.run import Run
+from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk import card
 from baton.components.train_chunk.outcome import Ending, Outcome
+from baton.pipelines.cli.app import app
+from baton.pipelines.local.warm import Forked
 from baton.pipelines.proving import prove
+from baton.pipelines.proving.drill import Drill
 from tests.resume.poison import POISON
 
 ROWS, LINE = 40, 20
@@ -108,9 +113,7 @@ def test_one_step_too_many_ends_the_run_and_names_all_rows(planted: Make, legs: 
     assert "Raise max_skips and run again; or mend these rows" in printed
     assert "Traceback" not in printed
     assert len(run.skips()) == 1
-    head = run.require("recipe.json")
-    head["recipe"]["training"]["guard"]["max_skips"] = 2
-    run.put("recipe.json", head)
+    legs.prepare(planted({"max_skips": 2}, training__epochs=2.0, chunks__count=2), "too-many")
     code, printed = pod(run, legs, 2, tmp_path)
     assert code == 0, printed
     found = [skip.step for skip in run.skips()]
@@ -205,6 +208,92 @@ def test_a_fork_keeps_what_was_skipped_and_knows_its_rows(planted: Make, legs: A
 
 
 @pytest.mark.slow
+def test_a_fork_counts_its_own_steps_alone_and_a_cold_one_is_another_run(
+    planted: Make, legs: Any, tmp_path: Path
+) -> None:
+    parent = legs.prepare(planted({}, training__epochs=2.0, chunks__count=2), "counted")
+    for index in (1, 2):
+        assert pod(parent, legs, index, tmp_path)[0] == 0
+    first, second = parent.skips()
+    warm = forking.fork(parent, 5, "counted-warm", ["training.guard.max_skips=1"]).run
+    assert pod(warm, legs, 2, tmp_path)[0] == 0, "its parent's step is not counted"
+    assert [skip.step for skip in warm.skips()] == [second.step]
+    assert legs.final(warm).meta.state == legs.final(parent).meta.state
+    cold = legs.prepare(
+        forking.fork(parent, 5, "counted-cold", ["training.epochs=1"], warm=False).recipe, "counted-cold"
+    )
+    assert cold.skips() == []
+    for index in (1, 2):
+        assert pod(cold, legs, index, tmp_path)[0] == 0
+    assert [(skip.step, skip.rows) for skip in cold.skips()] == [(first.step, first.rows)]
+    assert legs.final(cold).meta.skips == [first.step]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_submitted_again_with_a_list_skips_what_is_ahead(
+    planted: Make, legs: Any, tmp_path: Path
+) -> None:
+    values = {"hooks__trainer": None, "chunks__count": 2}
+    run = legs.prepare(planted({}, **values), "again")
+    assert pod(run, legs, 1, tmp_path)[0] == 0
+    reached = legs.final(run, max(legs.steps(run))).step
+    legs.prepare(planted({"skip": [reached]}, **values), "again")
+    code, printed = pod(run, legs, 2, tmp_path)
+    assert code == 2, printed
+    assert f"training.guard.skip has step {reached}, which this run has trained" in printed
+    legs.prepare(planted({"skip": [reached + 1]}, **values), "again")
+    code, printed = pod(run, legs, 2, tmp_path)
+    assert code == 0, printed
+    assert legs.final(run).meta.skips == [reached + 1]
+    whole = told(planted, legs, "again-told", [reached + 1], hooks__trainer=None)
+    assert legs.final(run).meta.state == legs.final(whole).meta.state
+    code, printed = legs.leg(
+        legs.split_and_tokenize, recipe_file.dumps(planted({"skip": [reached + 1], "window": 9}, **values)), "again"
+    )
+    assert code != 0
+    assert "run 'again' was started with another recipe: training.guard.window" in printed
+
+
+@pytest.mark.slow
+def test_neither_retention_nor_prune_takes_a_document(planted: Make, legs: Any, tmp_path: Path) -> None:
+    values = {"training__epochs": 2.0, "chunks__checkpoint_every": 1, "chunks__keep": {"last": 1, "best": 0}}
+    run = legs.prepare(planted({}, **values, chunks__count=2), "pruned")
+    assert pod(run, legs, 1, tmp_path)[0] == 0
+    before = run.skips()
+    assert len(before) == 1
+    assert len(legs.steps(run)) < 4, "retention has been there"
+    pruned = CliRunner().invoke(app, ["checkpoints", "prune", run.uri], prog_name="baton")
+    assert pruned.exit_code == 0, pruned.output
+    assert run.skips() == before
+    assert pod(run, legs, 2, tmp_path)[0] == 0
+    found = [skip.step for skip in run.skips()]
+    assert found[:1] == [before[0].step]
+    assert legs.final(run).meta.skips == found
+    assert legs.final(run).meta.state == legs.final(told(planted, legs, "pruned-told", found, **values)).meta.state
+
+
+@pytest.mark.slow
 def test_a_proof_of_a_run_that_skips_is_exact(planted: Make, legs: Any) -> None:
     result = prove.prove(planted({}), [1, 3], name="proof")
     assert result["exact"], result["first_difference"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("epochs", [1.0, 2.0])
+def test_a_drill_of_a_run_that_skips_is_exact(epochs: float, planted: Make, legs: Any) -> None:
+    recipe = planted({}, training__epochs=epochs, chunks__count=2, chunks__wait_for_commit=False)
+    drill = Drill(recipe, kills=12, seed=4, name=f"drill-skips-{epochs:g}", launch=Forked)
+    found = drill.run()
+    assert len(found["kills"]) == 12
+    assert [run["difference"] for run in found["runs"]] == [None] * len(found["runs"])
+    assert [run["problems"] for run in found["runs"]] == [[]] * len(found["runs"])
+    assert found["exact"]
+    runs = [Run(Storage(recipe.store.uri), run["run"]) for run in (found["undisturbed"], *found["runs"])]
+    steps = [[skip.step for skip in run.skips()] for run in runs]
+    assert len(steps[0]) == int(epochs)
+    assert len(drill.usual["start-up"]) == 2 + len(steps[0]), "one more for each step that is found"
+    assert steps == steps[:1] * len(steps)
+    for run in runs[1:]:
+        for skip, first in zip(run.skips(), runs[0].skips(), strict=True):
+            assert skip.rows == first.rows

@@ -6,6 +6,7 @@ from tests.bench.rows import (
     boundary,
     chunks,
     goodput,
+    guard,
     memory,
     parallel,
     publish,
@@ -32,6 +33,7 @@ ALL: dict[str, ModuleType] = {
         slice,
         parallel,
         virtual,
+        guard,
         sweep,
         scale,
     )

@@ -11,6 +11,7 @@ import pytest
 from baton.components.shared.checkpoints import retention
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.recipe import Keep
+from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import BundleWriter
 from baton.components.shared.store.storage import Storage
@@ -48,6 +49,16 @@ def test_what_is_to_be_kept_stays(keep: Keep, staying: list[int], checkpoints: A
     assert checkpoints.store.steps() == staying
     assert len(checkpoints.objects()) == 3 * len(staying)
     assert prune(checkpoints, keep) == []
+
+
+def test_which_steps_are_skipped_is_known_without_their_checkpoints(checkpoints: Any):
+    checkpoints.commit_all(10, 20, 30)
+    run = checkpoints.store.run
+    run.note_skip(Skip(step=15, chunk=1, reason="nan", message="step 15 has no loss."))
+
+    assert prune(checkpoints) == [10, 20]
+
+    assert [skip.step for skip in run.skips()] == [15]
 
 
 def test_a_loss_that_is_no_number_is_not_the_best(checkpoints: Any):

@@ -87,6 +87,7 @@ def test_the_length_and_form_that_the_fork_decides_are_no_difference_of_state(tm
     other = takeover.restored(fork)
     assert other["scheduler"] != found["scheduler"]
     assert other["position"] != found["position"]
+    assert takeover.restored(fork, (2,))["position"] != other["position"]
 
 
 def test_a_fork_with_nothing_changed_takes_nothing_over(tmp_path: Path) -> None:
