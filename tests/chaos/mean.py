@@ -6,7 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class Mean:
         seed: Decides all that is drawn.
         kills: How many there are to be at least.
         seconds: How long it goes on at least.
-        recipes: How many of them take turns; all when left out.
+        cells: What runs are made of, one after the other and again.
         say: Called with a line for people.
     """
 
@@ -92,7 +93,7 @@ class Mean:
         seed: int,
         kills: int,
         seconds: float,
-        recipes: int | None = None,
+        cells: Sequence[Cell] = plan.CELLS,
         say: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.seed, self.wanted, self.seconds = folder, seed, kills, seconds
@@ -106,7 +107,8 @@ class Mean:
         self._undisturbed: dict[str, check.Finished] = {}
         self._usual: dict[tuple[str, str], float] = {}
         self._best = 0
-        self._cells = plan.CELLS[:recipes]
+        self._cells = cells
+        self._committed: dict[str, set[int]] = defaultdict(set)
         os.environ["BATON_STORE_PATIENCE"] = str(PATIENCE_S)
         self._began = time.monotonic()
 
@@ -230,9 +232,11 @@ class Mean:
         def heard(event: Event) -> None:
             if isinstance(event, events.Step):
                 self._note(Told(self._now(), "step", run.name, steps=event.step))
-            elif isinstance(event, events.Checkpoint) and event.step > self._best:
-                self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))
-                self._best = event.step
+            elif isinstance(event, events.Checkpoint):
+                self._committed[run.name].add(event.step)
+                if event.step > self._best:
+                    self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))
+                    self._best = event.step
 
         usual = self._usual.get((cell.name, stage), 1.0)
         arguments = [stage, run.uri, str(index), "--rows", str(notes)]
@@ -261,6 +265,7 @@ class Mean:
             *check.steps_logged_twice(run),
             *check.damaged(run),
             *check.left_behind(run, undisturbed, _an_hour_later),
+            *check.checkpoints_left(run, self._committed[run.name]),
             *check.cache_left(NodeCache(str(self.machine.cache), CACHE_BYTES), self.folder / "young"),
         ]
 

@@ -20,7 +20,7 @@ from tests.resume.matrix import Cell
 @pytest.fixture
 def mean(faulty_s3: Any, tmp_path: Path) -> Iterator[Mean]:
     """Twenty kills."""
-    made = Mean(tmp_path, faulty_s3.store, faulty_s3.proxy, seed=1, kills=20, seconds=0, recipes=1)
+    made = Mean(tmp_path, faulty_s3.store, faulty_s3.proxy, seed=1, kills=20, seconds=0, cells=plan.CELLS[:1])
     yield made
     made.machine.close()
 
@@ -52,6 +52,13 @@ def _require_that_losses_are_seen(mean: Mean, run: Run, notes: Path) -> None:
     assert any("examples.jsonl differs" in problem for problem in mean.problems(run, cell, doubled))
     lost = dataclasses.replace(found, exported=dict(list(found.exported.items())[1:]))
     assert any("differs" in problem for problem in mean.problems(run, cell, lost))
+    last = run.plan().num_steps
+    assert check.checkpoints_left(run, {last - 2, last - 1}), "a newer one is gone"
+    proof = run.path("proof/chunk-002.json")
+    kept = run.storage.read(proof)
+    run.storage.remove(proof)
+    assert mean.problems(run, cell, found) == ["proof/chunk-002.json is there undisturbed"]
+    run.storage.write(proof, kept)
     run.storage.write(run.path("export/0123456789ab/model.safetensors"), b"half")
     (mean.machine.memory / "baton-left").mkdir()
     (mean.machine.cache / ("0" * 64)).write_bytes(b"half")
