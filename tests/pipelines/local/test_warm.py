@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,24 @@ if __name__ == "__main__":
         assert done.stdout.count('"stage": "rejected", "state": "done"') == 2
         counts[value] = done.stdout.splitlines()[-1]
     assert counts == {"1": "forked 2", "0": "forked 0"}
+
+
+def test_stages_that_begin_and_end_at_once_have_their_own_exit_codes(probe: Callable[..., Any]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda number: probe(BATON_CODE=str(number % 3))[0], range(60)))
+    assert codes == [number % 3 for number in range(60)]
+
+
+def test_stages_that_are_killed_before_they_begin_leave_nothing_open_here(
+    probe: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    probe()  # what the first one opens stays
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        process = warm.Forked("probe_of_warm", ["wait"])
+        process.kill()
+        assert list(process.lines()) == []
+        assert process.wait() == -signal.SIGKILL
+        del process
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert "Traceback" not in capfd.readouterr().err
