@@ -201,7 +201,8 @@ class Mean:
         left, tries = plan.kills_of(self.seed, number, stage, index), 0
         while True:
             tries += 1
-            kill = left > 0 and not self._is_over()
+            # Each stage once even where there were kills enough before it.
+            kill = left > 0 and not (self._is_over() and stage in result.kills)
             drawn = plan.attempt(self.seed, number, stage, index, tries, kill=kill)
             ended = self._attempt(run, stage, index, drawn, cell, notes)
             result.outages += bool(drawn.weather)
@@ -214,7 +215,7 @@ class Mean:
                 self._note(Told(self._now(), "kill", run.name, stage, where, ended.seconds))
                 continue
             if ended.code == 0:
-                if left > 0 and not self._is_over() and tries < 12 and stage != "train_chunk":
+                if kill and tries < 12 and stage != "train_chunk":
                     continue  # it was done before it could be killed: done again, it finds all as it is
                 return
             no_room = (
