@@ -52,6 +52,8 @@ def main() -> int:
     given.report.parent.mkdir(parents=True, exist_ok=True)
     given.report.write_text(page.render(document), encoding="utf-8")
     given.report.with_suffix(".json").write_text(json.dumps(asdict(document), indent=1), encoding="utf-8")
+    if given.publish:
+        given.publish.write_text(page.picture(document), encoding="utf-8")
     print(page.verdict(document), failure, sep="\n" if failure else "")
     print(f"report: {given.report}")
     if failure:
@@ -94,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--recipe", default="", help="part of the names of those that take turns, `grpo`; else all")
     parser.add_argument("--report", type=Path, default=Path("build/chaos.html"))
+    parser.add_argument("--publish", type=Path, help="an SVG to write the curve to, such as docs/pictures/chaos.svg")
     return parser.parse_args()
 
 

@@ -123,7 +123,7 @@ class Attempt:
         phase = self._tracker.heard(event)
         moment = self._plan.moment if self._plan.kill else None
         if phase and moment and moment.phase == phase:
-            if not self._left_to_skip or phase in ("restore", "first-step"):
+            if not self._left_to_skip:
                 threading.Timer(self._plan.share * BLINK_S, self._strike, [moment.name]).start()
             self._left_to_skip -= 1
 
