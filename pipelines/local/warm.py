@@ -231,6 +231,8 @@ def _serve(
     os.environ.update(environment)
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    # Processes of its own begin as those of a fresh interpreter: else each worker of a data loader would import anew.
+    multiprocessing.set_start_method(None, force=True)
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
     # Every fork begins with the server's state: all stages would draw the same.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,12 +22,13 @@ from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import warm
 
 PROBE = """
-import atexit, json, os, random, sys
+import atexit, json, multiprocessing, os, random, sys
 if __name__ == "__main__":
     loaded = "torch" in sys.modules
     atexit.register(lambda: print("said at the end", flush=True))
     print(json.dumps({"warm": loaded, "argv": sys.argv[1:], "pid": os.getpid(), "random": random.random(),
-                      "name": __name__, "value": os.environ.get("BATON_PROBE"), "group": os.getpgid(0)}), flush=True)
+                      "name": __name__, "value": os.environ.get("BATON_PROBE"), "group": os.getpgid(0),
+                      "starts": multiprocessing.get_start_method()}), flush=True)
     if sys.argv[1:] == ["wait"]:
         os.system("sleep 60")
     sys.exit(int(os.environ.get("BATON_CODE", "0")))
@@ -56,6 +58,7 @@ def test_a_stage_has_its_imports_and_nothing_of_another(probe: Callable[..., Any
     assert (other["argv"], other["value"]) == ([], None)
     assert len({one["pid"], other["pid"], os.getpid()}) == 3
     assert one["random"] != other["random"]
+    assert one["starts"] == multiprocessing.get_start_method()
     assert rest == ["said at the end\n"]
 
 
