@@ -190,8 +190,8 @@ def checkpoints_left(run: Run, told: Collection[int]) -> list[str]:
 
 
 def an_hour_later() -> AbstractContextManager[object]:
-    """What is abandoned after an hour is abandoned now."""
-    return mock.patch.object(retention, "ABANDONED_AFTER", timedelta(0))
+    """What is abandoned after an hour is abandoned now, also what is as new as the store's clock, its newest object."""
+    return mock.patch.object(retention, "ABANDONED_AFTER", timedelta(hours=-1))
 
 
 def cache_left(cache: NodeCache, scratch: Path) -> list[str]:
