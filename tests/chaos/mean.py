@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -172,7 +172,8 @@ class Mean:
         for stage, index in self._stages():
             ended = self._attempt(run, stage, index, Plan(), cell, notes)
             self._require(ended.code == 0, run, stage, ended)
-            self._usual[cell.name, stage] = ended.seconds
+            # The least of its chunks: later is after its end, and nothing is struck.
+            self._usual[cell.name, stage] = min(ended.seconds, self._usual.get((cell.name, stage), ended.seconds))
         self._undisturbed[cell.name] = check.finished(run, notes)
         self._note(Told(began, "alone", run.name, seconds=self._now() - began, steps=STEPS))
         self._say(f"{run.name}: state {self._undisturbed[cell.name].outcome['state_digest'][:16]}")
@@ -187,6 +188,8 @@ class Mean:
         for stage, index in self._stages():
             self._bring_through(run, cell, number, stage, index, result, notes)
         result.seconds = self._now() - began
+        done = Counter(told.what for told in self.told if told.run == run.name)
+        result.outages, result.full = done["outage"], done["full"]
         self._judge(run, cell, notes, result)
         kills = ", ".join(f"{stage} {count}" for stage, count in result.kills.items())
         self._say(
@@ -205,8 +208,6 @@ class Mean:
             kill = left > 0 and not (self._is_over() and stage in result.kills)
             drawn = plan.attempt(self.seed, number, stage, index, tries, kill=kill)
             ended = self._attempt(run, stage, index, drawn, cell, notes)
-            result.outages += bool(drawn.weather)
-            result.full += bool(drawn.full)
             if ended.killed:
                 left -= 1
                 self.kills += 1
@@ -225,11 +226,6 @@ class Mean:
             self._note(Told(self._now(), "no room", run.name, stage, ended.error))
 
     def _attempt(self, run: Run, stage: str, index: int, drawn: Plan, cell: Cell, notes: Path) -> Ended:
-        if drawn.weather:
-            self._note(Told(self._now(), "outage", run.name, stage, drawn.weather, drawn.weather_s))
-        if drawn.full:
-            self._note(Told(self._now(), "full", run.name, stage, drawn.full))
-
         def heard(event: Event) -> None:
             if isinstance(event, events.Step):
                 self._note(Told(self._now(), "step", run.name, steps=event.step))
@@ -239,9 +235,12 @@ class Mean:
                     self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))
                     self._best = event.step
 
+        def acted(what: str, kind: str, seconds: float) -> None:
+            self._note(Told(self._now() - seconds, what, run.name, stage, kind, seconds))
+
         usual = self._usual.get((cell.name, stage), 1.0)
         arguments = [stage, run.uri, str(index), "--rows", str(notes)]
-        return Attempt(arguments, drawn, usual, self._proxy, self.machine, heard).run()
+        return Attempt(arguments, drawn, usual, self._proxy, self.machine, heard, acted).run()
 
     def _require(self, true: bool, run: Run, stage: str, ended: Ended) -> None:
         if not true:
