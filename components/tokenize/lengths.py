@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.recipe import Recipe
 from baton.components.tokenize.encoding import Row, id_columns
+
+REQUIRED = ("train", "eval")
 
 
 @dataclass
@@ -122,6 +125,20 @@ def upper_bound(length: int) -> int:
     power = 1 << max(length - 1, 0).bit_length()
     middle = power * 3 // 4
     return middle if power >= 4 and length <= middle else power
+
+
+def require_some(recipe: Recipe, counts: Mapping[str, int]) -> None:
+    """Checks that the sides a run needs have sequences.
+
+    Raises:
+        UserError: one has none.
+    """
+    for side in REQUIRED:
+        if counts[side] == 0:
+            raise UserError(
+                f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
+                remedy="Raise max_length so that completions are reached, or give more text.",
+            )
 
 
 def judge(recipe: Recipe, lengths: dict[str, Any]) -> None:

@@ -6,12 +6,11 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import time
 from typing import Any
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitData, Tokens, TokensMeta
@@ -22,7 +21,6 @@ from baton.components.tokenize import address, bpe, lengths, refusals, segments,
 from baton.components.tokenize.parts import TOKENIZER, Parts
 
 SIDES = ("train", "eval", "test")
-REQUIRED = ("train", "eval")
 COUNTED = ("tokens", "truncated", "dropped")
 BLOCKS_FROM = 2**30
 """Bytes of training tokens from which `data.order: auto` takes blocks."""
@@ -89,7 +87,7 @@ def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Par
     """Makes the parts that are not there yet, and commits all of them."""
     prefix = f"data/{split}/split"
     manifest = address.split_manifest(run, split)
-    with tempfile.TemporaryDirectory(prefix="baton-tokens-") as scratch:
+    with scratch_folder("tokens") as scratch:
         sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
         names = [f"{side}.jsonl" for side in sides]
         source = bundles.fetch(run.storage, prefix, manifest, f"{scratch}/split", names=names)
@@ -133,12 +131,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         first |= {side: part["first"]} if "first" in part else {}
     counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
     refused.judge(recipe, longest.rows)
-    for side in REQUIRED:
-        if counts[side] == 0:
-            raise UserError(
-                f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
-                remedy="Raise max_length so that completions are reached, or give more text.",
-            )
+    lengths.require_some(recipe, counts)
     for side, parts_of_side in rows.items():
         if parts_of_side:
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)

@@ -10,7 +10,7 @@ from baton.components.shared.core import machine
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Preemption
 from baton.components.train_chunk import inputs, trainjob
-from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.components.train_chunk.checkpointing.staging import Staging, clear_left
 from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.distributed import devices, launcher, rendezvous
 from baton.components.train_chunk.distributed.preemption import PreemptionWatch
@@ -50,6 +50,7 @@ def run_chunk(
     scoring = Scoring.of(context.run, index, context.clock)
     # One rank asks the store for all: two that saw a commit between their looks would part ways, and one would hang.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
+        clear_left()  # its predecessor may have been killed after its commit, with a checkpoint in memory
         return outcome
     if trainjob.is_wanted(recipe):
         return trainjob.run(context, scoring)

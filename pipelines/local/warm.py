@@ -16,7 +16,8 @@ import random
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
@@ -49,6 +50,8 @@ _READ_LATE = (
 )
 """Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""
 _context = multiprocessing.get_context("forkserver")
+_children = threading.RLock()
+"""Held while exit codes are read: each can be read once, and whoever starts a process reads those of all that ended."""
 
 
 def start() -> None:
@@ -80,6 +83,26 @@ class Descriptor(Protocol):
         """Returns it, once, as that process has it."""
 
 
+class _Passed:
+    """A descriptor that goes with the request to fork: a process that is killed before it asks for it leaves none open.
+
+    Pickled for a process that is being started, it is sent with that; at any other time a thread would wait for who
+    fetches it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Callable[[Descriptor], Descriptor], tuple[Descriptor]]:
+        from multiprocessing.reduction import DupFd
+
+        return _received, (DupFd(self._descriptor),)
+
+
+def _received(descriptor: Descriptor) -> Descriptor:
+    return descriptor
+
+
 class Forked:
     """A module that runs as a program, as `python -m` runs it, in a forked process; see `processes.Process`.
 
@@ -99,17 +122,16 @@ class Forked:
         *,
         own_group: bool = True,
     ) -> None:
-        from multiprocessing.reduction import DupFd
-
         _require_server()
         self._own_group, self._printed = own_group, list[str]()
         self._reader, writer = os.pipe()
         variables = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
         try:
             self._process = _context.Process(
-                target=_serve, args=(DupFd(writer), module, tuple(arguments), variables, own_group)
+                target=_serve, args=(_Passed(writer), module, tuple(arguments), variables, own_group)
             )
-            self._process.start()
+            with _children:
+                self._process.start()
         finally:
             # The child's copy alone counts: with one here, reading would not end with it.
             os.close(writer)
@@ -147,8 +169,9 @@ class Forked:
 
     def kill(self) -> None:
         """Ends it, and its children where it has its own group, as a node's end would: `kill -9`."""
-        if self._process.exitcode is not None:
-            return
+        with _children:
+            if self._process.exitcode is not None:
+                return
         with contextlib.suppress(ProcessLookupError):
             # Itself first: it makes its group after it has begun, and may not have come so far.
             os.kill(self.pid, signal.SIGKILL)
@@ -157,7 +180,9 @@ class Forked:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        self._process.join()
+        wait([self._process.sentinel])
+        with _children:
+            self._process.join()
         return self._process.exitcode or 0
 
 
@@ -206,6 +231,8 @@ def _serve(
     os.environ.update(environment)
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    # Processes of its own begin as those of a fresh interpreter: else each worker of a data loader would import anew.
+    multiprocessing.set_start_method(None, force=True)
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
     # Every fork begins with the server's state: all stages would draw the same.

@@ -55,6 +55,7 @@ class Attempt:
         proxy: In front of its store.
         machine: What it runs on.
         on_event: Called with what it tells.
+        on_act: Called with what was done to it, `outage` or `full`, which kind, and for how many seconds.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Attempt:
         proxy: FaultyProxy,
         machine: Machine,
         on_event: Callable[[Event], None],
+        on_act: Callable[[str, str, float], None],
     ) -> None:
         self._arguments, self._plan, self._usual = arguments, plan, usual
-        self._proxy, self._machine, self._on_event = proxy, machine, on_event
+        self._proxy, self._machine, self._on_event, self._on_act = proxy, machine, on_event, on_act
         self._tracker = Tracker("start-up" if arguments[0] == "train_chunk" else "verifying")
         self._over = threading.Event()
         self._struck = ""
@@ -78,7 +80,7 @@ class Attempt:
         """Runs it to its end, whatever that is."""
         plan, machine = self._plan, self._machine
         if plan.full and not plan.full_at:
-            machine.fill(plan.full)
+            self._fill()
         began = time.monotonic()
         rule = self._rule()
         self._process = Forked(
@@ -123,7 +125,7 @@ class Attempt:
         phase = self._tracker.heard(event)
         moment = self._plan.moment if self._plan.kill else None
         if phase and moment and moment.phase == phase:
-            if not self._left_to_skip or phase in ("restore", "first-step"):
+            if not self._left_to_skip:
                 threading.Timer(self._plan.share * BLINK_S, self._strike, [moment.name]).start()
             self._left_to_skip -= 1
 
@@ -152,9 +154,9 @@ class Attempt:
     def _storm(self) -> None:
         """Fills disks, and takes the store away for a while."""
         plan = self._plan
-        acts = []
+        acts: list[tuple[float, Callable[[], None]]] = []
         if plan.full and plan.full_at:
-            acts.append((plan.full_at * self._usual, lambda: self._machine.fill(plan.full)))
+            acts.append((plan.full_at * self._usual, self._fill))
         if plan.weather:
             acts.append((plan.weather_at * self._usual, self._take_store_away))
         began = time.monotonic()
@@ -163,7 +165,18 @@ class Attempt:
                 return
             act()
 
+    def _fill(self) -> None:
+        self._machine.fill(self._plan.full)
+        self._on_act("full", self._plan.full, 0.0)
+
     def _take_store_away(self) -> None:
+        began = time.monotonic()
+        try:
+            self._be_away()
+        finally:
+            self._on_act("outage", self._plan.weather, time.monotonic() - began)
+
+    def _be_away(self) -> None:
         proxy, seconds = self._proxy, self._plan.weather_s
         if self._plan.weather == "cut":
             with proxy.outage():

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.checkpoints.store import CheckpointStore, LogEntry
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.cache import NodeCache
@@ -24,6 +24,9 @@ from baton.pipelines.proving import prove
 
 _ATTEMPT = re.compile(r"(.*)/([0-9a-f]{12})/.+")
 _MANIFEST = re.compile(r"(.*)/manifest(-\d+)?\.json")
+_CHECKPOINT = re.compile(r"checkpoints/step-(\d+)/manifest\.json")
+_MAY_STAY = re.compile(rf"{_CHECKPOINT.pattern}|(checkpoints|exports?)/.*/?removed-[0-9a-f]{{12}}")
+"""Manifests that are looked at by themselves, and marks of removals."""
 _MANY = ("records/", "metrics/", "restarts/", "progress.json")
 """What each attempt leaves one of, or none, as it should."""
 _OF_A_RUN = ("README.md", "baton.json")
@@ -121,11 +124,15 @@ def _rows_trained(undisturbed: Finished, disturbed: Finished) -> list[str]:
 
 def steps_logged_twice(run: Run) -> list[str]:
     """Returns the steps that the history of the last checkpoint holds more than one loss of."""
+    steps = [entry["step"] for entry in _history(run) if "loss" in entry]
+    return [f"step {step} was logged {steps.count(step)} times" for step in sorted(set(steps)) if steps.count(step) > 1]
+
+
+def _history(run: Run) -> list[LogEntry]:
     store = CheckpointStore(run)
     checkpoint = store.read(run.plan().num_steps)
     assert checkpoint is not None
-    steps = [entry["step"] for entry in store.history(checkpoint) if "loss" in entry]
-    return [f"step {step} was logged {steps.count(step)} times" for step in sorted(set(steps)) if steps.count(step) > 1]
+    return store.history(checkpoint)
 
 
 def damaged(run: Run) -> list[str]:
@@ -135,9 +142,10 @@ def damaged(run: Run) -> list[str]:
 
 
 def left_behind(run: Run, undisturbed: Finished, cleared: Callable[[Run], None]) -> list[str]:
-    """Returns what lies in a run's folder that no manifest names and an undisturbed run does not have.
+    """Returns what lies in a run's folder that no manifest names and an undisturbed run does not have, and what lacks.
 
-    What killed uploads left may still be under way and is taken when it is an hour old: here that hour is over.
+    What killed uploads left may still be under way and is taken when it is an hour old: here that hour is over. Which
+    steps have a checkpoint is for `checkpoints_left`.
 
     Args:
         run: The run, at its end.
@@ -157,14 +165,33 @@ def left_behind(run: Run, undisturbed: Finished, cleared: Callable[[Run], None])
     for name in names:
         if (match := _ATTEMPT.fullmatch(name)) and f"{match[1]}/{match[2]}" not in folders:
             lines.append(f"{name} is named by no manifest")
-        elif match is None and name not in undisturbed.names and not re.search(r"/removed-[0-9a-f]{12}$", name):
+        elif match is None and name not in undisturbed.names and not _MAY_STAY.fullmatch(name):
             lines.append(f"{name} is not there undisturbed")
-    return lines
+    plain = {name for name in undisturbed.names if "/*/" not in name and not name.startswith("checkpoints/")}
+    return [*lines, *(f"{name} is there undisturbed" for name in sorted(plain.difference(names)))]
+
+
+def checkpoints_left(run: Run, told: Collection[int]) -> list[str]:
+    """Returns how the checkpoints that are left are not the newest of those that were committed.
+
+    They cannot be compared with an undisturbed run's: one checkpoint is on its way at a time, so the machine's pace
+    decides which steps between a chunk's first and its last have one.
+
+    Args:
+        run: The run, at its end.
+        told: Steps whose commit its chunks told; those of a chunk that was killed in between are known by what is left.
+    """
+    keep = run.recipe().chunks.keep
+    assert not keep.every, "other ones stay as well"
+    assert not any("eval_loss" in entry for entry in _history(run)), "the best one stays as well"
+    left = sorted(int(match[1]) for name in run.storage.find(run.path("")) if (match := _CHECKPOINT.fullmatch(name)))
+    expected = sorted({*told, *left, run.plan().num_steps})[-keep.last :]
+    return [] if left == expected else [f"checkpoints of steps {left} are left, not of {expected}"]
 
 
 def an_hour_later() -> AbstractContextManager[object]:
-    """What is abandoned after an hour is abandoned now."""
-    return mock.patch.object(retention, "ABANDONED_AFTER", timedelta(0))
+    """What is abandoned after an hour is abandoned now, also what is as new as the store's clock, its newest object."""
+    return mock.patch.object(retention, "ABANDONED_AFTER", timedelta(hours=-1))
 
 
 def cache_left(cache: NodeCache, scratch: Path) -> list[str]:

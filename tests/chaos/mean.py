@@ -6,7 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class Mean:
         seed: Decides all that is drawn.
         kills: How many there are to be at least.
         seconds: How long it goes on at least.
-        recipes: How many of them take turns; all when left out.
+        cells: What runs are made of, one after the other and again.
         say: Called with a line for people.
     """
 
@@ -92,7 +93,7 @@ class Mean:
         seed: int,
         kills: int,
         seconds: float,
-        recipes: int | None = None,
+        cells: Sequence[Cell] = plan.CELLS,
         say: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.seed, self.wanted, self.seconds = folder, seed, kills, seconds
@@ -106,7 +107,8 @@ class Mean:
         self._undisturbed: dict[str, check.Finished] = {}
         self._usual: dict[tuple[str, str], float] = {}
         self._best = 0
-        self._cells = plan.CELLS[:recipes]
+        self._cells = cells
+        self._committed: dict[str, set[int]] = defaultdict(set)
         os.environ["BATON_STORE_PATIENCE"] = str(PATIENCE_S)
         self._began = time.monotonic()
 
@@ -170,7 +172,8 @@ class Mean:
         for stage, index in self._stages():
             ended = self._attempt(run, stage, index, Plan(), cell, notes)
             self._require(ended.code == 0, run, stage, ended)
-            self._usual[cell.name, stage] = ended.seconds
+            # The least of its chunks: later is after its end, and nothing is struck.
+            self._usual[cell.name, stage] = min(ended.seconds, self._usual.get((cell.name, stage), ended.seconds))
         self._undisturbed[cell.name] = check.finished(run, notes)
         self._note(Told(began, "alone", run.name, seconds=self._now() - began, steps=STEPS))
         self._say(f"{run.name}: state {self._undisturbed[cell.name].outcome['state_digest'][:16]}")
@@ -185,6 +188,8 @@ class Mean:
         for stage, index in self._stages():
             self._bring_through(run, cell, number, stage, index, result, notes)
         result.seconds = self._now() - began
+        done = Counter(told.what for told in self.told if told.run == run.name)
+        result.outages, result.full = done["outage"], done["full"]
         self._judge(run, cell, notes, result)
         kills = ", ".join(f"{stage} {count}" for stage, count in result.kills.items())
         self._say(
@@ -199,11 +204,10 @@ class Mean:
         left, tries = plan.kills_of(self.seed, number, stage, index), 0
         while True:
             tries += 1
-            kill = left > 0 and not self._is_over()
+            # Each stage once even where there were kills enough before it.
+            kill = left > 0 and not (self._is_over() and stage in result.kills)
             drawn = plan.attempt(self.seed, number, stage, index, tries, kill=kill)
             ended = self._attempt(run, stage, index, drawn, cell, notes)
-            result.outages += bool(drawn.weather)
-            result.full += bool(drawn.full)
             if ended.killed:
                 left -= 1
                 self.kills += 1
@@ -212,7 +216,7 @@ class Mean:
                 self._note(Told(self._now(), "kill", run.name, stage, where, ended.seconds))
                 continue
             if ended.code == 0:
-                if left > 0 and not self._is_over() and tries < 12 and stage != "train_chunk":
+                if kill and tries < 12 and stage != "train_chunk":
                     continue  # it was done before it could be killed: done again, it finds all as it is
                 return
             no_room = (
@@ -222,21 +226,21 @@ class Mean:
             self._note(Told(self._now(), "no room", run.name, stage, ended.error))
 
     def _attempt(self, run: Run, stage: str, index: int, drawn: Plan, cell: Cell, notes: Path) -> Ended:
-        if drawn.weather:
-            self._note(Told(self._now(), "outage", run.name, stage, drawn.weather, drawn.weather_s))
-        if drawn.full:
-            self._note(Told(self._now(), "full", run.name, stage, drawn.full))
-
         def heard(event: Event) -> None:
             if isinstance(event, events.Step):
                 self._note(Told(self._now(), "step", run.name, steps=event.step))
-            elif isinstance(event, events.Checkpoint) and event.step > self._best:
-                self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))
-                self._best = event.step
+            elif isinstance(event, events.Checkpoint):
+                self._committed[run.name].add(event.step)
+                if event.step > self._best:
+                    self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))
+                    self._best = event.step
+
+        def acted(what: str, kind: str, seconds: float) -> None:
+            self._note(Told(self._now() - seconds, what, run.name, stage, kind, seconds))
 
         usual = self._usual.get((cell.name, stage), 1.0)
         arguments = [stage, run.uri, str(index), "--rows", str(notes)]
-        return Attempt(arguments, drawn, usual, self._proxy, self.machine, heard).run()
+        return Attempt(arguments, drawn, usual, self._proxy, self.machine, heard, acted).run()
 
     def _require(self, true: bool, run: Run, stage: str, ended: Ended) -> None:
         if not true:
@@ -261,6 +265,7 @@ class Mean:
             *check.steps_logged_twice(run),
             *check.damaged(run),
             *check.left_behind(run, undisturbed, _an_hour_later),
+            *check.checkpoints_left(run, self._committed[run.name]),
             *check.cache_left(NodeCache(str(self.machine.cache), CACHE_BYTES), self.folder / "young"),
         ]
 

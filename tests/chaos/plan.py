@@ -38,6 +38,7 @@ class Moment:
         pattern: Of its path.
         of: `request`: held before the store hears of it; `half`: after some of its body; `answer`: done, and not told.
         phase: The phase, in place of a request.
+        once: Whether it comes once in a stage.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Moment:
     pattern: str = ""
     of: str = "request"
     phase: str = ""
+    once: bool = False
 
 
 MOMENTS: dict[str, tuple[Moment, ...]] = {
@@ -57,27 +59,28 @@ MOMENTS: dict[str, tuple[Moment, ...]] = {
         Moment("marked, manifest not gone", ("DELETE",), r"/step-\d+/manifest"),
         Moment("manifest gone, files not", ("DELETE",), FILE),
         Moment("a checkpoint half read", ("GET",), FILE, "answer"),
-        *(Moment(f"phase {phase}", phase=phase) for phase in ("restore", "first-step", "training", "snapshot")),
+        *(Moment(f"phase {phase}", phase=phase, once=True) for phase in ("restore", "first-step")),
+        *(Moment(f"phase {phase}", phase=phase) for phase in ("training", "snapshot")),
     ),
     "checkpoint": (
-        Moment("read back, not promoted", pattern="/promoted.json"),
-        Moment("promoted, not told", pattern="/promoted.json", of="answer"),
-        Moment("the proof half up", pattern="/proof/", of="half"),
+        Moment("read back, not promoted", pattern="/promoted.json", once=True),
+        Moment("promoted, not told", pattern="/promoted.json", of="answer", once=True),
+        Moment("the proof half up", pattern="/proof/", of="half", once=True),
         Moment("between manifest and prune", pattern=r"/step-\d+/removed-"),
         Moment("manifest gone, files not", ("DELETE",), FILE),
     ),
     "evaluate": (
         Moment("the model half read", ("GET",), FILE, "answer"),
-        Moment("examples half up", pattern="/examples.jsonl", of="half"),
-        Moment("examples up, figures not", pattern="/evaluation.json"),
-        Moment("figures up, not told", pattern="/evaluation.json", of="answer"),
+        Moment("examples half up", pattern="/examples.jsonl", of="half", once=True),
+        Moment("examples up, figures not", pattern="/evaluation.json", once=True),
+        Moment("figures up, not told", pattern="/evaluation.json", of="answer", once=True),
     ),
     "export": (
         Moment("the model half read", ("GET",), FILE, "answer"),
         Moment("an export's file half up", pattern=EXPORTED, of="half"),
         Moment("an export's files up, no manifest", pattern=r"/exports?/(\w+/)?manifest"),
         Moment("an export's manifest put, not told", pattern=r"/exports?/(\w+/)?manifest", of="answer"),
-        Moment("exported, not noted", pattern="/export.json"),
+        Moment("exported, not noted", pattern="/export.json", once=True),
     ),
 }
 WEATHER = ("cut", "stalled", "503", "500", "reset", "answers lost", "short answers")
@@ -132,11 +135,13 @@ def attempt(seed: int, run: int, stage: str, index: int, number: int, *, kill: b
         kill: Whether it may still be killed.
     """
     drawn = Random(f"{seed}-{run}-{stage}-{index}-{number}")
+    moment = drawn.choice(MOMENTS[stage]) if drawn.random() < 0.5 else None
+    share, skip = drawn.random(), drawn.choice((0, 0, 1, 2))
     plan: dict[str, Any] = {
         "kill": kill,
-        "moment": drawn.choice(MOMENTS[stage]) if drawn.random() < 0.5 else None,
-        "share": drawn.random(),
-        "skip": drawn.choice((0, 0, 1, 2)),
+        "moment": moment,
+        "share": share,
+        "skip": skip if moment and not moment.once else 0,
     }
     kind, at, seconds = drawn.choice(WEATHER), drawn.random(), drawn.uniform(0.3, 3.0)
     if drawn.random() < 0.25:

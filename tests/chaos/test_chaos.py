@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.chaos import check, page, plan
@@ -20,7 +22,7 @@ from tests.resume.matrix import Cell
 @pytest.fixture
 def mean(faulty_s3: Any, tmp_path: Path) -> Iterator[Mean]:
     """Twenty kills."""
-    made = Mean(tmp_path, faulty_s3.store, faulty_s3.proxy, seed=1, kills=20, seconds=0, recipes=1)
+    made = Mean(tmp_path, faulty_s3.store, faulty_s3.proxy, seed=1, kills=20, seconds=0, cells=plan.CELLS[:1])
     yield made
     made.machine.close()
 
@@ -42,6 +44,10 @@ def _require_that_losses_are_seen(mean: Mean, run: Run, notes: Path) -> None:
     """The negative control of each check."""
     cell, found = plan.CELLS[0], check.finished(run, notes)
     assert mean.problems(run, cell, found) == []
+    parts = {**found.outcome["parts"], "optimizer": "0" * 64}
+    for name, changed in (("losses", found.outcome["losses"][1:]), ("parts", parts), ("weights_sha256", "0" * 64)):
+        other = dataclasses.replace(found, outcome={**found.outcome, name: changed})  # type: ignore[typeddict-item]
+        assert any("the run differs" in problem for problem in mean.problems(run, cell, other))
     step = max(found.rows)
     (pid, rows), *_ = found.rows[step].items()
     for wrong in ({step: {pid: [*rows, *rows]}}, {step: {pid: rows[:-1], pid + 1: rows[1:]}}):
@@ -52,11 +58,30 @@ def _require_that_losses_are_seen(mean: Mean, run: Run, notes: Path) -> None:
     assert any("examples.jsonl differs" in problem for problem in mean.problems(run, cell, doubled))
     lost = dataclasses.replace(found, exported=dict(list(found.exported.items())[1:]))
     assert any("differs" in problem for problem in mean.problems(run, cell, lost))
+    last = run.plan().num_steps
+    assert check.checkpoints_left(run, {last - 2, last - 1}), "a newer one is gone"
+    proof = run.path("proof/chunk-002.json")
+    kept = run.storage.read(proof)
+    run.storage.remove(proof)
+    assert mean.problems(run, cell, found) == ["proof/chunk-002.json is there undisturbed"]
+    run.storage.write(proof, kept)
     run.storage.write(run.path("export/0123456789ab/model.safetensors"), b"half")
+    run.storage.write(
+        run.path(f"checkpoints/step-{last - 1:08d}/0123456789ab/optimizer.pt"), b"half"
+    )  # goes in an hour
     (mean.machine.memory / "baton-left").mkdir()
     (mean.machine.cache / ("0" * 64)).write_bytes(b"half")
     problems = [*mean.problems(run, cell, found), *mean.machine.left()]
     assert len(problems) == 3, problems
+    store = CheckpointStore(run)
+    checkpoint = store.read(last)
+    assert checkpoint
+    path = checkpoint.manifest.path(store.prefix(last), "trainer_state.json")
+    state = json.loads(run.storage.read(path))
+    state["log_history"] *= 2
+    run.storage.write(path, json.dumps(state).encode())
+    assert check.steps_logged_twice(run) == [f"step {number} was logged 2 times" for number in range(1, last + 1)]
+    assert [problem for problem in check.damaged(run) if problem.startswith(f"step {last}: trainer_state.json")]
 
 
 @pytest.mark.parametrize("cell", plan.CELLS, ids=lambda cell: cell.name)

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
+from baton.components.train_chunk.checkpointing import staging
 from baton.pipelines.local import results
 from tests.resume import matrix
 
@@ -138,10 +141,15 @@ def test_state_that_differs_from_what_was_saved_stops_the_chunk(halfway: Run, le
 
 
 def test_a_chunk_already_committed_returns_without_training(halfway: Run, legs: Any) -> None:
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    left = Path(staging.MEMORY) / f"baton-{socket.gethostname()}-{killed.pid}-left"
+    left.mkdir()
     code, printed = legs.leg(legs.chunk, halfway.uri, 1)
     assert code == 0
     assert "already_done" in printed
     assert "phase=import" not in printed
+    assert not left.exists(), "the chunk was killed once all was committed, and nobody after it trains"
 
 
 def test_a_chunk_whose_predecessor_never_ran_trains_to_its_own_target(

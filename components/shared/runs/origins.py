@@ -11,10 +11,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
 from collections.abc import Collection
 from typing import Self
 
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.runs.documents.data import ORIGINS as ORIGINS
 from baton.components.shared.runs.documents.data import SplitData
 from baton.components.shared.runs.documents.rows import Place
@@ -56,7 +56,7 @@ def places(run: Run, lines: Collection[int]) -> list[Place]:
         Files and lines of the source; of the split itself where the run does not know them.
     """
     wanted = sorted(set(lines))
-    with tempfile.TemporaryDirectory(prefix="baton-origins-") as scratch:
+    with scratch_folder("origins") as scratch:
         local = os.path.join(scratch, ORIGINS)
         try:
             run.storage.download(run.path(ORIGINS), local)

@@ -30,8 +30,7 @@ class Staging:
         self._folders: dict[str, str] = {}
         self._lock = threading.Lock()
         self._last: str | None = MEMORY
-        for place in {MEMORY, tempfile.gettempdir()}:
-            scratch.clear_left(place)
+        clear_left()
 
     def folder(self, num_bytes: int) -> str:
         """Returns a folder with room for downloads: in memory where they fit, else on disk."""
@@ -83,6 +82,12 @@ class Staging:
             text = f"{MEMORY} has no room for {size}: it is staged in {place}"
         logger.warning(text)
         events.emit(events.Staging(place=place or "store", reason=text))
+
+
+def clear_left() -> None:
+    """Removes the folders that killed processes of this machine left."""
+    for place in {MEMORY, tempfile.gettempdir()}:
+        scratch.clear_left(place)
 
 
 def _has_room(place: str, num_bytes: int) -> bool:

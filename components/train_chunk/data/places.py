@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import packing, trained
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import origins
@@ -59,7 +59,7 @@ def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[i
     noted = f"lines/{side}-{file.rpartition('.')[0]}.npy"
     if noted not in manifest.files:
         return None
-    with tempfile.TemporaryDirectory(prefix="baton-lines-") as scratch:
+    with scratch_folder("lines") as scratch:
         local = os.path.join(scratch, "lines.npy")
         run.storage.download(manifest.path(prefix, noted), local)
         return [(int(line), int(length)) for line, length in np.load(local)]

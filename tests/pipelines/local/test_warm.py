@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import warm
 
 PROBE = """
-import atexit, json, os, random, sys
+import atexit, json, multiprocessing, os, random, sys
 if __name__ == "__main__":
     loaded = "torch" in sys.modules
     atexit.register(lambda: print("said at the end", flush=True))
     print(json.dumps({"warm": loaded, "argv": sys.argv[1:], "pid": os.getpid(), "random": random.random(),
-                      "name": __name__, "value": os.environ.get("BATON_PROBE"), "group": os.getpgid(0)}), flush=True)
+                      "name": __name__, "value": os.environ.get("BATON_PROBE"), "group": os.getpgid(0),
+                      "starts": multiprocessing.get_start_method()}), flush=True)
     if sys.argv[1:] == ["wait"]:
         os.system("sleep 60")
     sys.exit(int(os.environ.get("BATON_CODE", "0")))
@@ -55,6 +58,7 @@ def test_a_stage_has_its_imports_and_nothing_of_another(probe: Callable[..., Any
     assert (other["argv"], other["value"]) == ([], None)
     assert len({one["pid"], other["pid"], os.getpid()}) == 3
     assert one["random"] != other["random"]
+    assert one["starts"] == multiprocessing.get_start_method()
     assert rest == ["said at the end\n"]
 
 
@@ -131,3 +135,24 @@ if __name__ == "__main__":
         assert done.stdout.count('"stage": "rejected", "state": "done"') == 2
         counts[value] = done.stdout.splitlines()[-1]
     assert counts == {"1": "forked 2", "0": "forked 0"}
+
+
+def test_stages_that_begin_and_end_at_once_have_their_own_exit_codes(probe: Callable[..., Any]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda number: probe(BATON_CODE=str(number % 3))[0], range(60)))
+    assert codes == [number % 3 for number in range(60)]
+
+
+def test_stages_that_are_killed_before_they_begin_leave_nothing_open_here(
+    probe: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    probe()  # what the first one opens stays
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        process = warm.Forked("probe_of_warm", ["wait"])
+        process.kill()
+        assert list(process.lines()) == []
+        assert process.wait() == -signal.SIGKILL
+        del process
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert "Traceback" not in capfd.readouterr().err

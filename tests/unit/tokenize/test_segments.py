@@ -86,15 +86,19 @@ def contents(run: Run) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_neither_workers_nor_a_kill_change_a_byte(tmp_path: Path) -> None:
+def test_neither_workers_nor_a_kill_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {}
     for name, count in (("one", 1), ("many", 3)):
         (tmp_path / name).mkdir()
         runs[name] = prepared(tmp_path / name, workers=count)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     tokenize(runs["one"])
     tokenize(runs["many"], kill_after=5)
+    assert list((tmp_path / "tmp").glob("baton-*"))
     assert runs["many"].get("tokens.json") is None
     events = tokenize(runs["many"])
+    assert not list((tmp_path / "tmp").glob("baton-*"))
     (resumed,) = [event for event in events if event["event"] == "resumed"]
     assert 5 <= resumed["parts"] < resumed["of"]
     made = [event["part"] for event in events if event["event"] == "tokenized"]
