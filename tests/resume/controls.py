@@ -11,6 +11,7 @@ from typing import Any
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.state import PARTS
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 
 TIMED = ("_runtime", "_per_second", "step_time")
@@ -19,6 +20,9 @@ WITNESSES = {"weights": ("optimizer", "logged"), "callbacks": ("weights", "decis
 """Part → what has to differ where it was left out, any of these; `weights` for all others."""
 STATEFUL = "tests.resume.own:Cooling"
 """The callback of the matrix that keeps something."""
+
+PROMPTS = {"grpo": 13, "rloo": 13, "distillation": 29}
+"""Training rows of the cells whose model generates."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,9 @@ def _method(recipe: Recipe, step: int) -> str:
     if not recipe.training.spec.generates:
         return "the method keeps nothing"
     cycle = recipe.steps_per_generation * getattr(settings, "num_iterations", 1)
-    return "" if step * recipe.gradient_accumulation_steps % cycle else "the next step begins a round"
+    # Prompts that do not fill a round are left out, so an epoch's end is a round's; its last step may have fewer passes.
+    since = step % make_plan(recipe, PROMPTS[recipe.training.method]).steps_per_epoch
+    return "" if since * recipe.gradient_accumulation_steps % cycle else "the next step begins a round"
 
 
 def _log(recipe: Recipe, step: int) -> str:

@@ -29,6 +29,7 @@ def test_a_part_that_is_left_out_leaves_a_trace_or_is_idle(cell: Cell, grid: Any
     recipe = grid(cell)
     run = legs.prepare(recipe, f"{cell.name}-controls")
     legs.cut(run, (cell.middle, cell.steps))
+    assert run.plan().rows == controls.PROMPTS.get(cell.method, run.plan().rows)
     code, printed = legs.leg(legs.chunk, run.uri, 1)
     assert code == 0, printed
     idle = tuple(controls.idle(recipe, cell.middle))
