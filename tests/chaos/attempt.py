@@ -86,7 +86,6 @@ class Attempt:
         self._process = Forked(
             "tests.chaos.stage", [*self._arguments, "--memory", str(machine.memory), "--disk", str(machine.disk)]
         )
-        machine.pids.add(self._process.pid)
         workers = [threading.Thread(target=self._storm), threading.Thread(target=self._kill, args=(rule,))]
         for worker in workers:
             worker.start()
@@ -99,6 +98,7 @@ class Attempt:
                 worker.join()
             self._proxy.clear()
             machine.empty()
+            machine.ran[self._process.pid] = time.time()
         killed = bool(self._struck) and code == -signal.SIGKILL
         return Ended(
             code=code,

@@ -28,13 +28,13 @@ class Machine:
 
     Attributes:
         can_fill: Whether they can be full.
-        pids: Processes that ran on it.
+        ran: Numbers of the processes that ran on it, and when each ended: numbers are given again.
     """
 
     def __init__(self, folder: Path) -> None:
         self.memory, self.disk, self.cache = folder / "memory", folder / "disk", folder / "cache"
         self._mounted: list[Path] = []
-        self.pids: set[int] = set()
+        self.ran: dict[int, float] = {}
         for place in (self.memory, self.disk, self.cache):
             place.mkdir(parents=True)
             command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
@@ -69,12 +69,18 @@ class Machine:
         return lines + running
 
     def _is_ours(self, name: str) -> bool:
-        return any(part.isdigit() and int(part) in self.pids for part in name.replace("-", "_").split("_"))
+        numbers = {int(part) for part in name.replace("-", "_").split("_") if part.isdigit()}
+        with contextlib.suppress(FileNotFoundError):
+            changed = os.stat(f"/dev/shm/{name}").st_ctime
+            return any(changed < self.ran[number] + 1 for number in numbers & self.ran.keys())
+        return False
 
     def _running(self) -> list[str]:
         lines = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) in self.pids and process.status() != psutil.STATUS_ZOMBIE:
+                # Whoever has a group's number and began after the group's first process had ended is not of it.
+                is_ours = process.create_time() < self.ran.get(os.getpgid(process.pid), 0.0) + 1
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     lines.append(f"process {process.pid}: {' '.join(process.cmdline())[-80:]}")
         return lines
