@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.chaos import check, page, plan
+from tests.chaos.machine import Machine
 from tests.chaos.mean import Mean
 from tests.resume import matrix
 from tests.resume.matrix import Cell
@@ -82,6 +87,26 @@ def _require_that_losses_are_seen(mean: Mean, run: Run, notes: Path) -> None:
     run.storage.write(path, json.dumps(state).encode())
     assert check.steps_logged_twice(run) == [f"step {number} was logged 2 times" for number in range(1, last + 1)]
     assert [problem for problem in check.damaged(run) if problem.startswith(f"step {last}: trainer_state.json")]
+
+
+def test_what_a_stage_leaves_is_told_from_who_has_its_number_later(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    command = ["bash", "-c", "sleep 60 & echo $!"]
+    first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert first.stdout
+    left = int(first.stdout.readline())
+    shared = Path(f"/dev/shm/baton-test-{first.pid}")
+    try:
+        first.wait()
+        shared.touch()
+        machine.ran[first.pid] = time.time()
+        assert machine.left() == [str(shared), f"process {left}: sleep 60"]
+        machine.ran[first.pid] -= 60
+        assert machine.left() == []
+    finally:
+        os.kill(left, signal.SIGKILL)
+        shared.unlink()
+        machine.close()
 
 
 @pytest.mark.parametrize("cell", plan.CELLS, ids=lambda cell: cell.name)
