@@ -137,7 +137,7 @@ def _method(recipe: Recipe, step: int) -> str:
     if not recipe.training.spec.generates:
         return "the method keeps nothing"
     cycle = recipe.steps_per_generation * getattr(settings, "num_iterations", 1)
-    # Prompts that do not fill a round are left out, so an epoch's end is a round's; its last step may have fewer passes.
+    # Prompts that do not fill a round are left out, so an epoch's end is a round's, whatever its last step has of it.
     since = step % make_plan(recipe, PROMPTS[recipe.training.method]).steps_per_epoch
     return "" if since * recipe.gradient_accumulation_steps % cycle else "the next step begins a round"
 
