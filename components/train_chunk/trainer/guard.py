@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ class Guarded(ChunkTrainer):
 
     _kept: tuple[tuple[float, float], ...] = ()
     _loss: torch.Tensor | float = 0.0
+    _figures: Callable[[], list[list[float]]] | None = None
 
     @property
     def skips_step(self) -> bool:
@@ -64,9 +66,23 @@ class Guarded(ChunkTrainer):
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self.guard:
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of FSDP's shards, that of all
-            self._judge(float(self._loss), 0.0 if whole is None else float(whole))
-            self._loss = 0.0
+            loss, self._loss = float(self._loss), 0.0
+            figures = [loss, 0.0 if whole is None else float(whole)]
+            if self.args.world_size > 1:
+                self._figures = self.ranks.begin_gather(figures)
+            else:  # with virtual workers each process has the loss of all
+                self._judge(self.state.global_step + 1, *figures)
         return norm
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
+        """Judges the step before anything of it is kept.
+
+        Of several processes none has waited for the others' loss: the update has been made, and goes with the process.
+        """
+        if self._figures:
+            rows, self._figures = self._figures(), None
+            self._judge(self.state.global_step, sum(row[0] for row in rows) / len(rows), rows[0][1])
+        super()._maybe_log_save_evaluate(*arguments, **options)
 
     def _skip(self) -> None:
         """Ends a step that was passed over: no update, and no part in the average that is logged."""
@@ -77,17 +93,13 @@ class Guarded(ChunkTrainer):
         self._globalstep_last_logged += 1
         self.skipped = (*self.skipped, self.state.global_step + 1)
 
-    def _judge(self, loss: float, norm: float) -> None:
+    def _judge(self, step: int, loss: float, norm: float) -> None:
         """Takes a step into the window.
 
         Raises:
             SkipError: it is out of bounds; in all ranks.
         """
         assert self.guard
-        if self.args.world_size > 1:  # with virtual workers each process has the loss of all
-            rows = self.ranks.gather_numbers([loss, norm])
-            loss, norm = sum(row[0] for row in rows) / len(rows), rows[0][1]
-        step = self.state.global_step + 1
         if math.isfinite(loss) and math.isfinite(norm):
             # The loss of a policy is about 0, and no multiple of it says anything.
             times = None if self.recipe.training.generation else self.guard.loss
