@@ -5,7 +5,7 @@ from kfp import dsl
 from baton.components.shared.recipe import Recipe
 from baton.components.tokenize.component import tokenize, tokenize_shard
 from baton.pipelines import resources
-from baton.pipelines.chunks import Graph, placing
+from baton.pipelines.chunks import Graph, Value, placing
 
 
 def shards(recipe: Recipe) -> list[Graph]:
@@ -33,6 +33,7 @@ def shards(recipe: Recipe) -> list[Graph]:
                 shard.after(trained)
         joined = placed(tokenize(baton=baton).after(shard), "tokenize")
         resources.with_cache(joined)
-        return joined.outputs["Output"]
+        output: Value = joined.outputs["Output"]
+        return output
 
     return [Graph(f"tokenize in {of} shards", tokenize_shards)]

@@ -1,7 +1,5 @@
 """Shards of tokenizing by kfp's own local engine: what a cluster runs, and the tokens of one process."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
