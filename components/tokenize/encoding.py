@@ -124,9 +124,7 @@ class BatchEncoder:
         if isinstance(rows[0]["prompt"], list):
             return self._talk.answers(rows, name, apart=apart)
         separator = self._data.separator
-        ended = _ended([row[name] for row in rows], self._tokenizer)
-        texts = [row["prompt"] + separator + end for row, end in zip(rows, ended, strict=True)]
-        wholes = _ids(texts, self._tokenizer)
+        wholes = _ids([row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows], self._tokenizer)
         if not apart:
             return [Answer(whole, 0) for whole in wholes]
         prompts = _ids([row["prompt"] + separator for row in rows], self._tokenizer)
@@ -180,10 +178,9 @@ def encode(
     """
     if "text" in rows[0]:
         return [
-            {"input_ids": ids, "labels": ids} for ids in _ids(_ended([x["text"] for x in rows], tokenizer), tokenizer)
+            {"input_ids": ids, "labels": ids} for ids in _ids([_ended(x["text"], tokenizer) for x in rows], tokenizer)
         ]
-    ended = _ended([x["completion"] for x in rows], tokenizer)
-    wholes = _ids([x["prompt"] + separator + end for x, end in zip(rows, ended, strict=True)], tokenizer)
+    wholes = _ids([x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows], tokenizer)
     if not completion_only:
         return [{"input_ids": ids, "labels": ids} for ids in wholes]
     columns = []
@@ -209,6 +206,6 @@ def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
     return encoded
 
 
-def _ended(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    end = str(tokenizer.eos_token)  # once: a look-up that costs as much as the rest of a row
-    return [text if text.endswith(end) else text + end for text in texts]
+def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    end = str(tokenizer.eos_token)
+    return text if text.endswith(end) else text + end

@@ -98,11 +98,8 @@ class Fitting:
                 return self._drop(f"{length} tokens, data.max_length is {self.limit}")
             self.truncated += 1
         if "labels" in row:
-            if length > self.limit:
-                row = {**row, "input_ids": row["input_ids"][: self.limit], "labels": row["labels"][: self.limit]}
-            labels = row["labels"]
-            # The first label is of no prediction.
-            learned = len(labels) - 1 > labels.count(IGNORED) - (labels[:1] == [IGNORED])
+            row = {**row, "input_ids": row["input_ids"][: self.limit], "labels": row["labels"][: self.limit]}
+            learned = len(row["labels"][1:]) > row["labels"][1:].count(IGNORED)
             return row if learned else self._drop(f"nothing to learn within data.max_length {self.limit}")
         if self._scores or "length" in row:
             return row if length <= self.limit else self._drop(f"{length} tokens, data.max_length is {self.limit}")

@@ -206,7 +206,7 @@ def _batches(segment: Segment) -> Iterator[list[Row]]:
         began = at = segment.start
         while at < segment.end:
             line = file.readline()
-            batch.append(json.loads(line.decode("utf-8", "surrogatepass")))  # else their encoding is looked for in each
+            batch.append(json.loads(line))
             at += len(line)
             if len(batch) == BATCH_ROWS or at - began >= BATCH_BYTES:
                 yield batch
