@@ -78,10 +78,10 @@ def measure(
         measured.likelihoods = {side: (-losses[:, 0]).tolist() for side, losses in sums.items()}
         return measured
     if "completion_ids" in rows.column_names:
-        good = rows.filter(lambda row: row["label"])
-        if not len(good):
+        good = [index for index, label in enumerate(rows["label"]) if label]
+        if not good:
             return Measured()
-        rows = _answered(good, "completion_ids", limit)
+        rows = _answered(rows.select(good), "completion_ids", limit)
     return held_out(row_losses(model, rows, batch_size, progress))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import tempfile
 
 
 class BatonError(Exception):
@@ -100,3 +102,17 @@ class SkipError(BatonError):
 
 class NodeError(BatonError):
     """The machine is not what was asked for; another one may be."""
+
+
+def no_room(error: BaseException) -> BatonError | None:
+    """Returns the error of a full disk where that is what has made something else fail, None where it has not."""
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "errno", None) != errno.ENOSPC:
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    where = getattr(cause, "filename", None) or tempfile.gettempdir()
+    return BatonError(
+        f"there is no room left at {where} ({type(error).__name__}: {error}).",
+        remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
+    )

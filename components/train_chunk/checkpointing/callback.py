@@ -152,7 +152,9 @@ class CheckpointCallback(TrainerCallback):
         # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
         # in it.
         self._watchdog.beat("end")
-        decision = self._manager.agree(bool(every and time.monotonic() - self._saved_at >= every))
+        late = bool(every and time.monotonic() - self._saved_at >= every)
+        decision = self._manager.agree(late, self._trainer.figures)
+        self._trainer.judge(decision.figures)  # before anything of the step is kept
         self._late, self._is_free = decision.is_late, decision.is_free
         self._watchdog.beat("rows", step + 1)
         # The same in all ranks: one that saved alone would wait for the others for ever.

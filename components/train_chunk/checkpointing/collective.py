@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.components.shared.core.errors import BatonError
@@ -28,11 +28,13 @@ class Decision:
         leave: Whether to save and end the chunk here.
         is_late: Whether a checkpoint is due by time.
         is_free: Whether one captured now would be sent at once.
+        figures: What each rank had to tell of the step.
     """
 
     leave: bool = False
     is_late: bool = False
     is_free: bool = False
+    figures: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +73,24 @@ class CollectiveCheckpointManager:
     def on_first_step(self) -> None:
         """Notes that training begins."""
 
-    def agree(self, is_late: bool) -> Decision:
+    def agree(self, is_late: bool, figures: Sequence[float] = ()) -> Decision:
         """Decides for all after each step. Any machine's notice of preemption counts, all else the first rank's word.
 
         Args:
             is_late: Whether a checkpoint is due by time.
+            figures: What this rank has to tell of the step, as many as each.
 
         Raises:
             BatonError: in the first rank, what went wrong in the background.
         """
         ours = self._judge(is_late)
         leave = ours.leave or self._watch.notice is not None
-        numbers = [leave, ours.is_late, ours.is_free, self._watchdog.take_busy()]
+        numbers = [leave, ours.is_late, ours.is_free, self._watchdog.take_busy(), *figures]
         # One gather a step for all that the ranks must agree on.
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
         # What is due by time is the first rank's word: clocks differ, and all must save at the same step.
-        decision = Decision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]))
+        told = [row[4:] for row in rows] if figures else ()
+        decision = Decision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]), told)
         if decision.leave:  # the same in all ranks, so that all gather once more or none does
             self._hear(self._ranks.gather(self._watch.notice))
         if self._ranks.is_first:

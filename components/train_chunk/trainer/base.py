@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -89,6 +89,7 @@ class ChunkTrainer(Upstream):
         restored_rng: Digest of the random state right after it was restored.
         guard: What it watches its steps for; None also where it is only tried out.
         skipped: Steps that were skipped so far.
+        figures: Loss and gradient norm of a step that is yet to be judged, with those of the other processes.
     """
 
     recipe: Recipe
@@ -99,6 +100,14 @@ class ChunkTrainer(Upstream):
     restored_rng: str | None = None
     guard: Guard | None = None
     skipped: tuple[int, ...] = ()
+    figures: tuple[float, ...] = ()
+
+    def judge(self, figures: Sequence[Sequence[float]]) -> None:
+        """Judges a step by what it has come to in each process, where that is not done yet.
+
+        Raises:
+            SkipError: the run is to skip it; in all ranks.
+        """
 
     @property
     def of_each(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +30,6 @@ class Guarded(ChunkTrainer):
 
     _kept: tuple[tuple[float, float], ...] = ()
     _loss: torch.Tensor | float = 0.0
-    _figures: Callable[[], list[list[float]]] | None = None
 
     @property
     def skips_step(self) -> bool:
@@ -66,23 +65,21 @@ class Guarded(ChunkTrainer):
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self.guard:
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of FSDP's shards, that of all
-            loss, self._loss = float(self._loss), 0.0
-            figures = [loss, 0.0 if whole is None else float(whole)]
+            loss, size, self._loss = float(self._loss), 0.0 if whole is None else float(whole), 0.0
             if self.args.world_size > 1:
-                self._figures = self.ranks.begin_gather(figures)
+                self.figures = (loss, size)
             else:  # with virtual workers each process has the loss of all
-                self._judge(self.state.global_step + 1, *figures)
+                self._judge(self.state.global_step + 1, loss, size)
         return norm
 
-    def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
-        """Judges the step before anything of it is kept.
+    def judge(self, figures: Sequence[Sequence[float]]) -> None:
+        """Judges a step of several processes: after its update, which goes with the process if need be.
 
-        Of several processes none has waited for the others' loss: the update has been made, and goes with the process.
+        Before it each would have waited for the others once more.
         """
-        if self._figures:
-            rows, self._figures = self._figures(), None
-            self._judge(self.state.global_step, sum(row[0] for row in rows) / len(rows), rows[0][1])
-        super()._maybe_log_save_evaluate(*arguments, **options)
+        if self.figures:
+            self.figures = ()
+            self._judge(self.state.global_step, sum(row[0] for row in figures) / len(figures), figures[0][1])
 
     def _skip(self) -> None:
         """Ends a step that was passed over: no update, and no part in the average that is logged."""

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 
 from baton.components.shared.core import termination
-from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError
+from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, no_room
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
@@ -90,13 +90,14 @@ def stage(name: str) -> Iterator[None]:
     try:
         yield
         gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
-    except BatonError as error:
+    except Exception as failure:
+        error = failure if isinstance(failure, BatonError) else no_room(failure)
+        if error is None:
+            termination.leave(f"{type(failure).__name__}: {failure}", BatonError.exit_code)
+            raise
         marked, lost, skips = (isinstance(error, kind) for kind in (MarkedError, LostError, SkipError))
         emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))
         logger.error("%s", error)
         termination.leave(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why
-    except Exception as error:
-        termination.leave(f"{type(error).__name__}: {error}", BatonError.exit_code)
-        raise
     emit(Stage(name, "done"))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def test_whatever_a_stage_fails_of_is_left(body: str, code: int, message: str, o
     path.touch()  # Kubernetes mounts it
     assert ended(body, path) == code
     assert termination.read(path.read_text()) == (message, own_code)
+
+
+FULL = """try:
+        open("/dev/full", "wb", buffering=0).write(b"1")
+    except OSError:
+        raise ValueError("I/O operation on closed file")"""
+
+
+def test_a_full_disk_is_named_whatever_failed_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    assert ended(FULL, path) == 1
+    where = tempfile.gettempdir()
+    message = f"there is no room left at {where} (ValueError: I/O operation on closed file). Give the machine more disk"
+    assert termination.read(path.read_text())[0].startswith(message)
 
 
 def test_a_stage_that_succeeds_leaves_nothing(tmp_path: Path) -> None:
