@@ -24,6 +24,7 @@ from baton.components.tokenize.parts import TOKENIZER, Parts
 from baton.components.tokenize.segments import Segment
 
 SIDES = ("train", "eval", "test")
+SHARD = "tokenize-shard"
 COUNTED = ("tokens", "truncated", "dropped")
 BLOCKS_FROM = 2**30
 """Bytes of training tokens from which `data.order: auto` takes blocks."""
@@ -111,10 +112,15 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     Raises:
         UserError: as `tokenize_run`, but for what only all parts together tell.
     """
+    started = time.time()
     job = _job(run_uri)
-    if bundles.usable_manifest(job.run.storage, job.prefix) is None:
+    reused = bundles.usable_manifest(job.run.storage, job.prefix) is not None
+    if not reused:
         with scratch_folder("tokens") as scratch:
             _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
+    # A number in the name, as of a chunk: one that is done does not stand for the others.
+    record = {"stage": SHARD, "seconds": time.time() - started, "reused": reused}
+    job.run.record(f"{SHARD}-{index:03d}", record)
 
 
 def dealt(wanted: Sequence[Segment], index: int, of: int) -> Sequence[Segment]:

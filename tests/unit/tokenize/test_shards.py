@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from baton.components.shared.runs.run import Run
 from baton.components.tokenize import segments, tokenization
+from baton.components.tokenize.segments import Segment
 from tests.unit.tokenize.test_segments import RUN, contents, manifest_of, prepared, tokenize
 
 SHARD = RUN.replace("tokenize_run", "tokenize_shard").replace("(sys.argv[1])", "(sys.argv[1], 2, 2)")
@@ -21,6 +23,7 @@ def sharded(folder: Path, of: int) -> Run:
     for index in range(of, 0, -1):
         tokenization.tokenize_shard(run.uri, index, of)
     assert run.get("tokens.json") is None
+    assert len([record for record in run.records() if record.stage == "tokenize-shard"]) == of
     tokenization.tokenize_run(run.uri)
     return run
 
@@ -39,11 +42,27 @@ def test_any_number_of_shards_gives_the_same_bits(tmp_path: Path, monkeypatch: p
         assert contents(run) == contents(one)
         assert {**manifest_of(run).meta, "files": None} == expected
         assert run.require("tokens.json")["digest"] == one.require("tokens.json")["digest"]
-    # The control: borders that depended on the number of shards would give other files under another address.
-    monkeypatch.setattr(segments, "LEAST", 2000 // 2)
-    other = sharded(tmp_path / "other", 2)
-    assert contents(other) != contents(one)
-    assert other.require("tokens.json")["digest"] != one.require("tokens.json")["digest"]
+
+
+def test_borders_that_depend_on_the_number_of_shards_are_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test before: the same code, but for the cut."""
+    monkeypatch.setattr(segments, "LEAST", 2000)
+    cut = segments.cut
+    runs = []
+    for of in (1, 2):
+
+        def depending(path: str, side: str, of: int = of) -> list[Segment]:
+            pieces = cut(path, side)
+            groups = [pieces[at : at + of] for at in range(0, len(pieces), of)]
+            return [replace(group[0], index=n, end=group[-1].end) for n, group in enumerate(groups)]
+
+        monkeypatch.setattr(segments, "cut", depending)
+        runs.append(sharded(tmp_path / str(of), of))
+    one, two = runs
+    assert manifest_of(one).meta["train"] == manifest_of(two).meta["train"]
+    assert contents(one) != contents(two)
 
 
 def test_segments_are_dealt_once_each(tmp_path: Path) -> None:
@@ -67,8 +86,10 @@ def test_a_shard_whose_segments_are_there_makes_nothing_and_the_join_what_a_lost
     assert '"event": "tokenized"' not in capsys.readouterr().out, "the tokenizer alone"
     tokenization.tokenize_shard(run.uri, 1, 2)
     first = capsys.readouterr().out.count('"event": "tokenized"')
+    before = run.storage.find("data")
     tokenization.tokenize_shard(run.uri, 1, 2)
     assert '"event": "tokenized"' not in capsys.readouterr().out
+    assert run.storage.find("data") == before, "a shard that is started again when it was done writes nothing"
     tokenization.tokenize_run(run.uri)
     assert first - capsys.readouterr().out.count('"event": "tokenized"') in (0, 1), "the other half"
     tokenization.tokenize_shard(run.uri, 2, 2)
