@@ -19,6 +19,7 @@ from baton.components.shared.store import sources
 from baton.components.tokenize.component import tokenize
 from baton.pipelines import resources
 from baton.pipelines.chunks import Graph, Placed, Value, groups, line, one_checkpoint, placing, slots_of
+from baton.pipelines.shards import shards
 
 Given: TypeAlias = Value | float | dict[str, object]
 """Value of a pipeline's parameter for the first stage."""
@@ -47,7 +48,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
 
 def _single(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline of one training. Its parameters are what one changes between runs."""
-    training, graphs = recipe.training, groups(recipe)
+    training, graphs = recipe.training, inner_graphs(recipe)
 
     @dsl.pipeline(
         name=recipe.name,
@@ -149,7 +150,7 @@ def phase_graphs(recipe: Recipe) -> list[Graph]:
     """Returns the graph of each training of several."""
 
     def graph(name: str, part: Recipe) -> Graph:
-        inner = groups(part)
+        inner = inner_graphs(part)
 
         @dsl.pipeline(name=name)
         def phase(
@@ -215,8 +216,13 @@ def split_task(
     return data_split(recipe=document, run_name=run_name, store=store, **{**named, **given})
 
 
+def inner_graphs(recipe: Recipe) -> list[Graph]:
+    """Returns the graphs inside that of a training, in the order of its line: of `shards`, then of `groups`."""
+    return [*shards(recipe), *groups(recipe)]
+
+
 def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> Trained:
-    """Adds the stages of one training, its chunks in `groups`, and returns what it came to."""
+    """Adds the stages of one training, with its `inner_graphs`, and returns what it came to."""
     placed = placing(recipe)
     trained, verified = _trained(recipe, split, graphs, placed)
     placed(report(baton=trained.baton), "report").after(verified)
@@ -231,8 +237,13 @@ def _trained(
     Each waits for the one before by the baton that this passes on as it is. What is cached is safe, as the baton holds
     what the split has seen of the run: it is another one where a run was deleted, or what a stage had left is gone.
     """
-    tokens = placed(tokenize(baton=placed(split, "data split").outputs["Output"]), "tokenize")
-    resources.with_cache(tokens)
+    baton = placed(split, "data split").outputs["Output"]
+    if recipe.data.shards > 1:
+        sharded, *graphs = graphs
+        tokens = sharded.of(baton=baton).set_display_name(sharded.name)
+    else:
+        tokens = placed(tokenize(baton=baton), "tokenize")
+        resources.with_cache(tokens)
     baton = tokens.outputs["Output"]
     if recipe.training.lr_find:
         trial = placed(lr_find(baton=baton), "learning-rate finder", compute=True)

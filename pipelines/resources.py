@@ -14,7 +14,7 @@ BACKOFF_LIMIT = "24h"
 
 TRAIN_CHUNK = "train-chunk"
 """Name of the stage that several nodes can share."""
-TRIED_AGAIN = ("data-split", "tokenize", "lr-find", TRAIN_CHUNK, "evaluate", "export")
+TRIED_AGAIN = ("data-split", "tokenize", "tokenize-shard", "lr-find", TRAIN_CHUNK, "evaluate", "export")
 """Stages that an engine starts again where their pod fails: those that take long. The others are over in seconds, and
 one that fails has found what no second attempt finds in order."""
 

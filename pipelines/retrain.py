@@ -21,7 +21,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         UserError: the recipe has no gate.
     """
     require_gate(recipe)
-    graphs = finetune.phase_graphs(recipe) if recipe.phases else chunks.groups(recipe)
+    graphs = finetune.phase_graphs(recipe) if recipe.phases else finetune.inner_graphs(recipe)
 
     @dsl.pipeline(
         name=f"{recipe.name}-retrain",

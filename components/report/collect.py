@@ -82,7 +82,7 @@ def _stages(records: list[StageRecord]) -> dict[str, float]:
 
 def _place(record: StageRecord) -> tuple[int, int, bool]:
     """Orders stages as the pipeline has them: each chunk's checkpoint after it."""
-    order = ("data-split", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
+    order = ("data-split", "tokenize-shard", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
     at = order.index(record.kind if record.chunk is None else "train-chunk")
     return (at, record.chunk or 0, record.kind != "train-chunk")
 

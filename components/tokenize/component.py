@@ -30,3 +30,24 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
         quality_page.refresh(run)
         card(run.recipe(), made).leave(tokens)
     return baton
+
+
+@stage
+def tokenize_shard(baton: str, index: int, of: int) -> str:
+    """Tokenizes the segments of the split that fall to one of several pods; `tokenize` commits what all have made.
+
+    Args:
+        baton: The run.
+        index: Which pod, from 1; 0 trains the tokenizer that the others use.
+        of: How many there are.
+
+    Returns:
+        The baton.
+    """
+    from baton.components.shared.core import events
+    from baton.components.shared.runs.baton import Baton
+    from baton.components.tokenize import tokenization
+
+    with events.stage(f"tokenize shard {index} of {of}" if index else "train tokenizer"):
+        tokenization.tokenize_shard(Baton.read(baton).run_uri, index, of)
+    return baton

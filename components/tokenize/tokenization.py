@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from baton.components.shared.core import events
@@ -19,11 +21,39 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import address, bpe, lengths, refusals, segments, workers
 from baton.components.tokenize.parts import TOKENIZER, Parts
+from baton.components.tokenize.segments import Segment
 
 SIDES = ("train", "eval", "test")
+SHARD = "tokenize-shard"
 COUNTED = ("tokens", "truncated", "dropped")
 BLOCKS_FROM = 2**30
 """Bytes of training tokens from which `data.order: auto` takes blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What there is to tokenize.
+
+    Attributes:
+        run: The run.
+        recipe: Its recipe.
+        split: Digest of its split.
+        base: Folder of the base model's files.
+        digest: Address of the tokens.
+        turned: In words, which turns rows get; see `address.turned`.
+    """
+
+    run: Run
+    recipe: Recipe
+    split: str
+    base: str | None
+    digest: str
+    turned: str
+
+    @property
+    def prefix(self) -> str:
+        """Path of the tokens."""
+        return f"data/{self.digest}/tokens"
 
 
 def tokenize_run(run_uri: str) -> dict[str, Any]:
@@ -40,21 +70,14 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
             was begun by a Baton that this one does not continue.
     """
     started = time.time()
-    run = Run.open(run_uri)
-    run.require_continued()
-    recipe = run.recipe()
-    folders = pinned.fetch(recipe)
-    pinned.check_second_model(recipe, folders)
-    base, pins = folders.get(pinned.BASE), pinned.document(folders)
-    base_digest = pins.base_sha256
-    run.write_once(pins)
-    split = run.need(SplitData).digest
-    digest, turned = address.of(run, recipe, split, base, base_digest)
-    prefix = f"data/{digest}/tokens"
+    job = _job(run_uri)
+    run, recipe, prefix, turned, digest = job.run, job.recipe, job.prefix, job.turned, job.digest
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
-        manifest = _tokenize(run, recipe, split, base, Parts(run.storage, prefix))
+        parts = Parts(run.storage, prefix)
+        with scratch_folder("tokens") as scratch:
+            manifest = _commit(parts, _make(job, parts, scratch), recipe, scratch)
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
@@ -76,6 +99,35 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     return {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, **facts}
 
 
+def tokenize_shard(run_uri: str, index: int, of: int) -> None:
+    """Makes the parts of a run's tokens that fall to one of several processes, unless they are there; commits nothing.
+
+    The others may run at the same time or have died: `tokenize_run` makes what is missing, and commits all.
+
+    Args:
+        run_uri: The run.
+        index: Which process, from 1; 0 makes the tokenizer alone.
+        of: How many there are.
+
+    Raises:
+        UserError: as `tokenize_run`, but for what only all parts together tell.
+    """
+    started = time.time()
+    job = _job(run_uri)
+    reused = bundles.usable_manifest(job.run.storage, job.prefix) is not None
+    if not reused:
+        with scratch_folder("tokens") as scratch:
+            _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
+    # A number in the name, as of a chunk: one that is done does not stand for the others.
+    record = {"stage": SHARD, "seconds": time.time() - started, "reused": reused}
+    job.run.record(f"{SHARD}-{index:03d}", record)
+
+
+def dealt(wanted: Sequence[Segment], index: int, of: int) -> Sequence[Segment]:
+    """Returns the segments of one of several processes: a function of the files and these two numbers alone."""
+    return wanted[index - 1 :: of] if index else []
+
+
 def order(recipe: Recipe, num_bytes: int) -> str:
     """Returns the order of training rows: what `data.order` says, and for `auto` what their bytes ask for."""
     if recipe.data.order != "auto":
@@ -83,30 +135,45 @@ def order(recipe: Recipe, num_bytes: int) -> str:
     return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
 
 
-def _tokenize(run: Run, recipe: Recipe, split: str, base: str | None, parts: Parts) -> bundles.Manifest:
-    """Makes the parts that are not there yet, and commits all of them."""
-    prefix = f"data/{split}/split"
-    manifest = address.split_manifest(run, split)
-    with scratch_folder("tokens") as scratch:
-        sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
-        names = [f"{side}.jsonl" for side in sides]
-        source = bundles.fetch(run.storage, prefix, manifest, f"{scratch}/split", names=names)
-        done = parts.done()
-        if TOKENIZER not in done:
-            bpe.of_run(recipe, base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
-            done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
-        # The one that counts, which may be another writer's: all segments must be made by it.
-        tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
-        wanted = [segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)]
-        missing = [segment for segment in wanted if segment.name not in done]
-        if missing != wanted:
-            events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
-        wide = segments.are_wide(recipe, (f"{source}/{name}" for name in names))
-        work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide)
-        for segment, made in workers.each(missing, work, recipe.data.workers):
-            done[segment.name] = parts.add(made)
-            events.emit(events.Tokenized(part=segment.name, done=len(done) - 1, of=len(wanted)))
-        return _commit(parts, {name: done[name] for name in (TOKENIZER, *(x.name for x in wanted))}, recipe, scratch)
+def _job(run_uri: str) -> Job:
+    run = Run.open(run_uri)
+    run.require_continued()
+    recipe = run.recipe()
+    folders = pinned.fetch(recipe)
+    pinned.check_second_model(recipe, folders)
+    base, pins = folders.get(pinned.BASE), pinned.document(folders)
+    run.write_once(pins)
+    split = run.need(SplitData).digest
+    digest, turned = address.of(run, recipe, split, base, pins.base_sha256)
+    return Job(run=run, recipe=recipe, split=split, base=base, digest=digest, turned=turned)
+
+
+def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
+    """Makes the parts of one of several processes that are not there yet; returns all of its parts in order."""
+    recipe, storage = job.recipe, job.run.storage
+    manifest = address.split_manifest(job.run, job.split)
+    sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
+    names = [f"{side}.jsonl" for side in sides]
+    source = bundles.fetch(storage, f"data/{job.split}/split", manifest, f"{scratch}/split", names=names)
+    done = parts.done()
+    if TOKENIZER not in done:
+        bpe.of_run(recipe, job.base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
+        done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
+    # The one that counts, which may be another writer's: all segments must be made by it.
+    tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
+    # Cut before they are dealt: where a segment begins does not depend on how many processes there are.
+    wanted = dealt([segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)], index, of)
+    missing = [segment for segment in wanted if segment.name not in done]
+    if len(missing) < len(wanted):
+        events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
+    wide = bool(missing) and segments.are_wide(recipe, (f"{source}/{name}" for name in names))
+    work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide)
+    left = len(missing)
+    for segment, made in workers.each(missing, work, recipe.data.workers):
+        done[segment.name] = parts.add(made)
+        left -= 1
+        events.emit(events.Tokenized(part=segment.name, done=len(wanted) - left, of=len(wanted)))
+    return {name: done[name] for name in (TOKENIZER, *(segment.name for segment in wanted))}
 
 
 def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scratch: str) -> bundles.Manifest:

@@ -35,6 +35,7 @@ FILES: dict[str, Source] = {
     "lr-find": (QUICKSTART, ("training.lr_find={steps: 20}",), Pipeline.finetune),
     "retrain": (QUICKSTART, (GATE, "evaluation.production=accepted"), Pipeline.retrain),
     "nodes": (QUICKSTART, ("resources.gpus=2", "resources.nodes=2", "training.micro_batch_size=4"), Pipeline.finetune),
+    "shards": (QUICKSTART, ("data.shards=3",), Pipeline.finetune),
     "20-chunks": (QUICKSTART, ("chunks.count=20",), Pipeline.finetune),
 }
 _CODE = re.compile(rf"\b{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}\b")
@@ -42,6 +43,7 @@ _CODE = re.compile(rf"\b{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}\b")
 PICTURES: dict[str, Source] = {
     "4-chunks": (QUICKSTART, ("chunks.count=4",), Pipeline.finetune),
     "gate": (QUICKSTART, ("chunks.count=4", GATE), Pipeline.finetune),
+    "shards": (QUICKSTART, ("data.shards=3",), Pipeline.finetune),
     "phases": (PHASES, (), Pipeline.finetune),
     "sweep": (SWEEP, (), Pipeline.sweep),
     "100-chunks": (QUICKSTART, ("chunks.count=100",), Pipeline.finetune),

@@ -20,6 +20,8 @@ Format = Literal[
     "prompt", "tool-calls",
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
+MAX_SHARDS = 64
+"""Pods at most: a file has about 64 segments up to 1 GiB of text, see `tokenize.segments`."""
 Columns = dict[str, str | list[str]]
 
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
@@ -140,6 +142,9 @@ class Data(Section):
     files alone. `auto` takes blocks from 1 GiB of tokens on."""
     workers: Positive | None = None
     """Processes that tokenize; the machine's cores when left out."""
+    shards: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_SHARDS})] = 1
+    """Pods that tokenize, each with so many `workers`; a further one joins what they made. The tokens are the same for
+    any number. Worth it from some GiB of text on: each pod fetches the split, and takes some 20 s to start."""
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of rows that may be unreadable before the run stops; they are kept with their reasons. A file that breaks
     off hides an unknown number of rows and stops it at any share below 1."""

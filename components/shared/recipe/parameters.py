@@ -29,6 +29,7 @@ FIXED = {
     "phases": "each is a graph of the pipeline; one is changed by PHASE.SECTION.KEY",
     "sweep": "its rungs are stages of the pipeline",
     "resources": "it is what the pods ask for",
+    "data.shards": "each shard is a stage of the pipeline",
     "chunks.count": "each chunk is a stage of the pipeline",
     "chunks.spare": "each chunk is a stage of the pipeline",
     "chunks.preemption.node_taints": "the pods are given the name of their node for it",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.components.shared.recipe.chunks import MAX_CHUNKS
+from baton.components.shared.recipe.data import MAX_SHARDS
 from baton.components.shared.recipe.methods import Referenced
 from baton.components.shared.recipe.parallel_rules import check_nodes, check_parallel
 from baton.components.shared.recipe.sections import Sections
@@ -65,6 +66,11 @@ def _check_sweep(recipe: Sections) -> None:
         return
     if recipe.phases:
         raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a separate recipe")
+    if recipe.data.shards > 1:
+        raise ValueError(
+            f"data.shards: {recipe.data.shards}; expected 1, as a sweep tokenizes each data of its trials in one pod; "
+            "leave it out, and raise data.workers"
+        )
     if recipe.training.lr_find:
         raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
     lengths = {"training", "training.epochs", "training.max_steps"} & recipe.sweep.parameters.keys()
@@ -131,6 +137,11 @@ def _check_resources(recipe: Sections) -> None:
 
 def _check_data(recipe: Sections) -> None:
     spec, data = recipe.training.spec, recipe.data
+    if not 1 <= data.shards <= MAX_SHARDS:
+        raise ValueError(
+            f"data.shards: {data.shards}; expected 1 to {MAX_SHARDS}, as the segments of the rows "
+            "are dealt to pods; leave it out for one pod, and raise data.workers for more processes in each"
+        )
     if data.format != "auto" and data.format not in spec.formats:
         raise ValueError(
             f"data.format: {spec.name} does not learn from {data.format}; expected {' or '.join(spec.formats)}"

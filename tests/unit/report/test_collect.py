@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from baton.components.shared.core.fingerprint import LIBRARIES
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
+from baton.components.tokenize.tokenization import SHARD
 
 FINGERPRINT = {"device": "cpu", "python": "3.11.7", **dict.fromkeys(LIBRARIES, "1")}
 CHECKED = dict.fromkeys(("weights", "optimizer", "rng"), "match")
@@ -187,3 +189,11 @@ def test_what_the_evaluation_found_has_tiles(history: History) -> None:
         ("Perplexity", "7.40", "before training"),
         ("Preference accuracy", "75%", "margin 2.50 nats"),
     ]
+
+
+def test_what_shards_took_is_added_up_before_the_stage_that_joins_them(history: History) -> None:
+    history.run.record("tokenize", {"seconds": 1.0})
+    for index in (1, 2):
+        history.run.record(f"{SHARD}-{index:03d}", {"stage": SHARD, "seconds": 4.0})
+    assert list(collect(history.run).stages.items())[:2] == [("tokenize shard", 8.0), ("tokenize", 1.0)]
+    assert SHARD not in history.run.recorded(datetime.datetime.fromtimestamp(0, datetime.UTC)), "none for the others"

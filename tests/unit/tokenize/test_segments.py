@@ -50,11 +50,11 @@ def prepared(folder: Path, **data: Any) -> Run:
     return run
 
 
-def tokenize(run: Run, kill_after: int | None = None) -> list[dict[str, Any]]:
+def tokenize(run: Run, kill_after: int | None = None, code: str = RUN) -> list[dict[str, Any]]:
     """Runs the stage in a process of its own, killed after so many parts; returns its events."""
     environment = {**os.environ, "BATON_EVENTS": "stdout"}
     process = subprocess.Popen(
-        [sys.executable, "-c", SMALL + RUN, run.uri], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", SMALL + code, run.uri], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout
     found = []
