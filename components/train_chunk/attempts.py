@@ -28,7 +28,7 @@ from baton.components.shared.runs.documents.training import Restart
 from baton.components.shared.runs.run import Run, now
 from baton.components.train_chunk.outcome import Outcome
 from baton.components.train_chunk.stage import run_chunk
-from baton.components.train_chunk.worker import Spare, Train
+from baton.components.train_chunk.worker import Spare, Train, apart
 
 logger = logging.getLogger("baton")
 
@@ -68,14 +68,15 @@ def _run(run_uri: str, index: int, spare: Spare) -> Outcome:
     broken, restarts = "", list[Restart]()
     while True:
         number, began = next(tries).number, time.monotonic()
-        _note(run_uri, restarts)
+        if restarts:
+            del restarts[: apart(_note, run_uri, restarts) or 0]
         try:
             outcome = patience.through_skips(lambda: _attempt(index, spare))
-            if not outcome.interrupted or number > (retries := _retries(run_uri)):
+            if not outcome.interrupted or number > (retries := _limit(run_uri)):
                 return outcome
             reason = outcome.interrupted
         except (LostError, UnavailableError) as error:
-            if number > (retries := _retries(run_uri)):
+            if number > (retries := _limit(run_uri)):
                 raise
             if isinstance(error, BrokenError) and error.message == broken:
                 raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
@@ -86,18 +87,25 @@ def _run(run_uri: str, index: int, spare: Spare) -> Outcome:
         logger.warning("%s It starts again in this pod, %d of %d times", reason, number, retries)
 
 
-def _note(run_uri: str, restarts: list[Restart]) -> None:
-    """Keeps with the run which processes were lost; what the store does not take now stays in the list."""
+def _note(run_uri: str, restarts: list[Restart]) -> int:
+    """Keeps with the run which processes were lost, and returns how many of them the store has taken."""
+    number = 0
     with contextlib.suppress(StoreError):
-        while restarts:
-            Run.open(run_uri).note_restart(restarts[0])
-            del restarts[0]
+        for restart in restarts:
+            Run.open(run_uri).note_restart(restart)
+            number += 1
+    return number
 
 
-def _retries(run_uri: str) -> int:
+def _limit(run_uri: str) -> int:
+    retries = apart(_retries, run_uri)
+    return 1 if retries is None else retries  # a store that is out of reach does not tell
+
+
+def _retries(run_uri: str) -> int | None:
     with contextlib.suppress(StoreError):
         return Run.open(run_uri).recipe().chunks.retries
-    return 1  # a store that is out of reach does not tell
+    return None
 
 
 def _attempt(index: int, spare: Spare) -> Outcome:

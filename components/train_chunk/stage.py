@@ -59,7 +59,8 @@ def run_chunk(
     if recipe.world_size > 1 and not ranks.launched:
         context.clock.enter(Phase.LAUNCH, processes=recipe.processes)
         arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
-        return launcher.launch(run_chunk, arguments, name=name, processes=recipe.processes)
+        forks = context.run.storage.is_local
+        return launcher.launch(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)
     devices.pin(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch(context, staging, to_score=scoring is not None)

@@ -1,4 +1,7 @@
-"""The process that trains a chunk, and a spare one that has imported what training imports and waits for its loss."""
+"""The process that trains a chunk, and a spare one that has imported what training imports and waits for its loss.
+
+All are forks of a process that watches, which has imported next to nothing, holds no device and has no threads.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Self
+from typing import Self, TypeVar
 
 import psutil
 
@@ -27,9 +32,15 @@ logger = logging.getLogger("baton")
 
 ROOM = 2**30
 """Bytes of memory that a spare process needs at most; half of them are libraries, which all processes share."""
+T = TypeVar("T")
 Train = Callable[[str, int], Outcome | None]
 _PDEATHSIG = 1
 """Option of Linux' prctl."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a process that waits tells when it has imported."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,7 @@ class Worker:
     """
 
     def __init__(self, run_uri: str, index: int, train: Train, *, waits: bool = False) -> None:
-        # A fork of this process, which has imported next to nothing and holds no device, is as good as a fresh
-        # interpreter.
+        # A fork of this process is as good as a fresh interpreter.
         context = multiprocessing.get_context("fork") if is_forked() else multiprocessing.get_context("spawn")
         self._reader, writer = context.Pipe(duplex=False)
         gate, self._gate = context.Pipe(duplex=False) if waits else (None, None)
@@ -60,11 +70,19 @@ class Worker:
         self.process.start()
         writer.close()
 
-    def go(self) -> None:
-        """Lets it train."""
-        if self._gate:
-            with contextlib.suppress(BrokenPipeError):  # it is gone, which `ended` tells
+    def go(self) -> bool:
+        """Lets it train, and tells whether it does: not where it is gone, or still imports."""
+        with contextlib.suppress(EOFError, OSError):
+            if self._gate and self._reader.poll() and isinstance(self._reader.recv(), Ready):
                 self._gate.send(None)
+                return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Kills it."""
+        self.process.kill()
+        self.process.join()
 
     def ended(self, begun: Callable[[], None]) -> Outcome | BatonError | None:
         """Waits for its end.
@@ -124,10 +142,10 @@ class Spare:
     def take(self) -> Worker:
         """Returns a process that trains: the one that waits, else a fresh one."""
         worker, self._waiting = self._waiting, None
-        if worker is None or not worker.process.is_alive():
+        # At its priority what is left of its imports may take longer than a fresh process takes for all of them.
+        if worker is None or not worker.go():
             return Worker(*self._arguments)
         logger.info("a process that has imported already takes its place")
-        worker.go()
         return worker
 
     def __enter__(self) -> Self:
@@ -135,13 +153,28 @@ class Spare:
 
     def __exit__(self, *_: object) -> None:
         if self._waiting:
-            self._waiting.process.kill()
-            self._waiting.process.join()
+            self._waiting.end()
 
 
 def is_forked() -> bool:
     """Tells whether processes are forked here: elsewhere what libraries load does not outlive a fork."""
     return sys.platform == "linux"
+
+
+def apart(function: Callable[..., T], *arguments: object) -> T | None:
+    """Calls a function that asks the store in a process of its own, and returns what it returns; None where that died.
+
+    The store's client has threads. A process that is forked from one that has asked it lacks them, and would wait for
+    them for ever.
+    """
+    if not is_forked():
+        return function(*arguments)
+    with (
+        contextlib.suppress(BrokenProcessPool),
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool,
+    ):
+        return pool.submit(function, *arguments).result()
+    return None
 
 
 def as_shared(error: Exception) -> BatonError:
@@ -157,7 +190,7 @@ def _serve(writer: Connection, gate: Connection | None, parent: int, run_uri: st
     """Trains, in the process of its own, and tells what came of it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
     _die_with(parent)
-    if gate and not _waited(gate, run_uri):
+    if gate and not _waited(gate, writer, run_uri):
         return
     is_first = True
 
@@ -178,7 +211,7 @@ def _serve(writer: Connection, gate: Connection | None, parent: int, run_uri: st
     sys.stderr.flush()
 
 
-def _waited(gate: Connection, run_uri: str) -> bool:
+def _waited(gate: Connection, writer: Connection, run_uri: str) -> bool:
     """Imports what training imports, beside the process that trains, and waits until that is lost."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the stage ends it
     import numpy  # noqa: F401 - its threads are this thread's, those below are slow for ever
@@ -187,6 +220,7 @@ def _waited(gate: Connection, run_uri: str) -> bool:
     importing = threading.Thread(target=_import, args=(run_uri,), name="baton-import")
     importing.start()
     importing.join()
+    writer.send(Ready())
     try:
         gate.recv()
     except EOFError:

@@ -119,31 +119,53 @@ def test_the_process_that_trains_ends_with_its_stage(recipes: dict[str, Recipe],
     assert CheckpointStore(run).steps()[-1] < 10
 
 
-def _in_a_fresh_interpreter(run: Run, step: int, ends: str, folder: Path, **environment: str) -> tuple[int, str]:
-    """Runs chunk 2 as a pod does, which has imported nothing."""
+def _in_a_fresh_interpreter(
+    run: Run, step: int, ends: str, folder: Path, *, index: int = 2, times: int = 1, **environment: str
+) -> tuple[int, str]:
+    """Runs a chunk as a pod does, which has imported nothing."""
     code = f"""
 from baton.components.shared.core import events
 from tests.resume import legs
-with events.stage("train chunk 2"):
-    legs.chunk_in_a_pod({run.uri!r}, 2, {step}, {ends!r}, 1, {str(folder)!r})
+with events.stage("train chunk {index}"):
+    legs.chunk_in_a_pod({run.uri!r}, {index}, {step}, {ends!r}, {times}, {str(folder)!r})
 """
     command, given = [sys.executable, "-c", code], {**os.environ, **environment}
-    done = subprocess.run(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=200
+    )
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("warm", "taken"), [("1", 1), pytest.param("0", 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("warm", "ends", "taken"),
+    [("1", "killed, with a spare", 1), pytest.param("0", "killed", 0, marks=pytest.mark.slow)],
+)
 def test_a_process_that_has_imported_takes_the_place_of_one_that_is_lost(
-    warm: str, taken: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
+    warm: str, ends: str, taken: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
 ) -> None:
     run = _halfway(f"spare-{warm}", recipes, legs)
-    code, printed = _in_a_fresh_interpreter(run, 10, "killed", tmp_path, BATON_WARM=warm)
+    code, printed = _in_a_fresh_interpreter(run, 10, ends, tmp_path, BATON_WARM=warm)
     assert code == 0, printed
     assert printed.count("restarted chunk=2") == 1
     assert printed.count("a process that has imported already takes its place") == taken
     legs.train(run)
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
     assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
+
+
+@pytest.mark.parametrize(
+    ("warm", "ends"), [("0", "killed"), pytest.param("1", "killed, with a spare", marks=pytest.mark.slow)]
+)
+def test_on_s3_a_lost_process_is_followed_by_others(
+    warm: str, ends: str, s3_store: str, recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    """The store's client has threads, which a fork does not have: a process that lacks them would wait for ever."""
+    run: Run = legs.prepare(legs.changed(recipes["lora"], store=s3_store, chunks__count=3), f"lost-s3-{warm}")
+    code, printed = _in_a_fresh_interpreter(run, 4, ends, tmp_path, index=1, times=2, BATON_WARM=warm)
+    assert code == 0, printed
+    assert printed.count("restarted chunk=1") == 2
+    assert len(run.restarts()) == 2
+    assert CheckpointStore(run).steps()[-1] == run.plan().targets[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no spare process where none is forked")
