@@ -10,27 +10,25 @@ import contextlib
 import ctypes
 import logging
 import math
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
 import psutil
 
-from baton.components.shared.core import errors, events, machine, patience
+from baton.components.shared.core import events, machine, patience
 from baton.components.shared.core.errors import BatonError, BrokenError, LostError, StoreError, UnavailableError
 from baton.components.shared.runs.documents.training import Restart
 from baton.components.shared.runs.run import Run, now
-from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.outcome import Outcome
 from baton.components.train_chunk.stage import run_chunk
+from baton.components.train_chunk.worker import Spare, Train, apart
 
 logger = logging.getLogger("baton")
 
@@ -41,9 +39,8 @@ DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
     "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
 )
-Train = Callable[[str, int], Outcome | None]
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
-"""Options of Linux' prctl."""
+_CHILD_SUBREAPER = 36
+"""Option of Linux' prctl."""
 
 
 def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
@@ -62,18 +59,24 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     Raises:
         BatonError: what a process has ended of that another one would end of, too, or the last one of several.
     """
+    with Spare(run_uri, index, train) as spare:
+        return _run(run_uri, index, spare)
+
+
+def _run(run_uri: str, index: int, spare: Spare) -> Outcome:
     tries = patience.attempts(math.inf, pause=PAUSE_S, growth=8, longest=LONGEST_PAUSE_S)
     broken, restarts = "", list[Restart]()
     while True:
         number, began = next(tries).number, time.monotonic()
-        _note(run_uri, restarts)
+        if restarts:
+            del restarts[: apart(_note, run_uri, restarts) or 0]
         try:
-            outcome = patience.through_skips(lambda: _attempt(run_uri, index, train))
-            if not outcome.interrupted or number > (retries := _retries(run_uri)):
+            outcome = patience.through_skips(lambda: _attempt(index, spare))
+            if not outcome.interrupted or number > (retries := _limit(run_uri)):
                 return outcome
             reason = outcome.interrupted
         except (LostError, UnavailableError) as error:
-            if number > (retries := _retries(run_uri)):
+            if number > (retries := _limit(run_uri)):
                 raise
             if isinstance(error, BrokenError) and error.message == broken:
                 raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
@@ -84,62 +87,50 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
         logger.warning("%s It starts again in this pod, %d of %d times", reason, number, retries)
 
 
-def _note(run_uri: str, restarts: list[Restart]) -> None:
-    """Keeps with the run which processes were lost; what the store does not take now stays in the list."""
+def _note(run_uri: str, restarts: list[Restart]) -> int:
+    """Keeps with the run which processes were lost, and returns how many of them the store has taken."""
+    number = 0
     with contextlib.suppress(StoreError):
-        while restarts:
-            Run.open(run_uri).note_restart(restarts[0])
-            del restarts[0]
+        for restart in restarts:
+            Run.open(run_uri).note_restart(restart)
+            number += 1
+    return number
 
 
-def _retries(run_uri: str) -> int:
+def _limit(run_uri: str) -> int:
+    retries = apart(_retries, run_uri)
+    return 1 if retries is None else retries  # a store that is out of reach does not tell
+
+
+def _retries(run_uri: str) -> int | None:
     with contextlib.suppress(StoreError):
         return Run.open(run_uri).recipe().chunks.retries
-    return 1  # a store that is out of reach does not tell
+    return None
 
 
-def _attempt(run_uri: str, index: int, train: Train) -> Outcome:
+def _attempt(index: int, spare: Spare) -> Outcome:
     """Returns what a process has come to.
 
     Raises:
         LostError: it was lost to what a fresh one may be spared.
         BatonError: whatever else it has ended of.
     """
-    # A fork of this process, which has imported next to nothing and holds no device, is as good as a fresh interpreter.
-    on_linux = sys.platform == "linux"
-    context = multiprocessing.get_context("fork") if on_linux else multiprocessing.get_context("spawn")
-    reader, writer = context.Pipe(duplex=False)
     _adopt_orphans()
     killed_before, others = machine.oom_kills(), set(psutil.Process().children(recursive=True))
-    sys.stdout.flush()  # a fork would print it a second time
-    process = context.Process(target=_serve, args=(writer, os.getpid(), run_uri, index, train), name="baton-chunk")
-    process.start()
-    writer.close()
-    with _ends_with(process) as is_preempted:
-        # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
-        while process.is_alive() and not reader.poll(0.2):
-            pass
-        ended = _told(reader)
-        process.join()
+    worker = spare.take()
+    with _ends_with(worker.process) as is_preempted:
+        ended = worker.ended(lambda: spare.prepare(worker.process.pid or 0))
     for orphan in set(psutil.Process().children(recursive=True)) - others:
-        orphan.kill()
+        if orphan.pid != spare.pid:
+            orphan.kill()
     if isinstance(ended, Outcome):
         return replace(ended, interrupted="") if is_preempted.is_set() else ended
-    error = ended or _unsaid(index, process.exitcode or 0)
+    error = ended or _unsaid(index, worker.process.exitcode or 0)
     if isinstance(error, LostError) and machine.oom_kills() > killed_before:  # also of a rank that its launcher names
         raise machine.without_memory(error)
     if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
         raise BatonError(error.message, remedy=error.remedy)
     raise error
-
-
-def _told(reader: Connection) -> Outcome | BatonError | None:
-    """Returns what a process has said; None where it has ended without a word."""
-    try:
-        answer: Outcome | BatonError | None = reader.recv() if reader.poll() else None
-    except (EOFError, OSError):
-        return None
-    return answer
 
 
 def _unsaid(index: int, code: int) -> BatonError:
@@ -151,42 +142,10 @@ def _unsaid(index: int, code: int) -> BatonError:
     return BatonError(f"the process of chunk {index} ended with code {code} and said nothing.", remedy="See the log.")
 
 
-def as_shared(error: Exception) -> BatonError:
-    """Returns an error as one of `baton.components.shared.core.errors`, which every process can read."""
-    if isinstance(error, BatonError):
-        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return kind(error.message, remedy=error.remedy)
-    text = f"{type(error).__name__}: {error}"
-    return LostError(text) if devices.is_broken(text) else BatonError(text)
-
-
-def _serve(writer: Connection, parent: int, run_uri: str, index: int, train: Train) -> None:
-    """Trains, in the process of its own, and tells what came of it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
-    _die_with(parent)
-    try:
-        writer.send(train(run_uri, index))
-    except Exception as error:
-        if not isinstance(error, BatonError):
-            logger.exception("chunk %d failed", index)
-        writer.send(as_shared(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
 def _adopt_orphans() -> None:
     """Lets the kernel give this process what a killed one leaves: ranks and workers, which would hold its device."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
-
-
-def _die_with(parent: int) -> None:
-    """Lets the kernel kill this process when the stage's own is killed: two would train the same chunk."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before that
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager

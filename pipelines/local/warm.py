@@ -22,12 +22,9 @@ from multiprocessing.connection import wait
 from typing import Protocol
 
 from baton.components.declaring import EXECUTOR, RUNTIME
-from baton.components.shared.core import events
+from baton.components.shared.core import events, machine
 from baton.components.shared.store.registry import ENVIRONMENT
 from baton.pipelines.local import processes
-
-WARM = "BATON_WARM"
-"""Environment variable: `0` gives each stage of this machine its own interpreter, as all have but on Linux."""
 
 _PRELOADED = (
     "baton.pipelines.local.warm_server",  # first: it makes the environment that all others are imported in
@@ -66,7 +63,9 @@ def launcher() -> processes.Launcher:
 
 
 def _is_on() -> bool:
-    return sys.platform == "linux" and os.environ.get(WARM) != "0"  # elsewhere what torch loads does not outlive a fork
+    return (
+        sys.platform == "linux" and os.environ.get(machine.WARM) != "0"
+    )  # elsewhere what torch loads does not outlive a fork
 
 
 def _require_server() -> None:

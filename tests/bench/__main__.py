@@ -24,6 +24,7 @@ from baton.components.shared.core.fingerprint import library_versions
 from tests.bench import rows
 from tests.bench.bench import Bench, Options
 from tests.bench.ours import Ours
+from tests.bench.published import publish
 from tests.bench.server import Server
 from tests.bench.sizes import SIZES
 from tests.bench.table import show
@@ -31,7 +32,10 @@ from tests.bench.theirs import Theirs
 
 
 def main() -> int:
-    given = _arguments()
+    parser = _parser()
+    given = parser.parse_args()
+    if given.publish and given.quick:
+        parser.error("--quick measures nothing that is worth publishing: leave one of the two out.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started and wrote is removed
     large = SIZES["2m" if given.quick else given.parameters]
     small = SIZES["2m" if given.quick else "8m"]
@@ -63,15 +67,18 @@ def main() -> int:
         bench.close()
         with contextlib.suppress(Exception):
             server.close()
+    if given.publish:
+        publish(document)
     _last_words(console, document, given.json)
     return 1 if document["errors"] else 0
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few rounds, to see that it works")
     parser.add_argument("--only", action="append", choices=list(rows.ALL), help="this row alone; may be repeated")
     parser.add_argument("--rounds", type=int, help="times that each side is measured, in turn (5)")
+    parser.add_argument("--publish", action="store_true", help="also put the figures into docs/benchmarks.md")
     parser.add_argument("--json", default="build/bench.json", help="where the figures are written (%(default)s)")
     parser.add_argument("--parameters", choices=list(SIZES), default="77m", help="size of the model (%(default)s)")
     parser.add_argument(
@@ -82,7 +89,7 @@ def _arguments() -> argparse.Namespace:
         metavar="COMMAND",
         help="what makes room on a server that is not our own, such as one that starts it anew or waits",
     )
-    return parser.parse_args()
+    return parser
 
 
 def _about(bench: Bench) -> dict[str, Any]:
@@ -93,13 +100,22 @@ def _about(bench: Bench) -> dict[str, Any]:
         "large": str(options.large),
         "small": str(options.small),
         "machine": {
-            "processor": platform.processor() or platform.machine(),
+            "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory": psutil.virtual_memory().total,
             "load": os.getloadavg(),
         },
         "versions": library_versions(),
     }
+
+
+def _processor() -> str:
+    """Returns the processor's name, or its architecture where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _write(path: str, document: dict[str, Any]) -> None:

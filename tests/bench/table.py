@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
@@ -63,6 +63,31 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What a picture of a row shows: bars, each of its parts, or lines.
+
+    Attributes:
+        title: What stands above it.
+        unit: What its values are in.
+        bars: Name of a bar → part of it → value.
+        lines: Name of a line → its points, x and y.
+        across: What x is.
+    """
+
+    title: str
+    unit: str
+    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    across: str = ""
+
+    @classmethod
+    def of_splits(cls, title: str, splits: Mapping[str, Mapping[str, Sequence[float]]]) -> Self:
+        """Returns a bar for each side, of the medians of its parts."""
+        bars = {side: {part: statistics.median(found[part]) for part in found} for side, found in splits.items()}
+        return cls(title=title, unit="s", bars=bars)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """What one benchmark found.
 
@@ -72,6 +97,7 @@ class Row:
         figures: What was measured.
         splits: Side → phase → seconds, a value a round.
         notes: What one must know to read the figures.
+        charts: Pictures by the ends of their files' names.
     """
 
     title: str
@@ -79,6 +105,7 @@ class Row:
     figures: list[Figure]
     splits: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    charts: dict[str, Chart] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -117,9 +144,9 @@ def show(name: str, row: Row, console: Console) -> None:
     for heading in ("", "ours", "compared with", "ratio", "goal", "met"):
         table.add_column(heading, justify="left" if heading in ("", "goal") else "right")
     for figure in row.figures:
-        theirs = f"{figure.other} {_cell(figure.theirs, figure.unit)}" if figure.theirs else ""
-        ratio = _cell(figure.ratio, figure.ratio_unit)
-        table.add_row(figure.what, _cell(figure.ours, figure.unit), theirs, ratio, figure.goal, _met(figure))
+        theirs = f"{figure.other} {cell(figure.theirs, figure.unit)}" if figure.theirs else ""
+        ratio = cell(figure.ratio, figure.ratio_unit)
+        table.add_row(figure.what, cell(figure.ours, figure.unit), theirs, ratio, figure.goal, _met(figure))
     console.print(table)
     if row.splits:
         console.print(_split_table(row.splits))
@@ -133,7 +160,7 @@ def _split_table(splits: dict[str, dict[str, list[float]]]) -> Table:
     for side in splits:
         table.add_column(side, justify="right")
     for phase in dict.fromkeys(phase for found in splits.values() for phase in found):
-        table.add_row(phase, *(_cell(found.get(phase, []), "") for found in splits.values()))
+        table.add_row(phase, *(cell(found.get(phase, []), "") for found in splits.values()))
     return table
 
 
@@ -143,7 +170,8 @@ def _met(figure: Figure) -> str:
     return "[green]yes[/green]" if figure.met else "[red]no[/red]"
 
 
-def _cell(values: Sequence[float], unit: str) -> str:
+def cell(values: Sequence[float], unit: str) -> str:
+    """Returns a median with least and greatest, in few characters."""
     if not values:
         return ""
     median, least, greatest = (_number(value) for value in spread(values))

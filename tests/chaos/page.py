@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from baton.components.shared.pages import rendering, svg
 from baton.components.shared.pages.rendering import count, duration, number
+from tests import pictures
 from tests.chaos.mean import Mean, Result, Told
 
 BUCKETS = 40
@@ -124,14 +122,8 @@ def render(document: Document) -> str:
 
 def picture(document: Document) -> str:
     """Returns the curve of kills and useful steps as an SVG that stands alone."""
-    style: Any = {**svg.STYLE, "svg.hashsalt": "chaos"}
-    with mpl.rc_context(style):
-        figure = progress_plot(document, svg.Canvas("docs", svg.WIDE.width, 600))
-        figure.suptitle(f"{verdict(document)} (seed {document.seed})", color=svg.INK, fontsize=12, x=0.01, ha="left")
-        figure.patch.set(visible=True, facecolor=svg.PANEL)
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return re.sub(r"\.(\d\d)\d+", r".\1", drawn.getvalue())
+    title = f"{verdict(document)} (seed {document.seed})"
+    return pictures.picture("chaos", title, partial(progress_plot, document))
 
 
 def progress_plot(document: Document, canvas: svg.Canvas) -> Figure:

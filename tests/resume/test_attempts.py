@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from baton.components.report import page as report_page
@@ -14,7 +19,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import attempts
+from baton.components.train_chunk import worker
 
 
 def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
@@ -114,6 +119,67 @@ def test_the_process_that_trains_ends_with_its_stage(recipes: dict[str, Recipe],
     assert CheckpointStore(run).steps()[-1] < 10
 
 
+def _in_a_fresh_interpreter(
+    run: Run, step: int, ends: str, folder: Path, *, index: int = 2, times: int = 1, **environment: str
+) -> tuple[int, str]:
+    """Runs a chunk as a pod does, which has imported nothing."""
+    code = f"""
+from baton.components.shared.core import events
+from tests.resume import legs
+with events.stage("train chunk {index}"):
+    legs.chunk_in_a_pod({run.uri!r}, {index}, {step}, {ends!r}, {times}, {str(folder)!r})
+"""
+    command, given = [sys.executable, "-c", code], {**os.environ, **environment}
+    done = subprocess.run(
+        command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=200
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("warm", "ends", "taken"),
+    [("1", "killed, with a spare", 1), pytest.param("0", "killed", 0, marks=pytest.mark.slow)],
+)
+def test_a_process_that_has_imported_takes_the_place_of_one_that_is_lost(
+    warm: str, ends: str, taken: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
+) -> None:
+    run = _halfway(f"spare-{warm}", recipes, legs)
+    code, printed = _in_a_fresh_interpreter(run, 10, ends, tmp_path, BATON_WARM=warm)
+    assert code == 0, printed
+    assert printed.count("restarted chunk=2") == 1
+    assert printed.count("a process that has imported already takes its place") == taken
+    legs.train(run)
+    assert legs.losses(run) == legs.losses(undisturbed["lora"])
+    assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
+
+
+@pytest.mark.parametrize(
+    ("warm", "ends"), [("0", "killed"), pytest.param("1", "killed, with a spare", marks=pytest.mark.slow)]
+)
+def test_on_s3_a_lost_process_is_followed_by_others(
+    warm: str, ends: str, s3_store: str, recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    """The store's client has threads, which a fork does not have: a process that lacks them would wait for ever."""
+    run: Run = legs.prepare(legs.changed(recipes["lora"], store=s3_store, chunks__count=3), f"lost-s3-{warm}")
+    code, printed = _in_a_fresh_interpreter(run, 4, ends, tmp_path, index=1, times=2, BATON_WARM=warm)
+    assert code == 0, printed
+    assert printed.count("restarted chunk=1") == 2
+    assert len(run.restarts()) == 2
+    assert CheckpointStore(run).steps()[-1] == run.plan().targets[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no spare process where none is forked")
+def test_the_process_that_waits_ends_with_its_stage(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
+    run = _halfway("orphaned-spare", recipes, legs)
+    code, printed = _in_a_fresh_interpreter(run, 10, "orphaned, with a spare", tmp_path)
+    assert code == -signal.SIGKILL, printed
+    spare = int(printed.rpartition("spare ")[2].split()[0])
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(spare) and psutil.Process(spare).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it waits for a stage that is gone"
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_the_processes_of_a_pod_are_counted(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
     run = _halfway("lost-for-good", recipes, legs)
@@ -145,7 +211,7 @@ def test_an_error_crosses_to_the_stage_as_it_was() -> None:
         """One that a room keeps for itself."""
 
     for kind in (DamagedError, OwnError):
-        error = attempts.as_shared(kind("a file is short.", remedy="Run again."))
+        error = worker.as_shared(kind("a file is short.", remedy="Run again."))
         assert type(error) is DamagedError
         assert (error.message, error.remedy) == ("a file is short.", "Run again.")
 

@@ -10,6 +10,9 @@ from baton.components.shared.core.errors import BatonError, LostError, NodeError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
 """Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
+WARM = "BATON_WARM"
+"""Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
+have but on Linux."""
 CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -39,7 +39,9 @@ PEERS = 3.0
 _preempted = threading.Event()
 
 
-def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str, processes: int) -> T | None:
+def launch(
+    entry: Callable[..., T], arguments: tuple[object, ...], *, name: str, processes: int, forks: bool
+) -> T | None:
     """Runs a function in several processes, which train together.
 
     SIGTERM is passed on to them: what they save then is up to them.
@@ -49,6 +51,8 @@ def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str,
         arguments: What with.
         name: Name of the rendezvous, the same on all machines.
         processes: How many to start on this machine.
+        forks: Whether they may be forks of this one: not once it has asked a cloud, whose client has threads that a
+            fork lacks.
 
     Returns:
         What the first rank returned; None on other machines than its own.
@@ -56,7 +60,7 @@ def launch(entry: Callable[..., T], arguments: tuple[object, ...], *, name: str,
     Raises:
         BatonError: one of them failed; the message names it.
     """
-    agent = _Agent(entry, arguments, name, processes)
+    agent = _Agent(entry, arguments, name, processes, forks and "trl" in sys.modules)
     killed_before = machine.oom_kills()
     agent.start()
     before = _catch_sigterm()
@@ -101,10 +105,12 @@ def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:
 class _Agent(threading.Thread, Generic[T]):
     """Torch's launcher, in a thread: in the main one it would take the signals for itself, and save nothing."""
 
-    def __init__(self, entry: Callable[..., T], arguments: tuple[object, ...], name: str, processes: int) -> None:
+    def __init__(
+        self, entry: Callable[..., T], arguments: tuple[object, ...], name: str, processes: int, forks: bool
+    ) -> None:
         super().__init__(name="baton-launcher")
         self._entry, self._arguments = entry, arguments
-        self._rendezvous, self._processes = name, processes
+        self._rendezvous, self._processes, self._forks = name, processes, forks
         self._folder = tempfile.TemporaryDirectory(prefix=f"{scratch.prefix()}launch-")
         self._results: dict[int, T] = {}
         self._failure: BaseException | None = None
@@ -123,7 +129,7 @@ class _Agent(threading.Thread, Generic[T]):
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=self._folder.name),
             # A process that has imported everything and done nothing is as good as a fresh interpreter, and quicker.
-            start_method="fork" if "trl" in sys.modules else "spawn",
+            start_method="fork" if self._forks else "spawn",
         )
         try:
             self._results = elastic_launch(config, _run_rank)(self._entry, self._arguments)

@@ -8,7 +8,7 @@ from tests.bench.bench import Bench, best, parse_mark
 from tests.bench.ours import ENVIRONMENT, Ours
 from tests.bench.process import Trace, watch
 from tests.bench.sizes import Size
-from tests.bench.table import Row, keep, share
+from tests.bench.table import Chart, Row, keep, share
 from tests.bench.theirs import Theirs
 
 NAME = "boundary"
@@ -45,6 +45,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
             share("chunk boundary", totals["ours"], totals["floor"], "floor", **seconds, at_most=1.25),
         ],
         splits=splits,
+        charts={"split": Chart.of_splits("Seconds between two chunks", splits)},
         notes=[
             "floor: a process that imports what a chunk imports and exits, and the checkpoint's bytes up and down by "
             "the fastest raw client, one after the other",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 from tests.bench.bench import Bench
 from tests.bench.ours import Ours, every_step
 from tests.bench.process import Event, Trace
 from tests.bench.sizes import Size
-from tests.bench.table import Figure, Row, faster, keep
+from tests.bench.table import Chart, Figure, Row, faster, keep
 from tests.bench.theirs import Theirs
 
 NAME = "save-stall"
@@ -52,6 +53,17 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
             Figure(what="upload beside training", unit="s", ours=columns.get("upload", [])),
             Figure(what="checkpoints measured", unit="", ours=columns["saves"]),
         ],
+        charts={
+            "extra": Chart(
+                title="Time that checkpoints add to training",
+                unit="%",
+                bars={
+                    "ours, the stall": {"extra": median(columns["share"])},
+                    "ours, in all": {"extra": median(columns["extra"])},
+                    "script": {"extra": median(columns["script extra"])},
+                },
+            )
+        },
         notes=[
             "extra time: of the same steps with checkpoints and without, in two processes; it holds, besides the "
             "stall, what the upload takes from the trainer's core and memory",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from baton.components.shared.core import machine
 from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -128,7 +129,7 @@ if __name__ == "__main__":
 """
     counts = {}
     for value in ("1", "0"):
-        given = {**os.environ, warm.WARM: value, "BATON_EVENTS": "stdout"}
+        given = {**os.environ, machine.WARM: value, "BATON_EVENTS": "stdout"}
         done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "plain {'rows': 3.0} True" in done.stdout  # the second stage got what the first one left

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, no_room
@@ -27,6 +27,7 @@ MARK = "::baton "
 logger = logging.getLogger("baton")
 _one_at_a_time = threading.Lock()
 _muted = threading.Event()
+_hearers: list[Callable[[Event], None]] = []
 
 
 def mute() -> None:
@@ -34,8 +35,15 @@ def mute() -> None:
     _muted.set()
 
 
+def hear(hearer: Callable[[Event], None]) -> None:
+    """Calls a function with each event of this process, in the thread that emits it."""
+    _hearers.append(hearer)
+
+
 def emit(event: Event) -> None:
     """Writes an event: a JSON line with its time for the local engine, a readable one for a pod's log."""
+    for hearer in _hearers:
+        hearer(event)
     if _muted.is_set():
         return
     if os.environ.get("BATON_EVENTS") == "stdout":
