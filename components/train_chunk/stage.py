@@ -9,8 +9,7 @@ from __future__ import annotations
 from baton.components.shared.core import machine
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Preemption
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import inputs, methods, trainjob
+from baton.components.train_chunk import inputs, trainjob
 from baton.components.train_chunk.checkpointing.staging import Staging, clear_left
 from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.distributed import devices, launcher, rendezvous
@@ -57,10 +56,7 @@ def run_chunk(
         return trainjob.run(context, scoring)
     machine.require_gpus(recipe.resources.image)
     if recipe.world_size > 1 and not ranks.launched:
-        context.clock.enter(Phase.LAUNCH, processes=recipe.processes)
-        arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
-        forks = context.run.storage.is_local
-        return launcher.launch(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)
+        return _launch(context, (run_uri, index, leave_out, context.clock))
     devices.pin(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch(context, staging, to_score=scoring is not None)
@@ -73,7 +69,9 @@ def run_chunk(
     return conclude(context, manager) if manager else None
 
 
-def import_ahead(run_uri: str) -> None:
-    """Imports what a run's training imports, and touches no device."""
-    methods.load(Run.open(run_uri).recipe().training.method)
-    from baton.components.train_chunk import training  # noqa: F401
+def _launch(context: TrainContext, arguments: tuple[object, ...]) -> Outcome | None:
+    """Runs the chunk in the processes of this machine, and returns what it has come to."""
+    processes, name = context.recipe.processes, f"{context.run.name}-{context.index}"
+    context.clock.enter(Phase.LAUNCH, processes=processes)
+    forks = context.run.storage.is_local
+    return launcher.launch(run_chunk, arguments, name=name, processes=processes, forks=forks)

@@ -24,9 +24,10 @@ import psutil
 
 from baton.components.shared.core import errors, events, machine
 from baton.components.shared.core.errors import BatonError, LostError
+from baton.components.shared.runs.run import Run
+from baton.components.train_chunk import methods
 from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.outcome import Outcome
-from baton.components.train_chunk.stage import import_ahead
 
 logger = logging.getLogger("baton")
 
@@ -62,7 +63,10 @@ class Worker:
         # A fork of this process is as good as a fresh interpreter.
         context = multiprocessing.get_context("fork") if is_forked() else multiprocessing.get_context("spawn")
         self._reader, writer = context.Pipe(duplex=False)
-        gate, self._gate = context.Pipe(duplex=False) if waits else (None, None)
+        gate: Connection | None = None
+        self._gate: Connection | None = None
+        if waits:
+            gate, self._gate = context.Pipe(duplex=False)
         sys.stdout.flush()  # a fork would print it a second time
         self.process = context.Process(
             target=_serve, args=(writer, gate, os.getpid(), run_uri, index, train), name="baton-chunk"
@@ -232,7 +236,8 @@ def _waited(gate: Connection, writer: Connection, run_uri: str) -> bool:
 def _import(run_uri: str) -> None:
     os.nice(19)
     with contextlib.suppress(Exception):  # it will be said when training imports it
-        import_ahead(run_uri)
+        methods.load(Run.open(run_uri).recipe().training.method)
+        from baton.components.train_chunk import training  # noqa: F401
 
 
 def _die_with(parent: int) -> None:
