@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from baton.components.shared.core import events
 from tests.faults.proxy import FaultyProxy
 
+events.setup_environment()  # else a command that runs inside of pytest does, when the warm server has begun without it
 settings.register_profile("baton", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("baton")
 

@@ -80,6 +80,11 @@ def setup_logging() -> None:
     )
     logger.setLevel(logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    setup_environment()
+
+
+def setup_environment() -> None:
+    """Sets what libraries read when they are imported."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
