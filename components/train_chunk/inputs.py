@@ -11,7 +11,7 @@ from baton.components.shared.forks import forking
 from baton.components.shared.models import pinned
 from baton.components.shared.runs import code
 from baton.components.shared.store.cache import NodeCache
-from baton.components.train_chunk import methods
+from baton.components.train_chunk import lean
 from baton.components.train_chunk.checkpointing.restore import Restored, Restorer
 from baton.components.train_chunk.checkpointing.staging import Staging
 from baton.components.train_chunk.context import TrainContext
@@ -62,7 +62,7 @@ def fetch(context: TrainContext, staging: Staging, *, to_score: bool) -> Inputs:
     tokens = Tokens(context.run, context.recipe, context.plan, staging.folder, cache)
     restorer = Restorer(context.store, context.target, context.identity, cache, staging.folder)
     if not context.ranks.leads_node:
-        methods.load(context.recipe.training.method)  # while another process fetches
+        lean.load(context.recipe)  # while another process fetches
     folders = context.ranks.on_node_leaders(lambda: _fetch(context, restorer, tokens, staging.folder(0), to_score))
     tokens.adopt(folders.tokens)
     return Inputs(folders.restored, folders.skipped, tokens, folders.models, folders.code)
@@ -75,7 +75,7 @@ def _fetch(context: TrainContext, restorer: Restorer, tokens: Tokens, scratch: s
         models = pool.submit(pinned.compared, context.run, context.recipe)
         own_code = pool.submit(code.fetch, context.run, scratch)
         context.clock.enter(Phase.IMPORT)
-        methods.load(context.recipe.training.method)
+        lean.load(context.recipe)
         context.clock.enter(Phase.FETCH)
         restored = restorer.require_no_code(fetching.result())
         start = restored.step if restored else 0

@@ -25,7 +25,7 @@ import psutil
 from baton.components.shared.core import errors, events, machine
 from baton.components.shared.core.errors import BatonError, LostError
 from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import methods
+from baton.components.train_chunk import lean
 from baton.components.train_chunk.distributed import devices
 from baton.components.train_chunk.outcome import Outcome
 
@@ -236,7 +236,7 @@ def _waited(gate: Connection, writer: Connection, run_uri: str) -> bool:
 def _import(run_uri: str) -> None:
     os.nice(19)
     with contextlib.suppress(Exception):  # it will be said when training imports it
-        methods.load(Run.open(run_uri).recipe().training.method)
+        lean.load(Run.open(run_uri).recipe())
         from baton.components.train_chunk import training  # noqa: F401
 
 

@@ -17,6 +17,7 @@ from baton.components.shared.models.prompts import held_out_prompts
 from baton.components.shared.models.rewards.numeric import number
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
+from baton.components.train_chunk import uncompiled
 from baton.components.train_chunk.reporting.live import LiveReport
 
 
@@ -102,11 +103,11 @@ def _any_kernel() -> Iterator[None]:
     """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
     sum that `top_p` takes."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    uncompiled.use_deterministic(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic)
+        uncompiled.use_deterministic(deterministic)
 
 
 def matches(samples: list[Sample]) -> dict[str, float]:

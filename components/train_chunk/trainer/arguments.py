@@ -7,6 +7,7 @@ import os
 
 from baton.components.shared.recipe import Recipe, Training
 from baton.components.shared.runs.plan import Plan
+from baton.components.train_chunk import uncompiled
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.trainer import sharding
 from baton.components.train_chunk.trainer.base import Options
@@ -121,7 +122,7 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     transformers.utils.logging.disable_progress_bar()
     if threads:
         torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    uncompiled.use_deterministic(deterministic)
     # On, it fills each new tensor with NaN to catch kernels that read what they did not write; on the CPU that took
     # a third of a small model's step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers import set_seed
 
 from baton.components.shared.core import rng
@@ -99,8 +98,9 @@ class Resumable(ChunkTrainer):
             try:
                 self._write_checkpoint(model, trial)
                 self._join_weights()
-            # torch's is a `BaseException`, which `Exception` alone does not catch.
-            except (Exception, CheckpointException) as error:
+            except BaseException as error:
+                if not _is_failure(error):
+                    raise
                 # The thread must be out of the folder before it is removed.
                 self._join_weights(failed=True)
                 failure = error if isinstance(error, Exception) else OSError(str(error))
@@ -236,6 +236,15 @@ def seed_of(seed: int, rank: int, step: int = 0) -> int:
         step: Step at which it begins.
     """
     return (seed + rank * 0x9E3779B1 + step * 0x85EBCA77) % 2**32
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Tells an error from a signal to end; torch's of a checkpoint in parts is a `BaseException`."""
+    if isinstance(error, Exception):
+        return True
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return isinstance(error, CheckpointException)
 
 
 def _is_full(error: BaseException) -> bool:

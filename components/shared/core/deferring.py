@@ -1,0 +1,273 @@
+"""Packages that libraries import and may never use: installed, known, and loaded when something of them is used.
+
+A package that is hidden while others are imported would be answered as missing, and libraries keep that answer. A
+deferred one is a module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class` alone
+does not load it, nor does `isinstance`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is told of a package without loading it.
+
+    Attributes:
+        names: Classes and functions that may be imported by name. A stand-in for a value would tell nothing.
+        made: Classes that may be called as well.
+        modules: Modules of it that the package itself imports.
+        values: Other attributes, as they are when the package has been imported and not used.
+        loaded: Called with the package when it has been loaded.
+    """
+
+    names: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    loaded: Callable[[ModuleType], None] = lambda _: None
+
+
+Packages = Mapping[str, Contents]
+"""Package, or module, that is deferred with all below it."""
+
+
+def defer(packages: Packages) -> None:
+    """Defers packages from here on, in this process and those forked from it; what is imported already stays as it is.
+
+    Args:
+        packages: Which, and what is told of them.
+    """
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        finder = _Finder()
+        sys.meta_path.insert(0, finder)
+    finder.add(packages)
+
+
+def waiting() -> list[str]:
+    """Returns the names of all modules that are known and not loaded, sorted."""
+    return sorted(name for name in list(sys.modules) if is_waiting(name))
+
+
+def is_waiting(name: str) -> bool:
+    """Tells whether a module is known and not loaded."""
+    return type(sys.modules.get(name)) is _Module
+
+
+class Name:
+    """A class or function of a package that is not loaded: loads it when it is called, subclassed, or looked into.
+
+    What is an instance of a class has its name among those of its own classes: `isinstance` loads nothing for others.
+    """
+
+    def __init__(self, module: ModuleType, name: str, *, is_made: bool) -> None:
+        self._module, self._name, self._is_made = module, name, is_made
+
+    def resolved(self) -> Any:
+        """Returns what it stands for."""
+        return getattr(_load(self._module), self._name)
+
+    def _may_be(self, kind: type) -> bool:
+        return kind is Made or any(base.__name__ == self._name for base in kind.__mro__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_made and not _package(self._module).is_loaded:
+            return Made(self, args, kwargs)
+        return self.resolved()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.resolved(), name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.resolved(),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return self._may_be(type(instance)) and isinstance(instance, self.resolved())
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        return self._may_be(kind) and issubclass(kind, self.resolved())
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.resolved()[item]
+
+    def __or__(self, other: Any) -> Any:
+        return self.resolved() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.resolved()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Name):
+            return bool(self.resolved() == other.resolved())
+        return getattr(other, "__name__", None) == self._name and bool(self.resolved() == other)
+
+    def __hash__(self) -> int:
+        return hash(self.resolved())
+
+
+class Made:
+    """An instance of a class of a package that is not loaded: loads it when it is looked into."""
+
+    def __init__(self, name: Name, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = (name, args, kwargs)
+
+    @functools.cached_property
+    def resolved(self) -> Any:
+        """What it stands for."""
+        name, args, kwargs = self._call
+        return name.resolved()(*args, **kwargs)
+
+    @property
+    def __class__(self) -> type:
+        return type(self.resolved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.resolved, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.resolved == (other.resolved if type(other) is Made else other))
+
+    def __hash__(self) -> int:
+        return hash(self.resolved)
+
+    def __repr__(self) -> str:
+        return repr(self.resolved)
+
+
+class _Module(ModuleType):
+    """A module whose code has not run, or is running; of a package that is loaded, what was handed out before."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # a package has it; imports ask each module for it
+            raise AttributeError(name)
+        package = _package(self)
+        contents = Contents() if package.is_loaded else package.contents
+        if name in contents.values:
+            return contents.values[name]
+        if name in contents.modules:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        if name in contents.names | contents.made:
+            return Name(self, name, is_made=name in contents.made)
+        module = _load(self)
+        if type(module) is _Module:  # this thread is loading it
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(module, name)
+
+
+class _Finder(MetaPathFinder):
+    """Finds deferred packages and their modules."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, _Package] = {}
+
+    def add(self, packages: Packages) -> None:
+        """Adds packages that are not imported yet."""
+        for name, contents in packages.items():
+            if name not in sys.modules:
+                self._packages.setdefault(name, _Package(name, contents))
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package = next((self._packages[name] for name in self._packages if f"{fullname}.".startswith(f"{name}.")), None)
+        if package is None or package.is_loaded:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, package)
+        return spec
+
+
+class _Loader(Loader):
+    """Makes a module and leaves its code for later."""
+
+    def __init__(self, loader: Loader, package: _Package) -> None:
+        self.loader, self.package = loader, package
+        self.before: dict[str, Any] = {}
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Module
+        self.before = dict(vars(module))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)  # `get_data` and others, for those who ask a module's loader
+
+
+class _Package:
+    """A deferred package.
+
+    Attributes:
+        name: Its name.
+        contents: What is told of it.
+        is_loaded: Whether something of it has been used: from there on its modules are as all are.
+        lock: Held while it is loaded.
+    """
+
+    def __init__(self, name: str, contents: Contents) -> None:
+        self.name, self.contents = name, contents
+        self.is_loaded = False
+        self.lock = threading.RLock()
+
+    def load(self) -> None:
+        """Runs its code, unless that is done or under way."""
+        with self.lock:
+            if self.is_loaded:
+                return
+            self.is_loaded = True
+            root = sys.modules[self.name]
+            # They are imported anew, by its own code and in the order in which that does.
+            below = {name: sys.modules[name] for name in list(sys.modules) if name.startswith(f"{self.name}.")}
+            news = {name: _news(module) for name, module in {self.name: root, **below}.items()}
+            for name in below:
+                del sys.modules[name]
+            try:
+                _loader(root).loader.exec_module(root)
+            except BaseException:
+                sys.modules.update(below)
+                self.is_loaded = False
+                raise
+            if type(root) is _Module:  # else its code has given it a class of its own
+                root.__class__ = ModuleType
+            for name, values in news.items():
+                for key, value in values.items():
+                    setattr(importlib.import_module(name), key, value)
+            self.contents.loaded(root)
+
+
+def _news(module: ModuleType) -> dict[str, Any]:
+    """Takes out what others have set in a module that has not run, and returns it but for its own modules."""
+    before = _loader(module).before
+    news = {name: value for name, value in vars(module).items() if name not in before or before[name] is not value}
+    for name in news:
+        delattr(module, name)
+    return {name: value for name, value in news.items() if type(value) is not _Module}
+
+
+def _loader(module: ModuleType) -> _Loader:
+    loader = module.__spec__.loader if module.__spec__ else None
+    assert isinstance(loader, _Loader)
+    return loader
+
+
+def _package(module: ModuleType) -> _Package:
+    return _loader(module).package
+
+
+def _load(module: ModuleType) -> ModuleType:
+    """Returns a module that was deferred, with all of its package loaded."""
+    if type(module) is not _Module:
+        return module
+    _package(module).load()
+    return importlib.import_module(module.__name__)
