@@ -16,6 +16,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.methods.spec import Rows
 from baton.components.tokenize.masks.answers import Answer, Ids, Row, common_prefix_length
 from baton.components.tokenize.masks.talk import Talk
+from baton.components.tokenize.masks.tokens import ids_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,7 +114,7 @@ class BatchEncoder:
                 for row, x in zip(rows, written, strict=True)
             ]
         separator = self._data.separator
-        prompts = _ids([row["prompt"] + separator for row in rows], self._tokenizer)
+        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
         return [
             [{**row, "prompt": row["prompt"] + separator, "length": len(ids)}]
             for row, ids in zip(rows, prompts, strict=True)
@@ -124,10 +125,11 @@ class BatchEncoder:
         if isinstance(rows[0]["prompt"], list):
             return self._talk.answers(rows, name, apart=apart)
         separator = self._data.separator
-        wholes = _ids([row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows], self._tokenizer)
+        texts = [row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows]
+        wholes = ids_of(self._tokenizer, texts)
         if not apart:
             return [Answer(whole, 0) for whole in wholes]
-        prompts = _ids([row["prompt"] + separator for row in rows], self._tokenizer)
+        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
         return [
             Answer(whole, common_prefix_length(prompt, whole)) for prompt, whole in zip(prompts, wholes, strict=True)
         ]
@@ -178,13 +180,13 @@ def encode(
     """
     if "text" in rows[0]:
         return [
-            {"input_ids": ids, "labels": ids} for ids in _ids([_ended(x["text"], tokenizer) for x in rows], tokenizer)
+            {"input_ids": ids, "labels": ids} for ids in ids_of(tokenizer, [_ended(x["text"], tokenizer) for x in rows])
         ]
-    wholes = _ids([x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows], tokenizer)
+    wholes = ids_of(tokenizer, [x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows])
     if not completion_only:
         return [{"input_ids": ids, "labels": ids} for ids in wholes]
     columns = []
-    prompts = _ids([row["prompt"] + separator for row in rows], tokenizer)
+    prompts = ids_of(tokenizer, [row["prompt"] + separator for row in rows])
     for prompt, whole in zip(prompts, wholes, strict=True):
         length = common_prefix_length(prompt, whole)
         columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
@@ -197,13 +199,6 @@ def _pair(chosen: Answer, rejected: Answer) -> Made:
         return "the chat template writes the prompt otherwise before the one answer than before the other"
     row = {"prompt_ids": chosen.ids[:length], "chosen_ids": chosen.ids[length:], "rejected_ids": rejected.ids[length:]}
     return [row]
-
-
-def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[Ids]:
-    encoded: list[Ids] = tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
-        "input_ids"
-    ]
-    return encoded
 
 
 def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,4 +1,4 @@
-"""From characters of a rendering to its tokens."""
+"""From texts to tokens, and from characters of a rendering to its tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,34 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 Span = tuple[int, int]
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Returns the tokens of texts with the special ones that the tokenizer adds: what a call of it gives.
+
+    Where the tokenizer has no code of its own the library encodes all but the first without their places, which take it
+    a third of the time. The first goes by the tokenizer, which tells the library whether to cut and to pad.
+    """
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    by_call: list[list[int]]
+    if not _is_plain(tokenizer):
+        by_call = tokenizer(texts, **options)["input_ids"]
+        return by_call
+    by_call = tokenizer(texts[:1], **options)["input_ids"]
+    library = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    return by_call + [encoding.ids for encoding in library.encode_batch_fast(texts[1:], add_special_tokens=True)]
+
+
+def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    own = type(tokenizer)
+    return all(
+        getattr(own, name) is getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
+    )
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncoding:
