@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -73,3 +74,16 @@ def test_a_run_goes_through_again_after_retention_has_taken_what_its_chunks_left
     code, printed = legs.leg(legs.verify_chunk, run.uri, 1)
     assert code != 0
     assert "the chunk left no checkpoint there" in printed, "without the proof of a look nothing is believed"
+
+
+def test_checkpoints_that_follow_each_other_change_no_bit(
+    recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
+) -> None:
+    changes = {"chunks__count": 2, "chunks__checkpoint_every": "continuous", "chunks__keep__last": 99}
+    run = legs.prepare(legs.changed(recipes["scratch"], **changes), "scratch-continuous")
+    code, printed = legs.leg(legs.chunk, run.uri, 1, (), "checkpoint:4")
+    assert code == -signal.SIGKILL, printed
+    assert legs.steps(run) == [4], "taken inside of the chunk"
+    legs.train(run)
+    assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
+    assert legs.losses(run) == legs.losses(undisturbed["scratch"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.components.shared.recipe.chunks import CONTINUOUS
 from baton.components.shared.runs.documents.training import Work
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.checkpointing import resuming
@@ -11,6 +12,7 @@ from baton.components.train_chunk.checkpointing.callback import CheckpointCallba
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
 from baton.components.train_chunk.checkpointing.lineage import Lineage
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
+from baton.components.train_chunk.checkpointing.pace import Pace
 from baton.components.train_chunk.checkpointing.restore import Restored
 from baton.components.train_chunk.reporting import observers
 from baton.components.train_chunk.reporting.accounting import Accounting
@@ -87,6 +89,7 @@ def attach(
         every_steps=recipe.chunks.every_steps,
         per_epoch=recipe.chunks.checkpoints_per_epoch,
         every_seconds=recipe.chunks.every_seconds,
+        pace=Pace() if recipe.chunks.checkpoint_every == CONTINUOUS else None,
         keep_best=recipe.export.checkpoint == "best",
     )
     callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)

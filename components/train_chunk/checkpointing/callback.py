@@ -19,6 +19,7 @@ from baton.components.shared.runs.plan import Plan
 from baton.components.train_chunk.checkpointing import recut, state
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
 from baton.components.train_chunk.checkpointing.lineage import Capture
+from baton.components.train_chunk.checkpointing.pace import Pace
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Place, StateDict
 from baton.components.train_chunk.trainer.resumable import seed_of
 
@@ -35,6 +36,7 @@ class Schedule:
         every_steps: Steps between checkpoints before the target.
         per_epoch: Checkpoints in each epoch.
         every_seconds: Seconds between checkpoints before the target.
+        pace: Tells when the next one may follow, where they follow each other.
         keep_best: Save where an evaluation finds the lowest loss so far.
     """
 
@@ -43,6 +45,7 @@ class Schedule:
     every_steps: int | None = None
     per_epoch: int | None = None
     every_seconds: float | None = None
+    pace: Pace | None = None
     keep_best: bool = False
 
     def is_due(self, step: int) -> bool:
@@ -50,6 +53,14 @@ class Schedule:
         if self.per_epoch:
             return self.plan.is_due(step, self.per_epoch)
         return bool(self.every_steps and step % self.every_steps == 0)
+
+    def is_late(self, seconds: float) -> bool:
+        """Tells whether a checkpoint falls due by time.
+
+        Args:
+            seconds: Since the last one.
+        """
+        return bool(self.every_seconds and seconds >= self.every_seconds) or bool(self.pace and self.pace.is_due())
 
 
 class CheckpointCallback(TrainerCallback):
@@ -148,12 +159,14 @@ class CheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
-        step, every = trainer_state.global_step, self._schedule.every_seconds
+        step = trainer_state.global_step
         # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
         # in it.
         self._watchdog.beat("end")
-        late = bool(every and time.monotonic() - self._saved_at >= every)
+        late = self._schedule.is_late(time.monotonic() - self._saved_at)
         decision = self._manager.agree(late, self._trainer.figures)
+        if self._schedule.pace:
+            self._schedule.pace.step(is_free=decision.is_free)
         self._trainer.judge(decision.figures)  # before anything of the step is kept
         self._late, self._is_free = decision.is_late, decision.is_free
         self._watchdog.beat("rows", step + 1)
@@ -210,6 +223,8 @@ class CheckpointCallback(TrainerCallback):
         self._manager.save(capture)
         self._is_best, self._saved_step = False, trainer_state.global_step
         self._saved_at, self._overdue, self._late = time.monotonic(), False, False
+        if self._schedule.pace:
+            self._schedule.pace.saved()
 
     def on_log(
         self, args: object, trainer_state: TrainerState, *_: object, logs: dict[str, float], **__: object
@@ -219,6 +234,8 @@ class CheckpointCallback(TrainerCallback):
             events.emit(events.Step(step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"]))
 
     def _places(self) -> Iterator[Place]:
+        if self._schedule.pace:
+            self._schedule.pace.saving()
         return self._manager.places(state.num_bytes(self._trainer))
 
     def _ends_epoch(self, trainer_state: TrainerState) -> bool:

@@ -145,19 +145,33 @@ def test_a_bad_duration(value: Any, scratch_recipe: dict[str, Any]):
     with pytest.raises(UserError) as caught:
         changed(scratch_recipe, {"chunks.checkpoint_every": value})
 
-    expected = f"chunks.checkpoint_every: is {value!r}; expected a number of steps or a time such as 30s, 5m, 1h"
+    expected = (
+        f"chunks.checkpoint_every: is {value!r}; expected a number of steps, a time such as 30s, 5m, 1h, or continuous"
+    )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
 
 
 @pytest.mark.parametrize(
     ("value", "steps", "seconds"),
-    [(None, None, None), (5, 5, None), ("30s", None, 30), ("5m", None, 300), ("01h", None, 3600)],
-    ids=["none", "steps", "seconds", "minutes", "hours"],
+    [
+        (None, None, None),
+        (5, 5, None),
+        ("30s", None, 30),
+        ("5m", None, 300),
+        ("01h", None, 3600),
+        ("continuous", None, None),
+    ],
+    ids=["none", "steps", "seconds", "minutes", "hours", "continuous"],
 )
 def test_a_duration(value: Any, steps: int | None, seconds: float | None, scratch_recipe: dict[str, Any]):
     chunks = changed(scratch_recipe, {"chunks.checkpoint_every": value}).chunks
 
     assert (chunks.every_steps, chunks.every_seconds) == (steps, seconds)
+
+
+def test_checkpoints_that_follow_each_other_do_not_hold_training(scratch_recipe: dict[str, Any]):
+    with pytest.raises(UserError, match="does not go with wait_for_commit"):
+        changed(scratch_recipe, {"chunks.checkpoint_every": "continuous", "chunks.wait_for_commit": True})
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS"])
