@@ -11,7 +11,10 @@ import sys
 
 
 def _record(path: str) -> None:
-    names = [name for name in sys.modules if name != "__main__" and not name.startswith("tests")]
+    from baton.components.shared.core import deferring
+
+    waiting = {"__main__", *deferring.waiting()}
+    names = [name for name in sys.modules if name not in waiting and not name.startswith("tests")]
     with open(path, "w", encoding="utf-8") as file:
         json.dump(names, file)
 

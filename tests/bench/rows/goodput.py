@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.components.shared.recipe.chunks import CONTINUOUS
 from tests.bench.bench import Bench
 from tests.bench.ours import Ours
 from tests.bench.process import Event, Trace
 from tests.bench.sizes import Size
-from tests.bench.table import Figure, Row, keep
+from tests.bench.table import Chart, Figure, Row, keep
 from tests.bench.theirs import Theirs
 
 NAME = "goodput"
@@ -27,15 +28,17 @@ class Plan:
 
     Attributes:
         period: Seconds from a process's start to its death.
+        goal: Goodput that is to be reached, in percent.
         lives: Processes one after the other.
-        every: Seconds between checkpoints.
+        every: Seconds between the script's checkpoints; ours follow each other.
         undisturbed: Steps over which the undisturbed rate is taken.
     """
 
     period: float
-    lives: int
-    every: int
-    undisturbed: int
+    goal: float
+    lives: int = 3
+    every: int = 4
+    undisturbed: int = 30
 
     def num_bytes(self, size: Size) -> float:
         """Returns about what one side writes."""
@@ -44,53 +47,62 @@ class Plan:
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     size = bench.options.small
-    plan = Plan(15.0, 2, 2, 10) if bench.options.quick else Plan(30.0, 4, 4, 30)
+    plans = [Plan(15.0, 0, 2, 2, 10)] if bench.options.quick else [Plan(30.0, 80), Plan(60.0, 90)]
     theirs.inputs(size)
     columns: dict[str, list[float]] = {}
     for _ in bench.rounds(dear=True):
-        ours_rate, ours_useful = _ours(bench, ours, plan, size)
-        their_rate, their_useful = _theirs(bench, theirs, plan, size)
-        for side, rate, useful in (("ours", ours_rate, ours_useful), ("script", their_rate, their_useful)):
-            goodput = 100 * useful / rate
-            keep(columns, {f"{side} goodput": goodput, f"{side} steps": useful, f"{side} undisturbed": rate})
-            keep(columns, {f"{side} lost": plan.period * (1 - goodput / 100)})
+        for plan in plans:
+            measured = {"ours": _ours(bench, ours, plan, size), "script": _theirs(bench, theirs, plan, size)}
+            for side, (rate, useful, ready) in measured.items():
+                name, goodput = f"{side} {plan.period:g}", 100 * useful / rate
+                keep(columns, {f"{name} goodput": goodput, f"{name} lost": plan.period * (1 - goodput / 100)})
+                keep(columns, {f"{side} undisturbed": rate, f"{name} bound": 100 * (1 - ready / plan.period)})
 
     def figure(what: str, unit: str, name: str, **goal: float) -> Figure:
         sides = {"ours": columns[f"ours {name}"], "theirs": columns[f"script {name}"]}
         return Figure(what=what, unit=unit, other="script", **sides, **goal)  # type: ignore[arg-type]
 
-    lost = {side: statistics.median(columns[f"{side} lost"]) for side in ("ours", "script")}
+    figures = [figure("undisturbed steps per second", "", "undisturbed")]
+    for plan in plans:
+        often = f"a kill every {plan.period:g} s"
+        figures += [
+            figure(f"goodput, {often}", "%", f"{plan.period:g} goodput", at_least=plan.goal),
+            figure(f"its bound, {often}", "%", f"{plan.period:g} bound"),
+            figure(f"seconds lost, {often}", "s", f"{plan.period:g} lost"),
+        ]
+    lines = {
+        side: [(plan.period, statistics.median(columns[f"{side} {plan.period:g} goodput"])) for plan in plans]
+        for side in ("ours", "script")
+    }
     return Row(
         title=TITLE,
-        conditions=f"{size}; killed {plan.period:g} s after each start, {plan.lives} lives, a checkpoint every "
-        f"{plan.every} s; one torch thread on each side",
-        figures=[
-            figure("goodput", "%", "goodput", at_least=90),
-            figure("useful steps per second", "", "steps"),
-            figure("undisturbed steps per second", "", "undisturbed"),
-            figure("seconds lost per kill", "s", "lost"),
-        ],
+        conditions=f"{size}; {plans[0].lives} lives of each length; ours: one checkpoint after another, the script: "
+        f"one every {plans[0].every} s; cold processes, one torch thread on each side",
+        figures=figures,
+        charts={
+            "kills": Chart(title="Useful steps under kill -9", unit="%", across="seconds between kills", lines=lines)
+        },
         notes=[
             "useful: steps in the newest complete checkpoint at the last kill, by all the time since the first start",
-            "lost per kill: interpreter, imports, restore, steps trained again, and what the checkpoints cost; at "
-            f"that loss 90 % takes a kill every {10 * lost['ours']:.0f} s at most, the script every "
-            f"{10 * lost['script']:.0f} s",
+            "bound: what is left of a life after its first step, in which nothing is lost and checkpoints cost nothing",
+            "lost per kill: interpreter, imports, restore, steps trained again, and what the checkpoints cost",
         ],
     )
 
 
-def _ours(bench: Bench, ours: Ours, plan: Plan, size: Size) -> tuple[float, float]:
+def _ours(bench: Bench, ours: Ours, plan: Plan, size: Size) -> tuple[float, float, float]:
+    """Returns steps a second of an undisturbed process, those that count of killed ones, and a life's first step."""
     run = ours.run(size, steps=ENDLESS)
     rate = _rate(ours.chunk(run, 1, until=_reaches(WARM_UP + plan.undisturbed)), plan)
     bench.server.expect(plan.num_bytes(size))
-    run = ours.run(size, steps=ENDLESS, every=f"{plan.every}s")
+    run = ours.run(size, steps=ENDLESS, every=CONTINUOUS)
     lives = [ours.chunk(run, 1, after=plan.period) for _ in range(plan.lives)]
     useful = ours.committed(run) / (lives[-1].ended - lives[0].spawned)
     ours.rewind(run)
-    return rate, useful
+    return rate, useful, _ready(lives)
 
 
-def _theirs(bench: Bench, theirs: Theirs, plan: Plan, size: Size) -> tuple[float, float]:
+def _theirs(bench: Bench, theirs: Theirs, plan: Plan, size: Size) -> tuple[float, float, float]:
     uri = theirs.begin("undisturbed")
     rate = _rate(
         theirs.process(uri, size, steps=ENDLESS, target=ENDLESS, until=_reaches(WARM_UP + plan.undisturbed)), plan
@@ -103,7 +115,12 @@ def _theirs(bench: Bench, theirs: Theirs, plan: Plan, size: Size) -> tuple[float
     ]
     useful = theirs.newest(uri) / (lives[-1].ended - lives[0].spawned)
     theirs.begin("goodput")
-    return rate, useful
+    return rate, useful, _ready(lives)
+
+
+def _ready(lives: Sequence[Trace]) -> float:
+    """Returns the seconds from a process's start to its first step."""
+    return statistics.median(life.at("step") - life.spawned for life in lives)
 
 
 def _reaches(step: int) -> Callable[[Event], bool]:
