@@ -128,7 +128,7 @@ class Made:
         name, args, kwargs = self._call
         return name.resolved()(*args, **kwargs)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self.resolved)
 
@@ -239,7 +239,7 @@ class _Package:
                 self.is_loaded = False
                 raise
             if type(root) is _Module:  # else its code has given it a class of its own
-                root.__class__ = ModuleType
+                root.__class__ = ModuleType  # type: ignore[assignment]
             for name, values in news.items():
                 for key, value in values.items():
                     setattr(importlib.import_module(name), key, value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 from urllib.parse import urlparse
 
 import obstore
@@ -153,12 +152,12 @@ class CloudStore(ABC):
             seen(data)
             obstore.put(self._store, self._key(path), data, use_multipart=False)
             return
-        with open(local_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with open(local_path, "rb") as file:
             # The object appears when its last part is confirmed: a writer that dies before leaves no half of one.
             obstore.put(
                 self._store,
                 self._key(path),
-                _parts(mapped, seen),
+                _parts(file, seen),
                 use_multipart=True,
                 chunk_size=PART,
                 max_concurrency=PARALLEL,
@@ -242,8 +241,8 @@ def endpoint_in(*variables: str, uri: str) -> str | None:
     return None
 
 
-def _parts(mapped: mmap.mmap, seen: Callable[[bytes], None]) -> Iterator[bytes]:
-    for start in range(0, len(mapped), PART):
-        part = mapped[start : start + PART]
+def _parts(file: BinaryIO, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains waits for; a read does not.
+    while part := file.read(PART):
         seen(part)
         yield part
