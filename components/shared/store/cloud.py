@@ -157,7 +157,7 @@ class CloudStore(ABC):
             obstore.put(
                 self._store,
                 self._key(path),
-                _parts(file, seen),
+                _parts(file, size, seen),
                 use_multipart=True,
                 chunk_size=PART,
                 max_concurrency=PARALLEL,
@@ -241,8 +241,11 @@ def endpoint_in(*variables: str, uri: str) -> str | None:
     return None
 
 
-def _parts(file: BinaryIO, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+def _parts(file: BinaryIO, size: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
     # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains waits for; a read does not.
-    while part := file.read(PART):
+    for start in range(0, size, PART):
+        part = file.read(min(PART, size - start))
+        if len(part) < min(PART, size - start):
+            raise StoreError(f"{file.name} became shorter while it was sent.")
         seen(part)
         yield part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -132,6 +133,18 @@ def test_an_upload_ends_when_it_is_told_to(faulty_s3: Any, tmp_path: Path) -> No
     with pytest.raises(ToldError):
         store.upload(str(tmp_path / "large"), "large", check)
     assert time.monotonic() - began < 5
+    assert store.list("") == []
+
+
+def test_a_file_that_becomes_shorter_while_it_is_sent_is_an_error(faulty_s3: Any, content: tuple[str, str]) -> None:
+    store, calls = Storage(faulty_s3.store, patience=1), itertools.count()
+
+    def check() -> None:
+        if next(calls) == 1:  # the first part has been read
+            os.truncate(content[0], 6 * MEGABYTE)
+
+    with pytest.raises(StoreError, match="became shorter while it was sent"):
+        store.upload(content[0], "large", check)
     assert store.list("") == []
 
 
