@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 PERIOD = 0.05
 """Seconds between two looks at a child's memory."""
 
@@ -31,7 +33,8 @@ class Trace:
     Attributes:
         spawned: Time at which it was started.
         ended: Time at which it was gone.
-        events: What it told, each with its own time as `at`.
+        events: What it told, each with its own time as `at`, and the seconds that its first thread and the process had
+            had of the processor when it came, as `thread_cpu` and `process_cpu`.
         peak_memory: The most memory that it held, VmHWM.
         peak_folder: The most bytes that there were in its folder.
         peak_both: The most that its memory and its folder were at one moment.
@@ -128,7 +131,7 @@ def _listen(
     for line in process.stdout:
         event = parse(line)
         if event and not killed.is_set():
-            trace.events.append(event)
+            trace.events.append({**event, **_spent(process.pid)})
             if until(event):
                 _kill(process, killed)
     process.wait()
@@ -150,6 +153,15 @@ def _sample(process: subprocess.Popen[str], folder: str, trace: Trace) -> None:
         trace.peak_folder = max(trace.peak_folder, files)
         trace.peak_both = max(trace.peak_both, now + files)
         time.sleep(PERIOD)
+
+
+def _spent(pid: int) -> dict[str, float]:
+    """Returns the processor time of a process's first thread and of all of it; nothing where it is gone."""
+    with contextlib.suppress(OSError, psutil.Error), open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+        # For a process this file tells of its first thread alone, in nanoseconds.
+        times = psutil.Process(pid).cpu_times()
+        return {"thread_cpu": int(file.read().split()[0]) / 1e9, "process_cpu": times.user + times.system}
+    return {}
 
 
 def _memory(pid: int) -> tuple[int, int]:

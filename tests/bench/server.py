@@ -9,6 +9,9 @@ import sys
 import time
 import uuid
 from typing import Any
+from urllib.parse import urlparse
+
+import psutil
 
 _OWN = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -60,6 +63,19 @@ class Server:
         for upload in begun:
             if upload["Key"].startswith(prefix):
                 self._client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def cpu(self) -> float | None:
+        """Returns the processor time that the server has had, None where it does not run on this machine."""
+        address = urlparse(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ["AWS_ENDPOINT_URL"])
+        if address.hostname not in ("localhost", "127.0.0.1", "::1"):
+            return None
+        pids = {
+            found.pid
+            for found in psutil.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == address.port and found.pid
+        }
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        return sum(time.user + time.system for time in times) if times else None
 
     def close(self) -> None:
         """Removes the bucket, and ends a server of our own."""

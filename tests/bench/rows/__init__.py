@@ -5,6 +5,8 @@ from types import ModuleType
 from tests.bench.rows import (
     boundary,
     chunks,
+    frontier,
+    frontier_knobs,
     goodput,
     guard,
     imports,
@@ -25,6 +27,8 @@ ALL: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         save_stall,
+        frontier,
+        frontier_knobs,
         restore,
         publish,
         imports,
