@@ -65,6 +65,17 @@ def test_on_s3_chunks_end_on_the_same_bits(recipes: dict[str, Recipe], whole: An
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
 
 
+def test_checkpoints_that_follow_each_other_are_the_same_steps_in_all_processes(
+    recipes: dict[str, Recipe], whole: Any, legs: Any
+) -> None:
+    changes = {"chunks__checkpoint_every": "continuous", "chunks__keep__last": 99}
+    run = legs.prepare(parallel(legs, recipes, "ddp", **changes), "parallel-continuous")
+    legs.train(run)
+    assert 4 in legs.steps(run), "one that the clock of the first has called for"
+    assert legs.losses(run) == legs.losses(whole("ddp"))
+    assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_without_the_random_state_of_one_process_the_bits_differ(
