@@ -94,8 +94,13 @@ class Chunks(Section):
     @property
     def every_seconds(self) -> float | None:
         """Seconds between checkpoints inside a chunk, where given as a time."""
-        is_time = isinstance(self.checkpoint_every, str) and self.checkpoint_every != CONTINUOUS
+        is_time = isinstance(self.checkpoint_every, str) and not self.is_continuous
         return seconds(str(self.checkpoint_every)) if is_time else None
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether one checkpoint follows the other."""
+        return self.checkpoint_every == CONTINUOUS
 
     @property
     def max_unsaved_seconds(self) -> float:
@@ -106,7 +111,7 @@ class Chunks(Section):
     def _one_cadence(self) -> Self:
         if self.checkpoint_every and self.checkpoints_per_epoch:
             raise ValueError("checkpoint_every and checkpoints_per_epoch both say when to save; leave one out")
-        if self.checkpoint_every == CONTINUOUS and self.wait_for_commit:
+        if self.is_continuous and self.wait_for_commit:
             raise ValueError("checkpoint_every: continuous does not go with wait_for_commit, which holds training")
         return self
 

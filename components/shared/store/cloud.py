@@ -242,7 +242,7 @@ def endpoint_in(*variables: str, uri: str) -> str | None:
 
 
 def _parts(file: BinaryIO, size: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
-    # Not mapped: a copy from mapped pages holds the interpreter, for which the thread that trains waits; a read frees it.
+    # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains needs; a read does not.
     for start in range(0, size, PART):
         part = file.read(min(PART, size - start))
         if len(part) < min(PART, size - start):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.components.shared.recipe.chunks import CONTINUOUS
 from baton.components.shared.runs.documents.training import Work
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.checkpointing import resuming
@@ -89,7 +88,7 @@ def attach(
         every_steps=recipe.chunks.every_steps,
         per_epoch=recipe.chunks.checkpoints_per_epoch,
         every_seconds=recipe.chunks.every_seconds,
-        pace=Pace() if recipe.chunks.checkpoint_every == CONTINUOUS else None,
+        pace=Pace() if recipe.chunks.is_continuous else None,
         keep_best=recipe.export.checkpoint == "best",
     )
     callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from baton.components.shared.recipe.chunks import CONTINUOUS
 from tests.bench.bench import Bench
 from tests.bench.ours import Ours, every_step
 from tests.bench.process import Event, Trace
@@ -16,7 +17,6 @@ from tests.bench.theirs import Theirs
 
 NAME = "frontier"
 TITLE = "seconds between checkpoints, against what they cost"
-CONTINUOUS = "continuous"
 FIRST = 8
 """Step from whose end on is measured: those before warm up."""
 NOTES = (
