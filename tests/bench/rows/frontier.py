@@ -17,11 +17,13 @@ from tests.bench.theirs import Theirs
 
 NAME = "frontier"
 TITLE = "seconds between checkpoints, against what they cost"
+AGAIN = "again"
+"""A second process without checkpoints: what it costs more than the first is noise."""
 FIRST = 8
 """Step from whose end on is measured: those before warm up."""
 NOTES = (
     "cost: of the same steps with checkpoints and without, in two processes one after the other; the trainer's thread "
-    "by its processor time",
+    "by its processor time; what a second one without checkpoints costs more is noise",
     "the server's processor time is that of the process that listens: what stores behind it is not in it",
 )
 
@@ -66,20 +68,30 @@ class Window:
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     size = bench.options.small
     steps = 24 if bench.options.quick else 96
-    settings = [4, CONTINUOUS] if bench.options.quick else [1, 2, 4, 8, 16, CONTINUOUS]
+    settings: list[int | str] = [4, CONTINUOUS] if bench.options.quick else [1, 2, 4, 8, 16, CONTINUOUS]
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for number in bench.rounds(dear=True):
         keep(columns, {"upload": _upload(bench, size)})
-        plain = window(bench, ours, size, steps)
+        # In another order each round: a machine that becomes slower meanwhile would be taken for a cost.
+        order: list[int | str | None] = [None, *settings, AGAIN]
+        order = order[number % len(order) :] + order[: number % len(order)]
+        found = {every: window(bench, ours, size, steps, None if every == AGAIN else every) for every in order}
+        plain = found.pop(None)
         keep(columns, {"step": plain.seconds / plain.steps})
-        for every in settings:
-            found = window(bench, ours, size, steps, every)
-            measured = {**found.costs(plain), "interval": found.interval, "arrived": len(found.arrived)}
-            keep(columns, {f"{every} {name}": value for name, value in measured.items()})
+        for every, measured in found.items():
+            values = {**measured.costs(plain), "interval": measured.interval, "arrived": len(measured.arrived)}
+            keep(columns, {f"{every} {name}": value for name, value in values.items()})
+    noise = [("extra time", "time"), ("extra CPU of the trainer's thread", "thread")]
     return Row(
         title=TITLE,
         conditions=f"{size}; {steps} steps of {median(columns['step']):.2f} s; one torch thread",
-        figures=[figure for every in settings for figure in _figures(columns, every)],
+        figures=[
+            *(
+                Figure(what=f"no checkpoints, {AGAIN}: {what}", unit="%", ours=columns[f"{AGAIN} {x}"])
+                for what, x in noise
+            ),
+            *(figure for every in settings for figure in _figures(columns, every)),
+        ],
         charts={"cost": _chart(columns, settings)},
         notes=list(NOTES),
     )
