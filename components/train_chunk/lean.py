@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import importlib.metadata
 from collections.abc import Iterator
 from types import ModuleType
 
-from baton.components.shared.core import deferring
+from baton.components.shared.core import deferring, known
 from baton.components.shared.core.deferring import Contents
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk import methods, uncompiled
@@ -63,7 +61,7 @@ def load(recipe: Recipe) -> ModuleType:
     """Returns the module of a recipe's method, imported with all that it trains with."""
     is_compiled = recipe.training.compile or recipe.training.compile_optimizer
     deferring.defer(DEFERRED if is_compiled else {**DEFERRED, **UNTRACED})
-    with _uncollected(), _looked_up_once():
+    with _uncollected(), known.looked_up_once():
         return methods.load(recipe.training.method)
 
 
@@ -78,14 +76,3 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@contextlib.contextmanager
-def _looked_up_once() -> Iterator[None]:
-    """Keeps which packages are installed, which several libraries ask while they are imported."""
-    asked = importlib.metadata.packages_distributions
-    importlib.metadata.packages_distributions = functools.cache(asked)
-    try:
-        yield
-    finally:
-        importlib.metadata.packages_distributions = asked
