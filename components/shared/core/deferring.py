@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+
+from baton.components.shared.core.late import Late
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ class Name:
         return self.resolved()[item]
 
     def __or__(self, other: Any) -> Any:
-        return self.resolved() | other
+        return Either((self, other))
 
     def __ror__(self, other: Any) -> Any:
-        return other | self.resolved()
+        return Either((other, self))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Name):
@@ -116,8 +119,8 @@ class Name:
         return hash(self.resolved())
 
 
-class Made:
-    """An instance of a class of a package that is not loaded: loads it when it is looked into."""
+class Made(Late):
+    """An instance of a class of a package that is not loaded."""
 
     def __init__(self, name: Name, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._call = (name, args, kwargs)
@@ -128,21 +131,32 @@ class Made:
         name, args, kwargs = self._call
         return name.resolved()(*args, **kwargs)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self.resolved)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.resolved, name)
+class Either(Late):
+    """A union of classes of which one is not loaded, as annotations have it: `isinstance` asks each."""
 
-    def __eq__(self, other: object) -> bool:
-        return bool(self.resolved == (other.resolved if type(other) is Made else other))
+    def __init__(self, kinds: tuple[Any, ...]) -> None:
+        self._kinds = kinds
 
-    def __hash__(self) -> int:
-        return hash(self.resolved)
+    @functools.cached_property
+    def resolved(self) -> Any:
+        """What it stands for."""
+        return functools.reduce(operator.or_, map(_resolved, self._kinds))
 
-    def __repr__(self) -> str:
-        return repr(self.resolved)
+    def __instancecheck__(self, instance: object) -> bool:
+        return any(isinstance(instance, kind) for kind in self._kinds)
+
+    def __or__(self, other: Any) -> Any:
+        return Either((*self._kinds, other))
+
+    def __ror__(self, other: Any) -> Any:
+        return Either((other, *self._kinds))
+
+
+def _resolved(value: Any) -> Any:
+    if type(value) is Name:
+        return value.resolved()
+    return value.resolved if type(value) in (Made, Either) else value
 
 
 class _Module(ModuleType):

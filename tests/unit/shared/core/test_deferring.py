@@ -47,6 +47,8 @@ USES = {
     "assert late.settings.__name__ == 'late.settings'; Child(3)",
     "instances of others": "from late import Part; assert not isinstance(3, Part); assert not issubclass(int, Part)",
     "comparison with others": "from late import Part; assert Part != int; assert Part not in (int, str)",
+    "unions": "from late import Part\ndef f(a: Part | None, b: str | Part | int): pass\n"
+    "union = str | (Part | int)\nassert isinstance(3, union) and not isinstance(3.0, union | bytes)",
     "what is set": "import late.settings as settings; settings.strict = True",
     "a search for it": "import importlib.util, late; assert importlib.util.find_spec('late').origin.endswith('.py')",
 }
@@ -66,7 +68,10 @@ LOADS = {
     "assert not isinstance(Other(), Part)",
     "what was made": "from late.parts import Child; child = Child(5); assert 'late' in deferring.waiting(); "
     "assert child.n == 5; import late.parts; assert isinstance(child, late.parts.Part) and child == child",
-    "a union": "from late import Part; assert isinstance(3, Part | int)",
+    "a union that is looked into": "from late import Part; import typing; own = int | (Part | None) | str\n"
+    "kinds = typing.get_args(own); import late.parts\nassert kinds == (int, late.parts.Part, type(None), str)",
+    "an instance of a union": "from late import Part; union = int | Part; import late.parts\n"
+    "class Own(Part):\n    pass\nassert isinstance(Own(), union) and union == int | late.parts.Part",
 }
 
 
