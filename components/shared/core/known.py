@@ -70,7 +70,7 @@ def write(file: Path) -> None:
 
 @contextlib.contextmanager
 def looked_up_once() -> Iterator[None]:
-    """Looks up once what libraries ask several times that are imported within, or not at all where it is written down."""
+    """Looks up once what libraries that are imported within ask several times; not at all where it is written down."""
     known = _read()
     asked = importlib.metadata.packages_distributions
     answer = functools.cache(asked) if known is None else _always(known.distributions)
