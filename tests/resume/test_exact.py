@@ -81,9 +81,10 @@ def test_checkpoints_that_follow_each_other_change_no_bit(
 ) -> None:
     changes = {"chunks__count": 2, "chunks__checkpoint_every": "continuous", "chunks__keep__last": 99}
     run = legs.prepare(legs.changed(recipes["scratch"], **changes), "scratch-continuous")
-    code, printed = legs.leg(legs.chunk, run.uri, 1, (), "checkpoint:4")
+    code, printed = legs.leg(legs.chunk, run.uri, 1, (), "step:7")
     assert code == -signal.SIGKILL, printed
-    assert legs.steps(run) == [4], "taken inside of the chunk"
     legs.train(run)
+    # The first one is taken when two steps are known beside the first; it may make way for that at the chunk's end.
+    assert len(run.attempts(2)[-1].save_stalls) > 1, "more than that at the chunk's end"
     assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state
     assert legs.losses(run) == legs.losses(undisturbed["scratch"])

@@ -71,7 +71,7 @@ def test_checkpoints_that_follow_each_other_are_the_same_steps_in_all_processes(
     changes = {"chunks__checkpoint_every": "continuous", "chunks__keep__last": 99}
     run = legs.prepare(parallel(legs, recipes, "ddp", **changes), "parallel-continuous")
     legs.train(run)
-    assert 4 in legs.steps(run), "one that the clock of the first has called for"
+    assert len(run.attempts(1)[-1].save_stalls) > 1, "one that the clock of the first has called for, and the last"
     assert legs.losses(run) == legs.losses(whole("ddp"))
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
 

@@ -14,7 +14,7 @@ class Late:
 
     resolved: Any
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self.resolved)
 
