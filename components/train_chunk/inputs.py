@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,7 +61,10 @@ def fetch(context: TrainContext, staging: Staging, *, to_score: bool) -> Inputs:
     """
     cache = NodeCache.of(context.recipe.store)
     tokens = Tokens(context.run, context.recipe, context.plan, staging.folder, cache)
-    restorer = Restorer(context.store, context.target, context.identity, cache, staging.folder)
+    # A folder's own objects, a node's cache and other ranks on this machine need the files as they are.
+    alone = context.ranks.size == 1 and cache is None and not context.run.storage.is_local
+    place = functools.partial(staging.incoming, alone=alone)
+    restorer = Restorer(context.store, context.target, context.identity, cache, place)
     if not context.ranks.leads_node:
         lean.load(context.recipe)  # while another process fetches
     folders = context.ranks.on_node_leaders(lambda: _fetch(context, restorer, tokens, staging.folder(0), to_score))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -151,7 +152,7 @@ def _sample(process: subprocess.Popen[str], folder: str, trace: Trace) -> None:
         files = folder_bytes(folder) if folder else 0
         trace.peak_memory = max(trace.peak_memory, peak)
         trace.peak_folder = max(trace.peak_folder, files)
-        trace.peak_both = max(trace.peak_both, now + files)
+        trace.peak_both = max(trace.peak_both, now + files + _held(process.pid))
         time.sleep(PERIOD)
 
 
@@ -175,11 +176,27 @@ def _memory(pid: int) -> tuple[int, int]:
     return found["VmRSS:"] - found["RssShmem:"], found["VmHWM:"]
 
 
+def _held(pid: int) -> int:
+    """Returns the bytes of memory files without a folder that a process has open or maps, each counted once."""
+    held: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
+            if "/memfd:" in line:
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                held[int(line.split()[4])] = end - begin
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path).startswith("/memfd:"):
+                    state = os.stat(entry.path)
+                    held[state.st_ino] = max(held.get(state.st_ino, 0), state.st_blocks * 512)
+    return sum(held.values())
+
+
 def folder_bytes(folder: str) -> int:
-    """Returns how much room the files below a folder take."""
+    """Returns how much room the files below a folder take; what its links lead to lies elsewhere."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.stat(os.path.join(parent, name)).st_blocks * 512
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
     return total

@@ -1,7 +1,7 @@
 """One transfer in a fresh process: `python -m tests.bench.transfer OPERATION ARGUMENT…`; prints what it took.
 
-`fetch` and `send` are ours, with their hashes. The raw ones hash and compare nothing: they show what the server and
-this machine allow.
+`fetch` and `send` are ours, with their hashes. The raw ones compare nothing, and hash nothing unless told to: they show
+what the server and this machine allow.
 """
 
 import json
@@ -56,8 +56,10 @@ def raw_put(folder: str, uri: str) -> Callable[[], None]:
     return lambda: _each(put, os.listdir(folder), FILES)
 
 
-def raw_get(uri: str, folder: str, threads: str) -> Callable[[], None]:
+def raw_get(uri: str, folder: str, threads: str, hashed: str = "") -> Callable[[], None]:
     """obstore: ranges of 16 MB into files of full length, so many at a time over all files."""
+    import hashlib
+
     import obstore
 
     store, prefix = _store(uri)
@@ -75,6 +77,8 @@ def raw_get(uri: str, folder: str, threads: str) -> Callable[[], None]:
             path, start = which
             data = obstore.get_range(store, path, start=start, end=min(start + PART, sizes[path]))
             os.pwrite(files[path], data, start)
+            if hashed:
+                hashlib.sha256(data)  # of each part: as dear as that of the whole
 
         _each(part, parts, int(threads))
         for file in files.values():

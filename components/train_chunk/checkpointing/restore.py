@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,14 +85,19 @@ class Restorer:
         target: Step the chunk trains to.
         identity: What a checkpoint must have been made from.
         cache: Files this node has already.
-        place: Returns a folder with room for so many bytes.
+        place: Returns a folder for a checkpoint's files.
 
     Attributes:
         skipped: Why newer checkpoints were passed over.
     """
 
     def __init__(
-        self, store: CheckpointStore, target: int, identity: str, cache: NodeCache | None, place: Callable[[int], str]
+        self,
+        store: CheckpointStore,
+        target: int,
+        identity: str,
+        cache: NodeCache | None,
+        place: Callable[[Checkpoint], str],
     ) -> None:
         self._store = store
         self._target = target
@@ -145,8 +149,7 @@ class Restorer:
                     remedy="Start a run under another name.",
                 )
             try:
-                path = os.path.join(self._place(checkpoint.bytes), f"from-{checkpoint.step}")
-                folder = self._store.fetch(checkpoint, path, self._cache)
+                folder = self._store.fetch(checkpoint, self._place(checkpoint), self._cache)
             except DamagedError as error:
                 self._unfit.add(checkpoint.manifest.folder)
                 self._skip(checkpoint.step, error)

@@ -12,7 +12,9 @@ from typing import Self
 
 import psutil
 
-from baton.components.shared.core import events, scratch
+from baton.components.shared.checkpoints import held
+from baton.components.shared.checkpoints.store import Checkpoint
+from baton.components.shared.core import events, machine, scratch
 
 logger = logging.getLogger("baton")
 
@@ -28,6 +30,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
+        self._held: list[int] = []
         self._lock = threading.Lock()
         self._last: str | None = MEMORY
         clear_left()
@@ -35,6 +38,22 @@ class Staging:
     def folder(self, num_bytes: int) -> str:
         """Returns a folder with room for downloads: in memory where they fit, else on disk."""
         return self._folder(MEMORY if _has_room(MEMORY, num_bytes) else tempfile.gettempdir())
+
+    def incoming(self, checkpoint: Checkpoint, *, alone: bool) -> str:
+        """Returns a folder for a checkpoint's download, which takes the place of the one before.
+
+        Args:
+            checkpoint: What is downloaded.
+            alone: Whether this process alone will have the files: then large ones may be held, see `held`.
+        """
+        self._release()
+        name, wanted = f"from-{checkpoint.step}", int(checkpoint.bytes * MARGIN) + LEFT_FREE
+        if not alone or not held.can_hold() or machine.available_memory() < wanted:
+            return os.path.join(self.folder(checkpoint.bytes), name)
+        folder = os.path.join(self.folder(0), name)
+        sizes = {file: entry["size"] for file, entry in checkpoint.manifest.files.items()}
+        self._held = held.place(folder, sizes)
+        return folder
 
     def places(self, num_bytes: int) -> Iterator[tuple[str, bool]]:
         """Yields folders to write a checkpoint to, best first, and whether all of it fits.
@@ -54,6 +73,7 @@ class Staging:
         """Removes a download that is not needed any more; what does not lie in one of these folders stays."""
         if any(os.path.dirname(path) == folder for folder in self._folders.values()):
             shutil.rmtree(path, ignore_errors=True)
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +81,12 @@ class Staging:
     def __exit__(self, *_: object) -> None:
         for folder in self._folders.values():
             shutil.rmtree(folder, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Closes what is held: what is not mapped is gone."""
+        while self._held:
+            os.close(self._held.pop())
 
     def _folder(self, place: str) -> str:
         with self._lock:  # downloads ask for folders from several threads

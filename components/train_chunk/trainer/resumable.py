@@ -11,7 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
+from transformers.trainer import OPTIMIZER_NAME
 
+from baton.components.shared.checkpoints import held
 from baton.components.shared.core import rng
 from baton.components.shared.core.digest import tree_digest
 from baton.components.shared.core.errors import BatonError
@@ -78,7 +80,10 @@ class Resumable(ChunkTrainer):
         made = copy.deepcopy(optimizer.state_dict()) if puts_back else {}
         if "scheduler" in left_out:  # and not put back: one that follows evaluations sets the optimizer's rates, too
             self.lr_scheduler.load_state_dict = lambda *_: None
-        with settling.settled(self.optimizer) if checkpoint else contextlib.nullcontext():
+        with contextlib.ExitStack() as loading:
+            if checkpoint:
+                loading.enter_context(settling.settled(self.optimizer))
+                loading.enter_context(held.mapped(os.path.join(checkpoint, OPTIMIZER_NAME)))
             super()._load_optimizer_and_scheduler(checkpoint)
         if "scheduler" in left_out:
             del self.lr_scheduler.load_state_dict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,15 +52,22 @@ class Chunks:
         name: Its name.
         targets: Where chunks end; at the run's end alone where left out.
         callbacks: Of each trainer.
+        store: Address of its store; a folder of its own where left out.
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, name: str, targets: Sequence[int] = (), callbacks: Sequence[Any] = ()
+        self,
+        recipe: Recipe,
+        folder: Path,
+        name: str,
+        targets: Sequence[int] = (),
+        callbacks: Sequence[Any] = (),
+        store: str | None = None,
     ) -> None:
         self.recipe = recipe
         self.folder = folder / f"{name}-local"
         self.folder.mkdir()
-        self.run = Run(Storage(str(folder / "store")), name)
+        self.run = Run(Storage(store or str(folder / "store")), name)
         self.run.create(recipe)
         for document in ("data.json", "model.json"):
             self.run.put(document, {})
@@ -103,7 +111,8 @@ class Chunks:
             PreemptionWatch(preemption or Preemption(), interval=0.01) as watch,
             Staging() as staging,
         ):
-            restorer = Restorer(context.store, context.target, context.identity, None, staging.folder)
+            place = functools.partial(staging.incoming, alone=not context.run.storage.is_local)
+            restorer = Restorer(context.store, context.target, context.identity, None, place)
             restored = restorer.require_no_code(restorer.fetch())
             level = compatibility.adapt(restored, context.ranks, context.recipe)
             held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
