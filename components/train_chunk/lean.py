@@ -10,7 +10,7 @@ from types import ModuleType
 from baton.components.shared.core import deferring, known
 from baton.components.shared.core.deferring import Contents
 from baton.components.shared.recipe import Recipe
-from baton.components.train_chunk import methods, uncompiled
+from baton.components.train_chunk import methods, symbols, uncompiled
 
 _SHARDED = frozenset(
     {
@@ -41,6 +41,7 @@ _ADAPTERS = frozenset(
 )
 DEFERRED: deferring.Packages = {
     "boto3": Contents(),
+    "mlflow": Contents(),
     "peft": Contents(_ADAPTERS),
     "scipy": Contents(frozenset({"linear_sum_assignment"})),
     "sklearn": Contents(frozenset({"roc_curve"})),
@@ -49,6 +50,8 @@ DEFERRED: deferring.Packages = {
 """Packages that libraries import and a chunk may never use."""
 UNTRACED: deferring.Packages = {
     uncompiled.DYNAMO: uncompiled.CONTENTS,
+    symbols.MODULE: symbols.CONTENTS,
+    "sympy": Contents(frozenset({"Basic"})),
     "torch.distributed._composable": Contents(_SHARDED),
     "torch.distributed.checkpoint": Contents(_SHARDED),
     "torch.distributed.fsdp": Contents(_SHARDED),

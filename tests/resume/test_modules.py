@@ -11,6 +11,7 @@ import pytest
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
+from tests.resume.matrix import Cell
 
 CHUNK = """
 import json, sys
@@ -34,7 +35,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"training__micro_batch_size": 1, "training__gradient_checkpointing": True},
         COMPILER | SHARDED | OTHERS | {"peft"},
     ),
-    "LoRA": ("lora", {}, {"torch._dynamo", "torch._inductor", "triton"} | SHARDED | OTHERS),
+    "LoRA": ("lora", {}, COMPILER | SHARDED | OTHERS),
     "compiled": ("scratch", {"training__compile": True}, OTHERS | {"peft"}),
 }
 
@@ -43,7 +44,15 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 def test_a_chunk_has_not_loaded(recipes: dict[str, Recipe], legs: Any, name: str) -> None:
     base, changes, absent = CONFIGURATIONS[name]
     run = legs.prepare(legs.changed(recipes[base], chunks__count=2, **changes), f"modules-{name.lower()}")
-    assert not absent & _loaded(run), "packages that a chunk need not load"
+    found = absent & _loaded(run)
+    assert not found, "packages that a chunk need not load"
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "reward", "grpo"])
+def test_a_chunk_of_another_method_has_not_loaded(grid: Any, legs: Any, method: str) -> None:
+    run = legs.prepare(grid(Cell(method, "full", "plain")), f"modules-{method}")
+    found = (COMPILER | SHARDED | OTHERS) & _loaded(run)
+    assert not found, "packages that a chunk need not load"
 
 
 def test_what_is_handed_out_in_the_place_of_a_class_or_function_is_one() -> None:
