@@ -27,6 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 AZURITE = "3.35.0"
 FAKE_GCS = "0.1.1"
@@ -158,7 +159,9 @@ class _Front(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         data, query = self.rfile.read(int(self.headers.get("Content-Length", 0))), self._query()
-        if "uploadId" not in query:
+        if "x-goog-copy-source" in self.headers:
+            self._rewrite(unquote(self.headers["x-goog-copy-source"]))
+        elif "uploadId" not in query:
             self._insert(data, self.headers.get("x-goog-if-generation-match"))
         else:
             self.uploads[query["uploadId"]][int(query["partNumber"])] = data
@@ -174,7 +177,7 @@ class _Front(BaseHTTPRequestHandler):
             return
         upload = uuid.uuid4().hex
         self.uploads[upload] = {}
-        names = f"<Bucket>{bucket}</Bucket><Key>{key}</Key><UploadId>{upload}</UploadId>"
+        names = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{upload}</UploadId>"
         self._answer(200, f"<InitiateMultipartUploadResult>{names}</InitiateMultipartUploadResult>".encode())
 
     def _insert(self, data: bytes, generation: str | None, *, complete: bool = False) -> None:
@@ -193,6 +196,13 @@ class _Front(BaseHTTPRequestHandler):
         tag = f'"{json.loads(answer)["etag"]}"'
         document = f"<CompleteMultipartUploadResult><ETag>{quote(tag)}</ETag></CompleteMultipartUploadResult>".encode()
         self._answer(200, document if complete else b"", {"ETag": tag})
+
+    def _rewrite(self, source: str) -> None:
+        """Copies an object by the JSON interface."""
+        (bucket, key), (there, name) = self._names(), source.lstrip("/").split("/", 1)
+        path = f"/storage/v1/b/{there}/o/{quote(name, safe='')}/rewriteTo/b/{bucket}/o/{quote(key, safe='')}"
+        status, _, answer = _ask(self.upstream, "POST", path, b"{}", {"Content-Type": "application/json"})
+        self._answer(status, b"<CopyObjectResult></CopyObjectResult>" if status == 200 else answer)
 
     def _names(self) -> tuple[str, str]:
         bucket, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")

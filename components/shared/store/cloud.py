@@ -60,6 +60,8 @@ class CloudStore(ABC):
     environment: ClassVar[tuple[str, ...]]
     """Beginnings of the names of the variables that its client reads."""
     words: ClassVar[errors.Words]
+    largest_copy: ClassVar[int] = -1
+    """Bytes of the largest object that one request copies; none where that is negative."""
     is_local = False
     create_is_certain = False
 
@@ -162,6 +164,19 @@ class CloudStore(ABC):
                 chunk_size=PART,
                 max_concurrency=PARALLEL,
             )
+
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object inside the bucket, where this kind of cloud does that in one request."""
+        if size > self.largest_copy:
+            return False
+        try:
+            obstore.copy(self._store, self._key(source), self._key(path))
+        except (NotFoundError, FileNotFoundError) as error:
+            if any(part in str(error) for part in self.words.no_container):
+                raise
+            # A put that finds nothing says otherwise that there is no bucket: see `errors.explain`.
+            raise FileNotFoundError(f"{self.uri}/{source}") from None
+        return True
 
     def download(self, path: str, local_path: str, size: int) -> str:
         """Fetches an object of known size in parallel ranges.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from baton.components.shared.store.object_store import OWN
 
 TRIES = 100
 """Times that a file's folder is made while others remove it as empty."""
+NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What `os.link` fails with where there can be no link."""
 
 
 class Folder(FileSystem):
@@ -49,12 +52,33 @@ class Folder(FileSystem):
                 return False
             return True
 
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Gives a file a second name, a hard link, where the file system has such: both have the same bytes."""
+        target = self._key(path)
+        for _ in range(TRIES):
+            with _sibling(target) as temporary:
+                try:
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    os.link(self._key(source), temporary)
+                    os.replace(temporary, target)
+                    return True
+                except FileNotFoundError:  # the source is gone, or the folder was tidied away meanwhile
+                    if not os.path.exists(self._key(source)):
+                        raise
+                except OSError as error:
+                    if error.errno not in NO_LINK:
+                        raise
+                    return False
+        return False
+
     def tidy(self, path: str) -> None:
         """Removes a folder, if nothing is in it."""
         with contextlib.suppress(OSError):
             os.rmdir(self._key(path))
 
     def _opened(self, path: str) -> BinaryIO:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._key(path))  # it may share its bytes: written over, those of its source would change
         return _opened(self._key(path))
 
 

@@ -21,6 +21,7 @@ class Google(CloudStore):
     schemes = ("gs",)
     environment = ("GOOGLE_",)
     create_is_certain = True
+    largest_copy = 5 * 10**12
     words = errors.Words(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("Error performing token request",),

@@ -77,6 +77,12 @@ class ObjectStore(Protocol):
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
         """Sends a file; `seen` is called with its bytes in their order, and what it raises ends the upload."""
 
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object of known size inside the store, and tells whether it did: not every kind or size can be.
+
+        The copy may share its bytes with the source, as a hard link does.
+        """
+
     def download(self, path: str, local_path: str, size: int) -> str:
         """Fetches an object of known size to a file and returns the SHA-256 of its bytes."""
 

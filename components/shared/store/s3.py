@@ -28,6 +28,7 @@ class S3(CloudStore):
 
     schemes = ("s3", "s3a")
     environment = ("AWS_",)
+    largest_copy = 5 * 10**9
     words = errors.Words(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("NoCredentials", "PartialCredentials"),

@@ -193,6 +193,22 @@ class Storage:
 
         return self._patiently(send)
 
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object inside the store; no byte of it passes through this machine.
+
+        Args:
+            source: The object, which nobody changes.
+            path: Where to.
+            size: Its bytes.
+
+        Returns:
+            Whether there is an object of that size now: else the store cannot, or the source is not what it was.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        return self._patiently(lambda: self.client.copy(source, path, size) and self.client.size(path) == size)
+
     def download(self, path: str, local_path: str, size: int | None = None) -> str:
         """Copies an object to a local file.
 

@@ -169,6 +169,49 @@ def test_an_upload_that_is_told_to_end_leaves_nothing(client: ObjectStore, tmp_p
         assert client.size("large") is None
 
 
+COPIES = {"folder": True, "s3": True, "gs": True, "az": False}
+
+
+def copies(client: ObjectStore) -> bool:
+    """Tells whether this kind of store copies inside."""
+    return COPIES[client.uri.partition("://")[0] if "://" in client.uri else "folder"]
+
+
+@pytest.mark.parametrize("name", ["a", "a b/é+%25&=~ü.json"])
+def test_a_copy_is_made_inside_the_store(name: str, uri: str, tmp_path: Path):
+    content = os.urandom(12_000_001)
+    (tmp_path / "up").write_bytes(content)
+    storage = Storage(uri)
+    digest = storage.upload(str(tmp_path / "up"), f"from/{name}")
+    storage.write(f"to/{name}", b"what was there")
+
+    sent = storage.sent
+    assert storage.copy(f"from/{name}", f"to/{name}", len(content)) is copies(storage.client)
+    if copies(storage.client):
+        assert (storage.sha256(f"to/{name}"), storage.sent) == ((len(content), digest), sent)
+        storage.remove(f"from/{name}")
+        assert storage.sha256(f"to/{name}") == (len(content), digest)
+        with pytest.raises(FileNotFoundError):
+            storage.copy(f"from/{name}", "to/another", len(content))
+        assert set(storage.find("")) == {f"to/{name}"}
+
+
+def test_a_copy_of_another_size_is_none(uri: str):
+    storage = Storage(uri)
+    storage.write("from", b"123")
+    assert not storage.copy("from", "to", 4)
+
+
+def test_what_is_written_over_a_copy_leaves_its_source_as_it_was(uri: str, tmp_path: Path):
+    storage = Storage(uri)
+    storage.write("from", b"first")
+    (tmp_path / "up").write_bytes(b"other")
+    for change in (lambda: storage.write("to", b"other"), lambda: storage.upload(str(tmp_path / "up"), "to")):
+        storage.copy("from", "to", 5)
+        change()
+        assert (storage.read("from"), storage.read("to")) == (b"first", b"other")
+
+
 def test_a_bundle_is_committed_fetched_and_found_damaged(uri: str, tmp_path: Path):
     storage, local = Storage(uri), tmp_path / "local"
     (local / "folder").mkdir(parents=True)
