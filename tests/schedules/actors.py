@@ -27,7 +27,7 @@ from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.checkpointing.committer import Committer, Snapshot
 from baton.components.train_chunk.checkpointing.restore import Restorer, committed_at_target, usable_at_target
 from tests.schedules.client import CONTENTS, Client
-from tests.schedules.invariants import LOGS, WEIGHTS, Truth
+from tests.schedules.invariants import FROZEN, LOGS, WEIGHTS, Truth, frozen
 from tests.schedules.machine import Flag, Machine
 from tests.schedules.scheduler import Actor, Scheduler
 from tests.schedules.store import Server
@@ -63,13 +63,20 @@ class SimulatedRun(Run):
 
 
 @cache
-def prepared(writer: str, step: int) -> str:
-    """Returns a folder with the files of a checkpoint, in which writer and step can be told."""
-    folder = FOLDER / f"{os.getpid()}-{writer}-{step}"  # processes share it
+def prepared(writer: str, step: int, copies: bool = False) -> str:
+    """Returns a folder with the files of a checkpoint, in which writer and step can be told.
+
+    Args:
+        writer: Whose.
+        step: Its step.
+        copies: Whether one of them is the same in each, up to a step.
+    """
+    folder = FOLDER / f"{os.getpid()}-{writer}-{step}{copies or ''}"  # processes share it
     folder.mkdir(parents=True, exist_ok=True)
     body = f"step {step}|{writer}|".encode()
     log = json.dumps({"log_history": [{"step": at, "eval_loss": 1.0 / at} for at in range(10, step + 1, 10)]})
-    for name, data in {"trainer_state.json": log.encode(), "weights.bin": body + WEIGHTS}.items():
+    files = {"trainer_state.json": log.encode(), "weights.bin": body + WEIGHTS}
+    for name, data in (files | ({FROZEN: frozen(step)} if copies else {})).items():
         (folder / name).write_bytes(data)
         CONTENTS[str(folder / name)] = data
     LOGS.add(log.encode())
@@ -94,10 +101,15 @@ class House:
     truth: Truth
     keep: Keep = ONE
     patience: float = 120.0
+    copies: bool = False
+    opened: int = 0
 
     def open(self, actor: Actor | None, name: str = "") -> CheckpointStore:
         """Returns a process's own view of the run's checkpoints."""
         client = Client(self.server, actor)
+        if not (actor or name):  # a fresh process each time: no two have a name in common
+            self.opened += 1
+            name = f"fresh{self.opened}"
         machine = Machine(actor, self.scheduler, name)
         storage = Storage("simulated://store", patience=self.patience, client=client, world=machine)
         storage.__dict__["has_conditional_put"] = self.server.conditional
@@ -110,12 +122,14 @@ class House:
         name = by or (actor.name if actor else "before")
         writer = store.open_writer(step)
         self.truth.alive[name] = writer.folder
+        self.truth.begin_commit(writer.folder, step)
         try:
-            writer.send(prepared(name, step))
+            writer.send(prepared(name, step, self.copies))
             meta = CheckpointMeta(digest=f"state {step}", identity=IDENTITY, chunk=1 if step <= 20 else 2)
             checkpoint, ours = store.commit(step, writer, meta)
         finally:
             self.truth.alive.pop(name, None)
+            self.truth.end_commit(writer.folder)
         self.truth.finished_attempts.add(writer.folder)
         folder = checkpoint.manifest.folder
         if (
@@ -188,15 +202,15 @@ class House:
         """Applies retention."""
         retention.prune(self.open(actor), keep or self.keep, targets=())
 
-    def rot(self, actor: Actor, step: int, *, cut: bool = False) -> None:
+    def rot(self, actor: Actor, step: int, *, cut: bool = False, name: str = "weights.bin") -> None:
         """Changes a committed file behind everyone's back."""
         self.scheduler.point(actor)
         truth = self.truth.steps.get(step)
         newest = truth.newest() if truth else None
         if newest is None:
             return
-        path = f"runs/r/checkpoints/step-{step:08d}/{newest[1]}/weights.bin"
+        path = f"runs/r/checkpoints/step-{step:08d}/{newest[1]}/{name}"
         if path in self.server.objects:
             self.server.order.append(f"rot {step}")
             data = self.server.objects[path][0]
-            self.server.put(path, data[:-1] if cut else b"X" + data[1:], "rot")
+            self.server.rot(path, data[:-1] if cut else b"X" + data[1:])

@@ -85,6 +85,12 @@ class Client:
         seen(data)
         self._change("upload", path, lambda sent: self.server.put(path, data, self._name, sent=sent))
 
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object inside the server."""
+        if not self._change("copy", path, lambda sent: self.server.copy(source, path, self._name, sent=sent)):
+            raise FileNotFoundError(source)
+        return True
+
     def download(self, path: str, local_path: str, size: int) -> str:
         """Fetches an object to this machine."""
         data = self._ask("download", path, lambda: self._present(path))

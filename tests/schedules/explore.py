@@ -11,7 +11,7 @@ from functools import partial
 
 from baton.components.shared.core.errors import BatonError, DamagedError, UnavailableError
 from tests.schedules.actors import House
-from tests.schedules.invariants import Truth
+from tests.schedules.invariants import Step, Truth
 from tests.schedules.scenarios import Scenario
 from tests.schedules.scheduler import Choices, Scheduler, Scripted, StuckError
 from tests.schedules.store import NONE, Server
@@ -67,12 +67,13 @@ def silence() -> Iterator[None]:
 @silence()
 def run(scenario: Scenario, choices: Choices, way: str, log: list[str] | None = None, changes: int = 3) -> House:
     """Runs one schedule, and what comes after it."""
-    server = Server(scenario.conditional, NONE, dict(_before(scenario)))
+    objects, lineage = before(scenario)
+    server = Server(scenario.conditional, NONE, dict(objects), links=scenario.links, lineage=dict(lineage))
     scheduler = Scheduler(choices, way, changes)
     truth = Truth(server, strict=scenario.strict, one_winner=scenario.one_winner, rots=scenario.rots)
     server.scheduler, server.faults, server.left, server.log = scheduler, scenario.faults, scenario.faults.most, log
     scheduler.deliver = server.deliver
-    house = House(server, scheduler, truth, scenario.keep)
+    house = House(server, scheduler, truth, scenario.keep, copies=scenario.copies)
     for name, work in scenario.actors.items():
         scheduler.spawn(name, partial(work, house), skew=scenario.skews.get(name, 0.0))
     try:
@@ -105,7 +106,11 @@ def nothing_remembered() -> Iterator[None]:
 def _end(house: House, scenario: Scenario) -> None:
     house.server.settle()
     objects = ((path, data) for path, (data, _) in house.server.objects.items() if "/records/" not in path)
-    key = hash((scenario.name, house.truth.verified, frozenset(objects)))
+    shared: dict[int, list[str]] = {}
+    for path in sorted(house.server.objects) if scenario.copies else ():
+        shared.setdefault(house.server.lineage[path], []).append(path)
+    groups = frozenset(tuple(paths) for paths in shared.values() if len(paths) > 1)
+    key = hash((scenario.name, house.truth.verified, frozenset(objects), groups, house.truth.raced))
     if key not in _ended:
         if len(_ended) > 200_000:
             _ended.clear()
@@ -130,8 +135,10 @@ def _afterwards(house: House, scenario: Scenario) -> None:
         reached = house.restore(None, house.open(None, "last"), scenario.target + 1)
         if reached != newest:
             house.truth.fail(6, f"step {reached} is restored at the end, {newest} could be")
-        if newest < scenario.target:
-            house.train(None, scenario.target)
+        # What has rotted unseen may be copied once: the next process finds that in the copy, and sends all.
+        for _ in range(2 if scenario.copies and scenario.rots else 1):
+            if house.truth.newest_valid() < scenario.target:
+                house.train(None, scenario.target)
         if house.truth.newest_valid() < scenario.target:
             house.truth.fail(6, f"a fresh process ends at step {house.truth.newest_valid()}")
         house.scheduler.now += 26 * 3600.0
@@ -140,12 +147,15 @@ def _afterwards(house: House, scenario: Scenario) -> None:
     except (BatonError, OSError) as error:
         house.truth.fail(6, f"afterwards: {type(error).__name__}: {error}")
     _nothing_left(house)
+    house.truth.end_apart()
 
 
 def _nothing_left(house: House) -> None:
     steps = house.truth.steps
     newest = house.truth.newest_valid()
-    kept = {number: step.newest() for number, step in steps.items() if step.is_valid()}
+    # Where several stay, one of them may have rotted without anybody having read it since.
+    stays = Step.is_sized if house.keep.last > 1 else Step.is_valid
+    kept = {number: step.newest() for number, step in steps.items() if stays(step)}
     for number, step in steps.items():
         mine = kept.get(number)
         left = [name for name in step.attempts if not mine or name != mine[1]]
@@ -153,21 +163,25 @@ def _nothing_left(house: House) -> None:
             house.truth.fail(8, f"step {number}: {left} are left")
 
 
-_committed: dict[tuple[object, ...], dict[str, tuple[bytes, float]]] = {}
+_committed: dict[tuple[object, ...], tuple[dict[str, tuple[bytes, float]], dict[str, int]]] = {}
 
 
-def _before(scenario: Scenario) -> dict[str, tuple[bytes, float]]:
-    """Returns the objects that a scenario begins with, an old run's; made once."""
-    key = (scenario.before, scenario.conditional)
+def before(scenario: Scenario) -> tuple[dict[str, tuple[bytes, float]], dict[str, int]]:
+    """Returns the objects that a scenario begins with, an old run's, and their lineage; made once."""
+    key = (scenario.before, scenario.conditional, scenario.copies, scenario.links)
     if key not in _committed:
-        server = Server(True)
+        server = Server(True, links=scenario.links)
         scheduler = Scheduler(Scripted([]))
-        house = House(server, scheduler, Truth(server, strict=False, one_winner=True, rots=False), scenario.keep)
+        truth = Truth(server, strict=False, one_winner=True, rots=False)
+        house = House(server, scheduler, truth, scenario.keep, copies=scenario.copies)
         server.scheduler = scheduler
+        # A link shows the age of what it shares: hours, where that tells.
+        apart = 7200.0 if scenario.links else 1.0
+        scheduler.now -= apart * len(scenario.before) if scenario.links else 0.0
         for step in scenario.before:
-            scheduler.now += 1.0
+            scheduler.now += apart
             house.commit(None, house.open(None, f"b{step}"), step)
-        _committed[key] = server.objects
+        _committed[key] = server.objects, server.lineage
     return _committed[key]
 
 

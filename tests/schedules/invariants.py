@@ -14,10 +14,18 @@ _PATH = re.compile(
     r"runs/r/checkpoints/step-(\d{8})/(?:(manifest(?:-(\d+))?\.json)|(damaged|removed)-(\w+)|(\w+)/(.+))$"
 )
 HOUR = 3600.0
+FROZEN = "frozen.bin"
+"""A file that is the same in many checkpoints, where there is one."""
 NAMES = {"weights.bin", "trainer_state.json"}
+THAWS = 50
 WEIGHTS = b"w" * 40
 LOGS: set[bytes] = set()
 """What the second file of a checkpoint may hold."""
+
+
+def frozen(step: int) -> bytes:
+    """Returns the bytes of `FROZEN` in a step's checkpoint: others of the same size from a step on."""
+    return (b"f" if step < THAWS else b"F") * 40
 
 
 @dataclass
@@ -98,6 +106,8 @@ class Truth:
         self.lowest: dict[str, tuple[int, int]] = {}
         self.alive: dict[str, str] = {}
         self.finished_attempts: set[str] = set()
+        self.writing: dict[str, tuple[int, str | None]] = {}
+        self.raced = False
         for path, (data, _) in server.objects.items():
             self._enter(Change(path, None, data, "before"))
         server.watch = self.see
@@ -109,6 +119,37 @@ class Truth:
     def newest_valid(self, before: float = float("inf")) -> int:
         """Returns the newest step before one that can be restored, 0 where none can."""
         return max((number for number, step in self.steps.items() if number < before and step.is_valid()), default=0)
+
+    def newest_usable(self, before: float) -> str | None:
+        """Returns the attempt of the newest checkpoint before a step that readers take for one."""
+        usable = (number for number, step in self.steps.items() if number < before and step.is_sized())
+        number = max(usable, default=None)
+        newest = self.steps[number].newest() if number is not None else None
+        return newest[1] if newest else None
+
+    def begin_commit(self, folder: str, step: int) -> None:
+        """Notes that a writer begins, and after which checkpoint."""
+        self.writing[folder] = step, self.newest_usable(step)
+
+    def end_commit(self, folder: str) -> None:
+        """Notes that it has ended."""
+        self.writing.pop(folder, None)
+
+    def shared(self, ours: str, theirs: str) -> list[str]:
+        """Returns the files of two attempts that have the same bytes."""
+        numbers: dict[str, dict[int, str]] = {ours: {}, theirs: {}}
+        for path in self.server.objects:
+            match = _PATH.match(path)
+            if match and match[6] in numbers:
+                numbers[match[6]][self.server.lineage[path]] = match[7]
+        return [numbers[ours][number] for number in numbers[ours].keys() & numbers[theirs].keys()]
+
+    def end_apart(self) -> None:
+        """Compares the two newest checkpoints that are left, where no two writers raced for being the newest."""
+        left = sorted((number for number, step in self.steps.items() if step.is_valid()), reverse=True)[:2]
+        attempts = [newest[1] for number in left if (newest := self.steps[number].newest())]
+        if len(attempts) == 2 and not self.raced and (names := self.shared(*attempts)):
+            self.fail(9, f"steps {left} stay, which share {names}")
 
     def begin_restore(self, reader: str, target: int) -> None:
         """Notes that a reader looks for what to restore."""
@@ -122,8 +163,10 @@ class Truth:
             manifest = restored.checkpoint.manifest  # type: ignore[attr-defined]
             got = {name: client.delivered.get(f"{restored.folder}/{name}") for name in manifest.files}  # type: ignore[attr-defined]
             body = f"step {step}|{self.owners.get(manifest.folder)}|".encode()
-            if set(got) != NAMES or got["weights.bin"] != body + WEIGHTS or got["trainer_state.json"] not in LOGS:
-                self.fail(2, f"{reader} restored step {step} from {got}")
+            unchanged, weights = got.pop(FROZEN, None), got.get("weights.bin")
+            is_same = weights == body + WEIGHTS and unchanged in (None, frozen(step))
+            if set(got) != NAMES or not is_same or got["trainer_state.json"] not in LOGS:
+                self.fail(2, f"{reader} restored step {step} from {got}, {unchanged!r}")
         if step < least and not self.server.faults.lags:
             self.fail(6, f"{reader} restored step {step}; {least} could be restored all the while")
 
@@ -148,9 +191,20 @@ class Truth:
             self._lost(change, match, number, newest=newest, newer_sized=newer_sized)
         if self.strict and step.newest() and not step.is_sized():
             self.fail(3, f"{change.by}: a manifest without its files after {change.path}")
+        if match[2] and change.after is not None and change.before is None:
+            self._committed(number, _parsed(change.after)[0])
+        for folder, (at, last) in self.writing.items():
+            if last is not None and self.newest_usable(at) != last:
+                self.writing[folder], self.raced = (at, None), True
         if self.lowest:
             for reader, (target, least) in self.lowest.items():
                 self.lowest[reader] = target, min(least, self.newest_valid(target))
+
+    def _committed(self, number: int, folder: str) -> None:
+        """Looks whether a new checkpoint has bytes of its own beside the one that it came after."""
+        _, last = self.writing.pop(folder, (0, None))
+        if last is not None and (names := self.shared(folder, last)):
+            self.fail(9, f"step {number} shares {names} with the one before it")
 
     def _before(self, change: Change, match: re.Match[str], number: int, step: Step | None) -> None:
         generation, attempt = int(match[3] or 1) if match[2] else 0, match[6]
@@ -234,6 +288,8 @@ class Truth:
                 self.owners.setdefault(
                     match[6], change.after.split(b"|")[1].decode() if b"|" in change.after else change.by
                 )
+            # A link shows its source's age in listings: it counts where nothing else tells that its writer lives.
+            if not (self.server.links and change.source and attempt.files):
+                attempt.written.append(self.server.now)
             attempt.files[match[7]] = change.after
-            attempt.written.append(self.server.now)
         return step

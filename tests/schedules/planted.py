@@ -13,7 +13,8 @@ from baton.components.shared.checkpoints import retention
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.runs.documents.training import Promoted
-from baton.components.shared.store import bundles, lease
+from baton.components.shared.store import bundles, lease, writer
+from baton.components.shared.store.ancestors import DEPTH, Ancestors, Source, origin
 from baton.components.shared.store.bundles import BundleWriter
 from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.checkpointing.restore import Restorer
@@ -212,6 +213,60 @@ def _promoted_alone(real: Any) -> Any:
     return verified
 
 
+def _from_the_newest(real: Any) -> Any:
+    def sources(self: Ancestors, name: str, size: int) -> list[Source]:
+        return [
+            Source(manifest.path(prefix, name), manifest.files[name]["sha256"], origin(manifest, name))
+            for prefix, manifest in self.bundles
+            if name in manifest.files and manifest.files[name]["size"] == size
+        ]
+
+    return sources
+
+
+def _size_alone(real: Any) -> Any:
+    def copied(self: BundleWriter, name: str, local_path: str, sources: list[Source]) -> bool:
+        with mock.patch.object(writer, "file_sha256", return_value=sources[0].sha256):
+            return bool(real(self, name, local_path, sources))
+
+    return copied
+
+
+def _no_other_way(real: Any) -> Any:
+    def copied(self: BundleWriter, name: str, local_path: str, sources: list[Source]) -> bool:
+        if not real(self, name, local_path, sources):
+            raise FileNotFoundError(name)
+        return True
+
+    return copied
+
+
+def _whatever_was_damaged(real: Any) -> Any:
+    def ancestors(self: CheckpointStore, step: int) -> Ancestors:
+        found = [(self.prefix(entry.step), entry.manifest) for entry in self.committed() if entry.step < step]
+        return Ancestors(found[:DEPTH])
+
+    return ancestors
+
+
+def _copies_first(real: Any) -> Any:
+    def send(self: BundleWriter, local_dir: str) -> None:
+        each = self.storage.world.each
+        later: list[Any] = []
+
+        def reordered(work: Any, items: Any) -> Any:
+            if not later:
+                later.append((work, items))
+                return []
+            each(work, items)
+            return each(*later[0])
+
+        with mock.patch.object(self.storage.world, "each", reordered):
+            real(self, local_dir)
+
+    return send
+
+
 def _nothing(real: Any) -> Any:
     return real * 0
 
@@ -222,7 +277,7 @@ def _always(value: object) -> Callable[[Any], Any]:
 
 PLANTED = [
     Planted("plain put in place of put-if-absent", (1,), "two writers", (Storage, "create"), _plain_put),
-    Planted("a second manifest beside a good one", (1,), "two writers", (bundles, "newest_usable"), _beside),
+    Planted("a second manifest beside a good one", (1,), "two writers", (writer, "newest_usable"), _beside),
     Planted("bytes are not compared at the restore", (2,), "damage and repair", (bundles, "_problem"), _no_bytes),
     Planted("manifest before the files", (3,), "two writers", (BundleWriter, "send"), _manifest_first),
     Planted("files go before their manifest", (3,), "two removals and a reader", (retention, "_take"), _files_first),
@@ -237,6 +292,24 @@ PLANTED = [
     Planted("a skipped checkpoint is fatal", (6,), "damage and repair", (Restorer, "_skip"), _fatal),
     Planted("a commit does not know its own", (7,), "two writers, faults", (BundleWriter, "commit"), _not_its_own),
     Planted("nothing is ever abandoned", (8,), "a zombie", (retention, "_is_abandoned"), _always(False)),
+    Planted("copies of the newest", (9,), "copies of what changed after all", (Ancestors, "sources"), _from_the_newest),
+    Planted("a size is trusted", (2,), "copies of what changed after all", (BundleWriter, "_copied"), _size_alone),
+    Planted(
+        "a source that is gone ends it",
+        (6,),
+        "a copy and the removal of its source",
+        (BundleWriter, "_copied"),
+        _no_other_way,
+    ),
+    Planted(
+        "damage is copied again",
+        (6,),
+        "links, damage of what they share",
+        (CheckpointStore, "ancestors"),
+        _whatever_was_damaged,
+    ),
+    Planted("what is left shares its bytes", (9,), "links, kept with holes", (retention, "_apart"), _always(set())),
+    Planted("links before what is sent", (5,), "links and long pauses", (BundleWriter, "send"), _copies_first),
     Planted("lease: its expiry is not waited for", (6,), "lease, three writers", (lease, "_acquire"), _forgetful_wait),
     Planted("lease: its holder ignores its expiry", (1,), "lease", (lease, "_acquire"), _never_expires),
     Planted("lease: a late name is read back at once", (1,), "lease", (lease, "_acquire"), _hasty),
@@ -251,6 +324,7 @@ def search(planted: Planted, most: int) -> int | None:
     def is_hit(result: Result) -> bool:
         return any(number in planted.invariant for _, broken in result.broken for number, _ in broken)
 
+    explore.before(scenario)  # by code that is whole
     with planted.switched_on(), explore.nothing_remembered():
         result = explore.explore(scenario, range(most), until=is_hit)
     return result.schedules if is_hit(result) else None

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from baton.components.shared.recipe import Keep
 from tests.schedules.actors import ONE, House
+from tests.schedules.invariants import FROZEN
 from tests.schedules.scheduler import Actor
 from tests.schedules.store import NONE, Faults
 
 Work = Callable[[House, Actor], object]
+TWO = Keep(last=2, best=0)
 NO_DEATH = ("refused", "lost")
 HOURS = (7.0, 40.0, 4000.0)
 """Seconds by which a pause may last longer."""
@@ -30,6 +32,8 @@ class Scenario:
         faults: What the store may do.
         skews: Seconds by which an actor's wall clock is ahead.
         keep: What retention keeps.
+        copies: Whether checkpoints have a file that does not change.
+        links: Whether a copy of it shares its bytes.
         strict, one_winner, rots: see `invariants.Truth`.
         target: Step that a fresh process brings the run to at the end.
         share: Of all schedules; where there are few orders, `test_schedules.py` goes through all of them.
@@ -42,6 +46,8 @@ class Scenario:
     faults: Faults = NONE
     skews: dict[str, float] = field(default_factory=dict)
     keep: Keep = ONE
+    copies: bool = False
+    links: bool = False
     strict: bool = False
     one_winner: bool = True
     rots: bool = False
@@ -89,9 +95,9 @@ def supersede(*steps: int) -> Work:
     return lambda house, actor: house.supersede(actor, *steps)
 
 
-def rot(step: int, *, cut: bool = False) -> Work:
+def rot(step: int, *, cut: bool = False, name: str = "weights.bin") -> Work:
     """Bytes of a step that change."""
-    return lambda house, actor: house.rot(actor, step, cut=cut)
+    return lambda house, actor: house.rot(actor, step, cut=cut, name=name)
 
 
 def rot_and_train(*steps: int) -> Work:
@@ -103,6 +109,118 @@ def rot_and_train(*steps: int) -> Work:
         house.train(actor, max(steps))
 
     return work
+
+
+COPIES = [
+    Scenario(
+        "copies and removals",
+        {"A": train(40, 2), "P": prune, "Q": prune},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        strict=True,
+        target=60,
+        share=4,
+    ),
+    Scenario(
+        "a copy and the removal of its source",
+        {"A": commit(30), "P": prune, "Q": prune},
+        (10, 20),
+        copies=True,
+        strict=True,
+        target=40,
+        share=2,
+    ),
+    Scenario(
+        "two writers copy the same",
+        {"A": commit(30), "B": commit(30), "P": prune},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        links=True,
+        faults=Faults(2),
+        target=40,
+        share=4,
+    ),
+    Scenario(
+        "copies, a zombie, faults",
+        {"A": train(40, 2), "Z": train(40, 2)},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        faults=Faults(3),
+        target=60,
+        share=6,
+    ),
+    Scenario(
+        "copies of what changed after all",
+        {"A": train(60, 3), "R": restore(60)},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        links=True,
+        strict=True,
+        target=60,
+        share=2,
+    ),
+    Scenario(
+        "links, kept with holes",
+        {"A": train(60, 3), "P": prune},
+        (20,),
+        keep=Keep(last=1, best=0, every=20),
+        copies=True,
+        links=True,
+        strict=True,
+        target=80,
+        share=2,
+    ),
+    Scenario(
+        "links, damage of what they share",
+        {"D": rot(10, name=FROZEN), "A": train(30, 2), "P": prune},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        links=True,
+        rots=True,
+        faults=Faults(1),
+        target=30,
+        share=6,
+    ),
+    Scenario(
+        "copies of what is cut",
+        {"D": rot(10, cut=True, name=FROZEN), "A": train(40, 2), "B": train(40, 2)},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        rots=True,
+        target=40,
+        share=4,
+    ),
+    Scenario(
+        "links and long pauses",
+        {"W": commit(30), "P": prune, "Q": prune},
+        (10, 20, 40),
+        keep=Keep(last=3, best=0),
+        copies=True,
+        links=True,
+        faults=Faults(2, jumps=HOURS),
+        target=60,
+        share=4,
+    ),
+    Scenario(
+        "lease, copies",
+        {"A": commit(30), "B": commit(30), "P": prune},
+        (10, 20),
+        keep=TWO,
+        copies=True,
+        conditional=False,
+        faults=Faults(2, jumps=HOURS[:2]),
+        one_winner=False,
+        target=40,
+        share=4,
+    ),
+]
+"""Of checkpoints with a file that does not change, which is copied from one of them."""
 
 
 SCENARIOS = [
@@ -222,4 +340,5 @@ SCENARIOS = [
     ),
     Scenario("proof out of turn", {"S": stage(1), "T": stage(2), "A": train(60, 3)}, (20, 40), target=60, share=2),
     Scenario("names used again", {"P": prune, "D": rot_and_train(30)}, (10, 20, 30), rots=True, target=40, share=2),
+    *COPIES,
 ]

@@ -46,6 +46,7 @@ class Change:
 
     Attributes:
         sent: Where the request was late: how many its actor had made then.
+        source: What it is a copy of.
     """
 
     path: str
@@ -53,11 +54,18 @@ class Change:
     after: bytes | None
     by: str
     sent: int | None = None
+    source: str | None = None
 
 
 @dataclass
 class Server:
-    """The objects, and what is still on its way to them."""
+    """The objects, and what is still on its way to them.
+
+    Attributes:
+        links: Whether a copy has its source's bytes, as a hard link does, and not its own.
+        lineage: Number of an object's bytes, which such a copy shares.
+        rotten: Those that have changed by themselves.
+    """
 
     conditional: bool = True
     faults: Faults = NONE
@@ -67,9 +75,15 @@ class Server:
     pending: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     recent: list[tuple[float, str, tuple[bytes, float] | None]] = field(default_factory=list)
     looks: dict[tuple[str, str], float] = field(default_factory=dict)
+    links: bool = False
+    lineage: dict[str, int] = field(default_factory=dict)
+    rotten: set[int] = field(default_factory=set)
     watch: Callable[[Change], None] = lambda change: None
     order: list[str] = field(default_factory=list)
     log: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        self._number = max(self.lineage.values(), default=0)
 
     @property
     def now(self) -> float:
@@ -83,8 +97,33 @@ class Server:
             return False
         self._note(path, before)
         self.objects[path] = (data, self.now)
+        self.lineage[path] = self._next()
         self.watch(Change(path, before[0] if before else None, data, by, sent))
         return True
+
+    def copy(self, source: str, path: str, by: str, *, sent: int | None = None) -> bool:
+        """Copies an object, and tells whether there was one; a link has its source's age and bytes for good."""
+        if source not in self.objects:
+            return False
+        before, (data, at) = self.objects.get(path), self.objects[source]
+        self._note(path, before)
+        self.objects[path] = (data, at if self.links else self.now)
+        self.lineage[path] = self.lineage[source] if self.links else self._next()
+        by = "rot" if self.lineage[source] in self.rotten else by
+        if by == "rot":
+            self.rotten.add(self.lineage[path])
+        self.watch(Change(path, before[0] if before else None, data, by, sent, source))
+        return True
+
+    def rot(self, path: str, data: bytes) -> None:
+        """Changes bytes behind everyone's back, and those of all that share them."""
+        self.rotten.add(self.lineage[path])
+        for other, number in self.lineage.items():
+            if number == self.lineage[path] and other in self.objects:
+                before = self.objects[other]
+                self._note(other, before)
+                self.objects[other] = (data, self.now)
+                self.watch(Change(other, before[0], data, "rot"))
 
     def drop(self, path: str, by: str, *, sent: int | None = None) -> None:
         """Removes an object."""
@@ -131,6 +170,10 @@ class Server:
         while self.pending:
             self.pending.pop(0)[1]()
         self.left, self.faults, self.recent = 0, NONE, []
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
 
     def _note(self, path: str, before: tuple[bytes, float] | None) -> None:
         if self.faults.lags:

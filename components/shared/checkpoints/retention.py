@@ -25,6 +25,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.recipe import Keep
 from baton.components.shared.runs.documents.training import Removed
+from baton.components.shared.store.ancestors import shares
 from baton.components.shared.store.bundles import DAMAGED, REMOVED
 
 ABANDONED_AFTER = timedelta(hours=1)
@@ -239,7 +240,16 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
         losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
         staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
-    return staying
+    return staying | _apart(whole, staying)
+
+
+def _apart(whole: dict[int, Checkpoint], staying: set[int]) -> set[int]:
+    """Returns the newest step whose bytes are not the newest one's as well, where those of the two newest are."""
+    newest, *others = sorted(staying & whole.keys(), reverse=True)
+    ours = whole[newest].manifest
+    if not others or not shares(ours, whole[others[0]].manifest):
+        return set()
+    return set(sorted(step for step in whole if not shares(ours, whole[step].manifest))[-1:])
 
 
 def _committed(step: int, listing: _Step, whole: Checkpoint | None, prefix: str) -> list[Removal]:

@@ -8,15 +8,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
-from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.runs.documents.training import Promoted, ProofPart
 from baton.components.shared.runs.formats import OF_CHECKPOINT
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
+from baton.components.shared.store.ancestors import DEPTH, Ancestors
 from baton.components.shared.store.bundles import BundleWriter, Manifest
 from baton.components.shared.store.cache import NodeCache
 
@@ -133,7 +135,25 @@ class CheckpointStore:
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
         """Begins an attempt at a checkpoint; see `bundles.BundleWriter`."""
-        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check)
+        look = partial(self.ancestors, step)
+        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, look=look)
+
+    def ancestors(self, step: int) -> Ancestors:
+        """Returns the newest checkpoints before a step whose files its own may be copies of."""
+        found: list[tuple[str, Manifest]] = []
+        for number in reversed(self.steps()):
+            names = self.storage.list(self.prefix(number))
+            try:
+                checkpoint = self.read(number, names)
+            except (DamagedError, FormatError):
+                break
+            if checkpoint and number < step:
+                found.append((self.prefix(number), checkpoint.manifest))
+            # What was damaged there may be so in those before it, of which its files may be copies; also where it is
+            # this step, which is made anew.
+            if len(found) == DEPTH or any(name.startswith(bundles.DAMAGED) for name in names):
+                break
+        return Ancestors(found)
 
     def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
         """Commits what was sent; see `bundles.BundleWriter.commit`."""

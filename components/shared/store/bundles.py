@@ -10,14 +10,11 @@ files that nobody reads: retention takes those of checkpoints when they are old,
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from baton.components.shared.core.errors import MarkedError, UnavailableError
+from baton.components.shared.core.errors import MarkedError
 from baton.components.shared.core.world import REAL
 from baton.components.shared.store.cache import NodeCache
 from baton.components.shared.store.manifests import (
@@ -25,14 +22,13 @@ from baton.components.shared.store.manifests import (
     REMOVED,
     FileEntry,
     Manifest,
-    manifest_name,
     mark_damaged,
-    newest_usable,
     read_manifest,
     usable_manifest,
 )
 from baton.components.shared.store.object_store import Entry
 from baton.components.shared.store.storage import Storage
+from baton.components.shared.store.writer import BundleWriter, clear_others, file_sha256, publish
 
 __all__ = [
     "DAMAGED",
@@ -56,116 +52,6 @@ __all__ = [
 
 T = TypeVar("T")
 R = TypeVar("R")
-_ATTEMPT = re.compile("[0-9a-f]{12}")
-ROUNDS = 5
-"""Times a commit looks again after another writer's manifest came in its way and was gone."""
-
-
-class BundleWriter:
-    """One writer's attempt at a bundle: files first, then the manifest.
-
-    Args:
-        storage: Where to.
-        prefix: Path of the bundle in the store.
-        kind: What the files are.
-        check: Called every few megabytes; what it raises ends the attempt.
-
-    Attributes:
-        folder: Name of the attempt, which no other process has.
-        files: Size and SHA-256 of what is uploaded, by relative name.
-    """
-
-    def __init__(self, storage: Storage, prefix: str, *, kind: str, check: Callable[[], None] = lambda: None) -> None:
-        self.storage = storage
-        self.prefix = prefix
-        self.kind = kind
-        self.folder = storage.world.unique()[:12]
-        self.files: dict[str, FileEntry] = {}
-        self._check = check
-
-    def send(self, local_dir: str) -> None:
-        """Uploads the files of a folder, at any depth; those sent before are not sent again."""
-
-        def upload(name: str) -> None:
-            local = os.path.join(local_dir, name)
-            # Noted only once all of the file is up: another `send`, after an error, then sends what is still missing.
-            digest = self.storage.upload(local, f"{self.prefix}/{self.folder}/{name}", self._check)
-            self.files[name] = {"size": os.path.getsize(local), "sha256": digest}
-
-        names = {
-            os.path.relpath(os.path.join(parent, name), local_dir).replace(os.sep, "/")
-            for parent, _, names in os.walk(local_dir)
-            for name in names
-        }
-        self.storage.world.each(upload, sorted(names - self.files.keys()))
-
-    def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
-        """Writes the manifest, unless another writer was first.
-
-        Returns:
-            The manifest that is committed now, and whether it is this attempt's.
-
-        Raises:
-            UnavailableError: other writers come and go, and none of their manifests stays.
-        """
-        manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
-        data = json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
-        for attempt in range(ROUNDS):
-            # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
-            # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
-            committed, generation = newest_usable(self.storage, self.prefix)
-            if committed is not None:  # this attempt's where the answer to its put was lost
-                return committed, committed.folder == self.folder
-            if attempt and self._was_removed():
-                return manifest, True
-            if self.storage.create(f"{self.prefix}/{manifest_name(generation + 1)}", data):
-                return manifest, True
-        raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
-
-    def _was_removed(self) -> bool:
-        """Tells whether retention takes this attempt, or has: a put had an effect whose answer was lost."""
-        # In this order: the mark is there until the last file is gone.
-        if f"{REMOVED}{self.folder}" in self.storage.list(self.prefix):
-            return True
-        first = next(iter(self.files), None)
-        return first is not None and self.storage.size(f"{self.prefix}/{self.folder}/{first}") is None
-
-
-def publish(
-    storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
-) -> tuple[Manifest, bool]:
-    """Uploads a folder and commits it.
-
-    Args:
-        storage: Where to.
-        prefix: Path of the bundle in the store.
-        local_dir: Folder whose files, at any depth, are the bundle.
-        kind: What the files are.
-        meta: Goes into the manifest; plain JSON values.
-
-    Returns:
-        The manifest that is committed now, and whether it is this call's: False when another writer was first.
-    """
-    writer = BundleWriter(storage, prefix, kind=kind)
-    writer.send(local_dir)
-    return writer.commit(meta)
-
-
-def clear_others(storage: Storage, prefix: str, manifest: Manifest) -> None:
-    """Removes what other writers left below a prefix that is committed: killed uploads, lost races, what was damaged.
-
-    The marks stay: a writer may only have slept, and commit after all where the bundle is found damaged meanwhile. Then
-    nobody reads what it commits.
-    """
-    others: dict[str, list[str]] = {}
-    for name in storage.find(prefix):
-        attempt, _, rest = name.partition("/")
-        if rest and _ATTEMPT.fullmatch(attempt) and attempt != manifest.folder:
-            others.setdefault(attempt, []).append(f"{prefix}/{name}")
-    for attempt, paths in others.items():
-        storage.write(f"{prefix}/{REMOVED}{attempt}", b"")
-        storage.world.each(storage.remove, paths)
-        storage.tidy(f"{prefix}/{attempt}")
 
 
 def fetch(
@@ -259,12 +145,6 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
         raise MarkedError(
             f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
         )
-
-
-def file_sha256(local_path: str) -> str:
-    """Returns the SHA-256 of a local file."""
-    with open(local_path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:

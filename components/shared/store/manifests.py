@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.store.storage import Storage
@@ -28,10 +28,17 @@ _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
 class FileEntry(TypedDict):
-    """A file of a bundle: its bytes, and their SHA-256 in hex."""
+    """A file of a bundle.
+
+    Attributes:
+        size: Its bytes.
+        sha256: Their SHA-256 in hex.
+        origin: The attempt that sent them, where this one has copied them inside the store.
+    """
 
     size: int
     sha256: str
+    origin: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
