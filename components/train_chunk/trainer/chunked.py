@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch.utils.data import Sampler
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from baton.components.shared.models import hooks, trainable
+from baton.components.shared.models import frozen, hooks, trainable
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.data import samplers
 from baton.components.train_chunk.trainer import sharding
@@ -149,6 +149,8 @@ def _save_as_meant(trainer: Chunked, model: PreTrainedModel, recipe: Recipe, row
         # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
         # without converting them back.
         model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+        if recipe.training.trainable:
+            model.save_pretrained = frozen.apart(model, model.save_pretrained)
 
 
 def _without_dropout(model: nn.Module) -> None:

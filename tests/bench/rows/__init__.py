@@ -4,6 +4,7 @@ from types import ModuleType
 
 from tests.bench.rows import (
     boundary,
+    bytes,
     chunks,
     frontier,
     frontier_knobs,
@@ -29,6 +30,7 @@ ALL: dict[str, ModuleType] = {
         save_stall,
         frontier,
         frontier_knobs,
+        bytes,
         restore,
         publish,
         imports,
