@@ -3,6 +3,13 @@
 It stands in the place of kfp's own entry, which takes the source of the function from the compiled file.
 """
 
+import sys
+
+from baton.components.shared.core import ahead
+
+if __name__ == "__main__":  # before anything else is imported
+    ahead.begin(*sys.argv[1:2])
+
 import argparse
 import importlib
 import json

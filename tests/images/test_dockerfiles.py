@@ -37,12 +37,12 @@ def test_hadolint_finds_a_planted_fault(tmp_path):
 
 def test_ends_as_a_numbered_user_with_the_code_after_its_dependencies():
     stages = DOCKERFILE.read_text().split("\nFROM ")[1:]
-    assert ["COPY components" in stage for stage in stages] == [False, False, True, False, False]
+    assert ["COPY components" in stage for stage in stages] == [False, False, True, False, False, False]
     last = stages[-1]
     assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == [
         "10001:10001"
     ]  # of a name nobody knows that it is not root
-    assert re.findall(r"^COPY --from=(\w+)", last, re.MULTILINE) == ["dependencies", "code", "sbom"]
+    assert re.findall(r"^COPY --from=(\w+)", last, re.MULTILINE) == ["dependencies", "code", "reads", "sbom"]
     assert not any("HEALTHCHECK" in stage for stage in stages)
 
 
