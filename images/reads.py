@@ -7,6 +7,7 @@ trains a few steps of a tiny run with this interpreter's packages, and writes FO
 """
 
 import array
+import contextlib
 import json
 import os
 import subprocess
@@ -125,14 +126,14 @@ def _mapped() -> list[tuple[str, int, int, int]]:
 
 
 def _touched() -> dict[str, set[int]]:
-    """Returns the pages of each mapped file that are in this process's memory."""
-    pages: dict[str, set[int]] = {}
-    with open("/proc/self/pagemap", "rb") as entries:
+    """Returns the pages of each mapped file that are in this process's memory; none where the kernel does not tell."""
+    pages: dict[str, set[int]] = {path: set() for path, *_ in _mapped()}
+    with contextlib.suppress(OSError), open("/proc/self/pagemap", "rb") as entries:
         for path, first, after, begin in _mapped():
             entries.seek(first * 8)
             present = array.array("Q", entries.read((after - first) * 8))
             # The highest two bits: in memory, or swapped out.
-            pages.setdefault(path, set()).update(begin + at for at, entry in enumerate(present) if entry >> 62)
+            pages[path].update(begin + at for at, entry in enumerate(present) if entry >> 62)
     return pages
 
 

@@ -1,5 +1,10 @@
 """One chunk as a process: `python -m baton.components.train_chunk RUN_URI INDEX [--leave-out rng] [--standby FILE]`."""
 
+from baton.components.shared.core import ahead
+
+if __name__ == "__main__":  # before anything else is imported: on each node of a train job
+    ahead.begin("train_chunk")
+
 import argparse
 
 from baton.components.shared.core import events
