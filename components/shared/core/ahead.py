@@ -10,7 +10,6 @@ import sys
 
 FOLDER = f"{sys.prefix}/share/baton/reads"
 """Holds a list per room of stages: a line `OFFSET LENGTH PATH` for each part of a file, in the order of its use."""
-_SAMPLES = 16
 
 
 def begin(room: str = "", folder: str = FOLDER) -> int | None:
@@ -23,14 +22,14 @@ def begin(room: str = "", folder: str = FOLDER) -> int | None:
         folder: Where lists are.
 
     Returns:
-        Number of that process; None where there is no list, or nothing to read.
+        Number of that process; None where there is no list.
     """
     try:
         with open(f"{folder}/{room}", encoding="utf-8") as file:
             parts = file.read().splitlines()
     except OSError:
         return None
-    if sys.platform != "linux" or not parts or _is_cached(parts):
+    if sys.platform != "linux" or not parts:
         return None
     process = os.fork()
     if process == 0:
@@ -50,20 +49,3 @@ def _read(parts: list[str]) -> None:
             continue
         os.posix_fadvise(file, int(offset), int(length), os.POSIX_FADV_WILLNEED)
         os.close(file)
-
-
-def _is_cached(parts: list[str]) -> bool:
-    """Tells whether some of the files, taken here and there, are all in the kernel's cache."""
-    for part in parts[:: len(parts) // _SAMPLES + 1]:
-        offset, _, path = part.split(" ", 2)
-        try:
-            file = os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            os.preadv(file, [bytearray(1)], int(offset), os.RWF_NOWAIT)
-        except OSError:  # it would have to wait for the disk, or the file system cannot tell
-            return False
-        finally:
-            os.close(file)
-    return True

@@ -67,11 +67,6 @@ def test_the_listed_part_of_a_file_is_read_and_no_other(on_disk: Path, tmp_path:
     assert not _cached(on_disk, 0)
 
 
-def test_what_is_cached_is_not_read_again(on_disk: Path, tmp_path: Path) -> None:
-    on_disk.read_bytes()
-    assert ahead.begin("train_chunk", _listed(tmp_path, f"0 {2 * HALF} {on_disk}")) is None
-
-
 @pytest.mark.parametrize("room", ["train_chunk", "", "../reads"])
 def test_without_a_list_nothing_happens(room: str, tmp_path: Path) -> None:
     assert ahead.begin(room, str(tmp_path)) is None
