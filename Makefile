@@ -42,6 +42,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --no-compile -r requirements.lock
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null 2>&1 || true  # templates do not compile
 	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
+	@HF_HUB_OFFLINE=1 $(PY) -m baton.components.shared.core.known  # else each process looks it up: half a second
 	@touch $@
 
 run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for another)

@@ -42,6 +42,7 @@ def run_chunk(
     Raises:
         BatonError: the state restored differs from the state saved, or the store fails for good.
     """
+    machine.share_arenas()
     context = TrainContext.open(run_uri, index, clock)
     recipe, ranks = context.recipe, context.ranks
     if ranks.launched:

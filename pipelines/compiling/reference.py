@@ -55,20 +55,13 @@ def json_schema() -> str:
 
 
 def sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yields dotted path and schema of each section in the order of the fields, the recipe itself first.
-
-    Pydantic drops the description of a field that says the same as its section; here it is put back.
-    """
+    """Yields dotted path and schema of each section in the order of the fields, the recipe itself first."""
 
     def below(path: str, section: Schema) -> Iterator[tuple[str, Schema]]:
         inner = {
             name: schema["$defs"][to] for name, field in section["properties"].items() if (to := _reference(field))
         }
-        properties = {
-            name: {"description": inner.get(name, {}).get("description", ""), **field}
-            for name, field in section["properties"].items()
-        }
-        yield path, {**section, "properties": properties}
+        yield path, section
         for name, part in inner.items():
             yield from below(_join(path, name), part)
 

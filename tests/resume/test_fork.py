@@ -137,7 +137,8 @@ def test_a_fork_of_a_fork_takes_over_what_neither_has_trained_with_yet(
 
 @pytest.mark.slow
 def test_the_parent_may_be_deleted(recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any) -> None:
-    run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=5), "to-be-deleted")
+    recipe = legs.changed(recipes["scratch"], chunks__checkpoint_every=5, chunks__wait_for_commit=True)
+    run = legs.prepare(recipe, "to-be-deleted")
     legs.train(run)
     for warm, name in ((True, "orphan"), (False, "cold-orphan")):
         forking.fork(run, None if not warm else 10, name, warm=warm)
@@ -233,7 +234,8 @@ def test_a_name_of_another_run_is_refused(parent: Run) -> None:
 
 
 def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> None:
-    run = legs.prepare(legs.changed(recipes["scratch"], chunks__checkpoint_every=5), "damaged-parent")
+    recipe = legs.changed(recipes["scratch"], chunks__checkpoint_every=5, chunks__wait_for_commit=True)
+    run = legs.prepare(recipe, "damaged-parent")
     legs.train(run)
     store, manifest = CheckpointStore(run), legs.final(run).manifest
     path = manifest.path(store.prefix(15), "optimizer.pt")
@@ -272,7 +274,8 @@ def test_the_checkpoint_stage_passes_over_chunks_before_the_fork(parent: Run, le
 def test_a_fork_on_s3_ends_on_the_same_bits(
     s3_store: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:
-    recipe = legs.changed(recipes["scratch"], store=s3_store, chunks__checkpoint_every=10)
+    chunks = {"chunks__checkpoint_every": 10, "chunks__wait_for_commit": True}
+    recipe = legs.changed(recipes["scratch"], store=s3_store, **chunks)
     legs.train(legs.prepare(recipe, "s3-parent"))
     run = forking.fork(Run.open(f"{s3_store}/runs/s3-parent"), 10, "s3-child").run
     legs.train(run)

@@ -19,7 +19,7 @@ class Document(BaseModel):
     Keys that a newer or older Baton wrote besides are kept and written back; fields that were absent stay absent.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="constants")
 
     VERSION: ClassVar[int] = 1
     """What is read; a document without `version` is of version 1."""

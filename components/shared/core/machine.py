@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ WARM = "BATON_WARM"
 """Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
 have but on Linux."""
 CGROUP = Path("/sys/fs/cgroup")
+_M_ARENA_MAX = -8
+"""Of mallopt(3)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ class GPU:
 
     name: str
     bytes: int
+
+
+def share_arenas(most: int = 2) -> None:
+    """Has the threads to come take their memory from these few of glibc's arenas; nothing where libc has none.
+
+    What a thread freed stays with its arena: those of a store's client held up to 250 MB of a chunk's peak.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_M_ARENA_MAX, most)
 
 
 def gpu() -> GPU | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import sys
 import threading
 import time
 import uuid
@@ -15,6 +18,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 PARALLEL = 8
 """Calls under way at once."""
+_BEHIND = 19
+"""Of nice(2): a seventieth of the processor beside a thread that wants all of it."""
+_OF_CLIENTS = "tokio-rt-worker"
+"""Name of the threads in which the store's client works; they are there from its first use on."""
 
 
 class Work(Protocol):
@@ -57,10 +64,25 @@ class World:
             return list(pool.map(work, items))
 
     def begin(self, work: Callable[[], None], name: str) -> Work:
-        """Begins work beside this; it does not keep a process that is to end."""
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        """Begins work beside this, which has the processor first; it does not keep a process that is to end."""
+
+        def behind() -> None:
+            _stand_back()
+            work()
+
+        thread = threading.Thread(target=behind, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _stand_back() -> None:
+    """Gives this thread, those that it starts, and the store client's a low priority, for as long as they live."""
+    if sys.platform != "linux":  # elsewhere the priority is the process's
+        return
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+            if thread == threading.get_native_id() or file.read().strip() == _OF_CLIENTS:
+                os.setpriority(os.PRIO_PROCESS, thread, max(_BEHIND, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 REAL = World()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import textwrap
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -25,9 +30,39 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
 class Section(BaseModel):
-    """A part of the recipe: unknown keys are errors, values do not change after loading."""
+    """A part of the recipe: unknown keys are errors, values do not change after loading.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    What the lines below a field say is its description in the JSON Schema. It is read when the schema is asked for:
+    pydantic's own way reads each class's source as the class is made, and a chunk's start has no use for it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Returns the class's JSON Schema with its fields' descriptions."""
+        written = handler(schema)
+        described = _descriptions(cls)
+        for name, field in handler.resolve_ref_schema(written).get("properties", {}).items():
+            if name in described:
+                field.setdefault("description", described[name])
+        return written
+
+
+def _descriptions(section: type[Section]) -> dict[str, str]:
+    """Returns what the lines below each field of a class say, by name: of the class itself or of one it inherits."""
+    described: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if issubclass(base, Section) and base is not Section:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, below in itertools.pairwise(definition.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        described[name] = inspect.cleandoc(text)
+                    case ast.AnnAssign(target=ast.Name(id=name)), _:
+                        described.pop(name, None)
+    return described
 
 
 def require_pattern(value: str) -> str:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 PART = 16 * 1024 * 1024
-"""Bytes per request when a large object is written."""
+"""Bytes per request when a large object is written, or more where it would have more parts than `MOST_PARTS`."""
+MOST_PARTS = 10_000
+"""Parts of an object that S3 takes."""
 RANGE = 8 * 1024 * 1024
 """Bytes per request when an object is read."""
 PARALLEL = 4
@@ -154,14 +156,15 @@ class CloudStore(ABC):
             seen(data)
             obstore.put(self._store, self._key(path), data, use_multipart=False)
             return
+        part = max(PART, -(-size // MOST_PARTS))
         with open(local_path, "rb") as file:
             # The object appears when its last part is confirmed: a writer that dies before leaves no half of one.
             obstore.put(
                 self._store,
                 self._key(path),
-                _parts(file, size, seen),
+                _parts(file, size, part, seen),
                 use_multipart=True,
-                chunk_size=PART,
+                chunk_size=part,
                 max_concurrency=PARALLEL,
             )
 
@@ -256,11 +259,11 @@ def endpoint_in(*variables: str, uri: str) -> str | None:
     return None
 
 
-def _parts(file: BinaryIO, size: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
     # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains needs; a read does not.
-    for start in range(0, size, PART):
-        part = file.read(min(PART, size - start))
-        if len(part) < min(PART, size - start):
+    for start in range(0, size, part):
+        data = file.read(min(part, size - start))
+        if len(data) < min(part, size - start):
             raise StoreError(f"{file.name} became shorter while it was sent.")
-        seen(part)
-        yield part
+        seen(data)
+        yield data

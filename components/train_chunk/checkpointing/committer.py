@@ -1,4 +1,4 @@
-"""Checkpoints on their way to the store, beside training: one at a time, and the newest wins."""
+"""Checkpoints on their way to the store, beside training: one at a time; a newer one takes the place of every other."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Committer:
         self._thread: Work | None = None
         self._snapshot: Snapshot | None = None
         self._failure: BaseException | None = None
-        self._is_failing = False
+        self._is_failing = self._made_way = False
         self._saved_at = self._world.monotonic()
 
     @property
@@ -92,15 +92,21 @@ class Committer:
         self._thread = self._world.begin(partial(self._work, snapshot), "baton-commit")
 
     def make_way(self) -> None:
-        """Ends what is on its way, for a newer snapshot; waits for it where it must be kept and gets through."""
+        """Ends what is on its way, for a newer snapshot; waits for it where it must be kept and gets through.
+
+        It must be kept if the one before made way for it: uploads that take longer than what lies between checkpoints
+        would all be given up.
+        """
+        made_way, self._made_way = self._made_way, False
         if not (self._thread and self._thread.is_alive() and self._snapshot):
             return
         if self._is_failing:  # it may hang in a request for a while yet: it ends by itself, and nothing waits for it
             self._snapshot.superseded.set()
             shutil.rmtree(self._snapshot.folder, ignore_errors=True)
             return
-        if not self._snapshot.wanted:
+        if not (self._snapshot.wanted or made_way):
             self._snapshot.superseded.set()
+            self._made_way = True
         self._thread.join()
 
     def finish(self) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+from statistics import median, median_low
 
 STALL = 0.02
 """Share of the time for which checkpoints may hold training."""
 COST = 0.05
 """Share of the time that they may cost in all: the stalls, and what their uploads take from the steps beside them."""
 KNOWN = 2
-"""Steps beside no upload that must be known before one can be told to cost anything."""
+"""Steps of each kind that must be known before an upload can be told to cost anything."""
 AGAIN = 16
 """Checkpoints after which one waits for a step beside no upload: steps change as training goes on."""
 RECENT = 16
-"""Steps of each kind that are kept."""
+"""Steps and stalls of each kind that are kept."""
 
 
 class Pace:
@@ -35,7 +35,8 @@ class Pace:
         self._ended: float | None = None  # the first step is none to learn from
         self._was_free = True
         self._began = monotonic()
-        self._stall = self._uploading = 0.0
+        self._stalls: deque[float] = deque(maxlen=RECENT)
+        self._uploading = 0.0
         self._saves = self._idle_since = 0
 
     def step(self, *, is_free: bool) -> None:
@@ -59,7 +60,8 @@ class Pace:
     def saved(self) -> None:
         """Notes that training goes on after it."""
         now = self._monotonic()
-        self._stall, self._uploading = now - self._began, 0.0
+        self._stalls.append(now - self._began)
+        self._uploading = 0.0
         self._ended, self._was_free = now, False
         self._saves += 1
         self._idle_since = 0
@@ -73,5 +75,8 @@ class Pace:
     @property
     def interval(self) -> float:
         """Seconds from one checkpoint to the next, at least."""
-        slower = max(0.0, 1 - median(self._idle) / median(self._beside)) if self._beside and self._idle else 0.0
-        return max(self._stall / STALL, (self._stall + slower * self._uploading) / COST)
+        # Of two, the lower: whatever else this machine does makes times longer, never shorter.
+        stall, slower = median_low(self._stalls) if self._stalls else 0.0, 0.0
+        if min(len(self._beside), len(self._idle)) >= KNOWN:
+            slower = max(0.0, 1 - median(self._idle) / median_low(self._beside))
+        return max(stall / STALL, (stall + slower * self._uploading) / COST)

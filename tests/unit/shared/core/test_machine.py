@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -40,3 +43,35 @@ def test_without_a_limit_the_machine_s_counts(files: dict[str, str], tmp_path: P
 
 def test_a_container_that_is_full_has_nothing(tmp_path: Path) -> None:
     assert machine.available_memory(cgroup(tmp_path, memory_max="100", memory_current="150")) == 0
+
+
+ARENAS = """
+import ctypes, sys, threading
+from baton.components.shared.core import machine
+
+if sys.argv[1] == "shared":
+    machine.share_arenas(2)
+libc, meet = ctypes.CDLL(None), threading.Barrier(8)
+libc.malloc.restype = ctypes.c_void_p
+def allocate():
+    libc.malloc(100)
+    meet.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fdopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="the C library is not glibc")
+def test_threads_share_few_arenas() -> None:
+    def arenas(how: str) -> int:
+        return subprocess.run([sys.executable, "-c", ARENAS, how], capture_output=True, text=True).stdout.count(
+            "<heap nr"
+        )
+
+    assert arenas("shared") == 2
+    assert arenas("own") > 2, "the control"

@@ -68,6 +68,19 @@ def test_a_transient_fault_passes_unnoticed(
     assert rule.hits > 0
 
 
+def test_an_object_has_no_more_parts_than_a_store_takes(
+    faulty_s3: Any, content: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, digest = content
+    store, parts = Storage(faulty_s3.store), faulty_s3.proxy.watch(methods="PUT", path="partNumber=")
+    assert store.upload(path, "a/large") == digest
+    assert parts.seen == 3
+    monkeypatch.setattr(cloud, "MOST_PARTS", 2)
+    assert store.upload(path, "a/larger") == digest
+    assert parts.seen == 3 + 2
+    assert store.download("a/larger", str(tmp_path / "back"), os.path.getsize(path)) == digest
+
+
 def test_a_bundle_whose_commit_was_done_but_not_answered_is_ours(faulty_s3: Any, content: tuple[str, str]) -> None:
     store = Storage(faulty_s3.store, patience=20)
     assert store.has_conditional_put

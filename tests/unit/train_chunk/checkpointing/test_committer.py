@@ -1,4 +1,4 @@
-"""Checkpoints on their way: one at a time, the newest wins, and a store that takes nothing ends the chunk in time."""
+"""Checkpoints on their way: one at a time, every other makes way, a store that takes nothing ends the chunk in time."""
 
 from __future__ import annotations
 
@@ -161,6 +161,17 @@ def test_a_failure_is_raised_where_it_is_asked_for(commits: Commits) -> None:
     with pytest.raises(ValueError, match="retention"):
         commits.committer.raise_failure()
     assert commits.steps == [3]
+
+
+def test_where_each_upload_is_slower_than_training_every_other_one_arrives(commits: Commits) -> None:
+    for step in range(1, 6):
+        commits.storage.gate.clear()
+        commits.committer.submit(commits.snapshot(step))
+        if step % 2 == 0:
+            threading.Timer(0.3, commits.storage.gate.set).start()
+        commits.committer.make_way()
+        commits.committer.raise_failure()
+    assert commits.steps == [2, 4]
 
 
 def test_while_the_store_is_away_it_is_tried_again_and_training_may_take_another(

@@ -79,3 +79,16 @@ def test_the_first_one_waits_for_steps_to_compare_with() -> None:
     assert not training.saves
     training.train(2)
     assert len(training.saves) == 1
+
+
+@pytest.mark.parametrize("odd", [(0.5, 0.0625, 0.25, 7.0), (0.5, 2.0, 0.25, 0.0)], ids=["step", "stall"])
+def test_one_odd_time_in_a_life_says_nothing(odd: tuple[float, float, float, float]) -> None:
+    usual = (0.5, 0.0625, 0.25, 0.0)
+    training = Training(*usual)
+    for given in (usual, odd, usual):
+        training.given = given
+        saves = len(training.saves)
+        while len(training.saves) == saves:
+            training.train(0.1)
+    training.train(60)
+    assert max(training.intervals) <= 0.0625 / STALL + 4, "and not the time that the odd one would ask for"
