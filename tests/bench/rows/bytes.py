@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from statistics import median
 
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.run import Run
 from tests.bench.bench import Bench
 from tests.bench.ours import Ours
 from tests.bench.sizes import Size
-from tests.bench.table import Figure, Row, keep
+from tests.bench.table import Chart, Figure, Row, keep
 from tests.bench.theirs import Theirs
 from tests.counting import Counter
 
@@ -36,12 +37,26 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
                 ours.chunk(run, 1)
             for sent, changed, whole in _bytes(run, counter):
                 keep(columns, {kind: sent / changed, f"{kind}, whole": 100 * sent / whole, f"{kind}, MB": sent / 1e6})
+                keep(columns, {f"{kind}, copied": (whole - sent) / 1e6})
             ours.rewind(run)
     return Row(
         title=TITLE,
         conditions=f"{size}; the third and later of {list(KINDS.values())} checkpoints, one after each step; request "
         "bodies as a front of the server counts them, the manifest among them",
         figures=[figure for kind in KINDS for figure in _figures(kind, columns)],
+        charts={
+            "sent": Chart(
+                title="Bytes of a checkpoint",
+                unit="MB",
+                bars={
+                    kind: {
+                        "sent": median(columns[f"{kind}, MB"]),
+                        "copied inside the store": median(columns[f"{kind}, copied"]),
+                    }
+                    for kind in KINDS
+                },
+            )
+        },
         notes=[
             "changed: files whose SHA-256 is not that of the same file in the checkpoint before",
             "the first two checkpoints of a run are sent whole: there are always two that share no bytes",
