@@ -67,8 +67,8 @@ class Window:
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     size = bench.options.small
-    steps = 24 if bench.options.quick else 96
-    settings: list[int | str] = [4, CONTINUOUS] if bench.options.quick else [1, 2, 4, 8, 16, CONTINUOUS]
+    steps = 24 if bench.options.quick else 64
+    settings: list[int | str] = [4, CONTINUOUS] if bench.options.quick else [1, 4, 16, CONTINUOUS]
     columns: dict[str, list[float]] = {}
     for number in bench.rounds(dear=True):
         keep(columns, {"upload": _upload(bench, size)})
