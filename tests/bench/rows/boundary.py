@@ -24,14 +24,17 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     totals: dict[str, list[float]] = {}
     for _ in bench.rounds(dear=True):
         bench.server.expect(size.bytes)
+        bench.touch_memory(size)
         run, split = _ours(ours, size)
         floor = {
             "import": watch(["-m", "tests.bench.imports", modules], parse_mark, environment=ENVIRONMENT).seconds,
             "fetch": best(bench.raw_down(_checkpoint(run))),
         }
         ours.rewind(run)
+        bench.touch_memory(size)
         floor["upload"] = best(bench.raw_up(bench.payload(size), "boundary", ("obstore",)))
         bench.server.expect(size.bytes)
+        bench.touch_memory(size)
         their_split = _theirs(theirs, size)
         for name, found in (("ours", split), ("script", their_split), ("floor", floor)):
             keep(splits[name], found)
@@ -49,6 +52,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         notes=[
             "floor: a process that imports what a chunk imports and exits, and the checkpoint's bytes up and down by "
             "the fastest raw client, one after the other",
+            "free memory is touched before each side: a virtual machine has to wait for what its host took back",
             "start: until a chunk's own code runs; the script's start is part of its imports",
             "tokenize: the script's trainer, which tokenizes its rows; a chunk fetches them tokenized and builds its "
             "trainer in build",

@@ -27,6 +27,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     for _ in bench.rounds(dear=True):
         chunk = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")
         script = theirs.process(uri, size, steps=4, target=4, until=lambda event: event["event"] == "restored")
+        bench.touch_memory(size)
         alone = bench.transfer_down("fetch", run.uri, 2)
         raw = bench.raw_down(store.uri(checkpoint))
         raw_name = min(raw, key=lambda name: float(raw[name]["seconds"]))
