@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster lint rooms format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,10 @@ test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, B
 test-mutants: setup ## Mutants of the code that saves and restores: what share the tests kill (ARGS="--number 400 --seed 2")
 	nice -n 15 env $(TEST_ENV) $(PY) -m tests.mutation $(ARGS)
 
+ENDS ?= lowest newest
+test-versions: dist ## Install the wheel with the lowest and the newest versions it allows, and train with them (ENDS=, PYTHON=, ARGS=)
+	$(TEST_ENV) $(PY) -m tests.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
+
 lint: setup ## ruff, its formatter, who may import whom, and how large the rooms are
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -113,6 +117,15 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
 
+# The wheel is built from the sdist, in a folder of its own: nothing of an earlier build gets in. The commit's time in the
+# archive makes the wheel of a commit the same bytes wherever it is built.
+dist: setup ## Build the sdist and the wheel into dist/
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git show -s --format=%ct 2>/dev/null || date +%s)}" \
+	    $(PY) -m build --quiet --no-isolation --outdir dist .
+	@rm -rf baton_llm.egg-info  # here, where Baton is imported from, it would count as one more distribution
+	@ls -l dist
+
 IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
@@ -131,5 +144,5 @@ lock: ## Resolve pyproject.toml into requirements.lock
 	sed -i.bak -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' -e '/^baton-llm @ /d' requirements.lock && rm requirements.lock.bak
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
-	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find components pipelines tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ from typing import Any
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import generation
 from baton.components.shared.models.metrics.figures import Figure, mean
-from baton.components.shared.recipe import Tasks
+from baton.components.shared.recipe import Tasks, extras
 from baton.components.shared.store.storage import Storage
 
 NO_FILTER = "none"
@@ -32,13 +32,9 @@ class Harness:
     """
 
     def __init__(self, tasks: Tasks, scratch: str) -> None:
-        try:
-            from lm_eval.tasks import TaskManager
-        except ImportError:
-            raise UserError(
-                f"evaluation.tasks: {', '.join(tasks.names)}: needs the package lm-eval, which is not installed.",
-                remedy="pip install 'baton[evaluate]'.",
-            ) from None
+        extras.require(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
+        from lm_eval.tasks import TaskManager
+
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         self._tasks = tasks
         self._folder = _local(tasks.include_path, scratch) if tasks.include_path else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import extras
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 
@@ -89,10 +89,7 @@ def serve(
     Needs the package's `serve` extra. Ends with Ctrl-C.
     """
     with reported():
-        if missing := [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]:
-            raise UserError(
-                f"serving needs the package {', '.join(missing)}.", remedy="pip install 'baton-llm[serve]'."
-            )
+        extras.require("baton serve", "fastapi", "uvicorn", "openai")
         from huggingface_hub.constants import HF_HUB_CACHE
 
         from baton.pipelines.cli import chat as using

@@ -17,6 +17,8 @@ from typing import TypedDict
 from urllib.parse import urlsplit
 
 import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +31,7 @@ from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.checks import Check
 from baton.pipelines.local import doctor_store
 
+DISTRIBUTION = "baton-llm"
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 MEMORY = "/dev/shm"
 ROOM = 2 * 2**30
@@ -100,29 +103,34 @@ def _localised(recipe: Recipe, path: str) -> tuple[Recipe, Check]:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if version.startswith("3.11."):
+    version, declared = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
+    if SpecifierSet(declared).contains(version, prereleases=True):
         return Check("python", "ok", version)
-    return Check("python", "problem", version, "Baton needs Python 3.11.")
+    return Check("python", "problem", version, f"Baton is tested with Python {declared}.")
 
 
 def _libraries() -> Check:
-    required = (re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in metadata.requires("baton-llm") or [])
-    pins = {match[1]: match[2] for match in required if match}
-    installed = {name: _version(name) for name in pins}
+    declared = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
+    required = {need.name: need.specifier for need in declared if not need.marker or need.marker.evaluate()}
+    installed = {name: _version(name) for name in required}
     missing = [name for name, version in installed.items() if version is None]
     if missing:
         return Check("libraries", "problem", f"not installed: {', '.join(missing)}", "Install Baton again.")
-    other = [f"{name} {installed[name]}, not {pin}" for name, pin in pins.items() if installed[name] != pin]
+    versions = {name: version for name, version in installed.items() if version}
+    other = [
+        f"{name} {version}, not {required[name]}"
+        for name, version in versions.items()
+        if not required[name].contains(version, prereleases=True)
+    ]
     if other:
         return Check(
             "libraries",
             "note",
             "; ".join(other),
-            "Baton is tested with the versions it pins; bits may differ from one version to the next.",
+            "Baton is tested with the versions that it declares; others may fail, or round otherwise.",
         )
-    shown = ", ".join(f"{name} {pins[name]}" for name in ("torch", "transformers", "trl", "peft", "obstore"))
-    return Check("libraries", "ok", f"{shown} and {len(pins) - 5} more, as pinned")
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl", "peft", "obstore"))
+    return Check("libraries", "ok", f"{shown} and {len(versions) - 5} more, as declared")
 
 
 def _version(name: str) -> str | None:

@@ -16,7 +16,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Error, Event
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, extras
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.local import warm
@@ -49,13 +49,15 @@ def run_recipe(
     """Compiles a recipe, its paths absolute, to a pipeline and runs that; see `run`.
 
     Raises:
-        UserError: containers cannot be had, the recipe's model cannot be made, or it takes several machines.
+        UserError: containers cannot be had, the recipe's model cannot be made, a package that it needs is not
+            installed, or it takes several machines.
         BatonError: a stage failed, with the message that the stage gave.
     """
     require_one_machine(recipe)
     if not containers:
         for part in recipe.phase_recipes() or [recipe]:
             zero.require_package(part)
+            extras.require_all(part)
         warm.start()  # imports beside this process
     prepare.check_model(recipe)
     # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.

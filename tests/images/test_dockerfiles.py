@@ -97,6 +97,11 @@ def test_extras_are_added(tmp_path):
     assert "nvidia-ml-py==" in wanted  # MLflow reads the GPU's utilisation with it
 
 
+def test_every_image_has_what_stages_import_for_metrics_and_sweeps():
+    (told,) = re.findall(r"^RUN set -- (.*?) && if .* \\$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert told.split() == ["metrics", "sweep"]
+
+
 def test_an_extra_that_is_not_there_is_named(tmp_path):
     done = requirements(tmp_path, "flash")
     assert done.returncode == 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -58,19 +56,3 @@ reject(baton={str(their_project / "runs" / "r")!r})
     done = run(their_project, sys.executable, "-c", code)
     assert "theirs was imported" not in done.stdout + done.stderr
     assert "stage stage=rejected state=started" in done.stdout + done.stderr
-
-
-def test_the_wheel_has_one_import_name(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("baton", "components", "pipelines"):  # a copy: building leaves files beside the source
-        shutil.copytree(ROOT / name, source / name, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    subprocess.run([*pip, str(source)], check=True, capture_output=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("baton_llm-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"baton"}
-    assert "baton/components/train_chunk/component.py" in names
-    assert "baton/pipelines/recipes/quickstart.yaml" in names

@@ -72,8 +72,9 @@ class Case:
     def is_at_home(self, meta: dict[str, Any]) -> bool:
         """Whether this is the machine, with the software, on which the recipe was run through."""
         here = runpy.run_path(str(ASSETS / "write_old_runs.py"))["processor"]()
-        home: bool = self.expected["fingerprint"] == meta["fingerprint"] and self.expected["processor"] == here
-        return home
+        named = self.expected["fingerprint"]  # fewer libraries than by now
+        same = {name: meta["fingerprint"].get(name) for name in named} == named
+        return bool(same and self.expected["processor"] == here)
 
 
 @pytest.fixture

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
 from baton.components.shared.core.document import Document
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
+ADDED = ("datasets", "tokenizers", "safetensors")
+"""Libraries that fingerprints did not name at first: one from then differs in none of them."""
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
+KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
+"""Packages whose kernels a GPU may run, where they are installed."""
 
 
 def library_versions() -> dict[str, str]:
@@ -38,7 +43,15 @@ class Fingerprint(Document):
     peft: str = ""
     accelerate: str = ""
     numpy: str = ""
+    datasets: str = ""
+    tokenizers: str = ""
+    safetensors: str = ""
     deepspeed: str | None = None
+    cudnn: int | None = None
+    triton: str | None = None
+    bitsandbytes: str | None = None
+    liger_kernel: str | None = None
+    flash_attn: str | None = None
 
     @classmethod
     def here(cls, world_size: int = 1, strategy: str = "ddp", virtual_workers: int | None = None) -> Self:
@@ -52,7 +65,7 @@ class Fingerprint(Document):
         import torch
 
         cuda = torch.cuda.is_available()
-        more: dict[str, Any] = dict(library_versions())
+        more: dict[str, Any] = library_versions() | (_kernels() if cuda else {})
         if world_size > 1:
             more["strategy"] = strategy
         if world_size > 1 and strategy.startswith("zero"):
@@ -74,6 +87,8 @@ class Fingerprint(Document):
         """Returns a line for each entry in which another fingerprint differs."""
         ours, other = self.to_json(), theirs.to_json()
         keys = sorted(ours.keys() | other.keys())
+        if not (self.datasets and theirs.datasets):  # one of them is from before these were written down
+            keys = [key for key in keys if key not in _LATER]
         if self.virtual_workers and self.virtual_workers == theirs.virtual_workers:
             keys = [key for key in keys if key not in ("world_size", "strategy")]
         return [f"{key}: {other.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != other.get(key)]
@@ -82,6 +97,20 @@ class Fingerprint(Document):
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the libraries that compute."""
         return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
+
+
+_LATER = {*ADDED, "cudnn", *(name.replace("-", "_") for name in KERNELS)}
+
+
+def _kernels() -> dict[str, Any]:
+    """Returns the versions of what a GPU computes with besides torch's own kernels."""
+    import torch
+
+    found: dict[str, Any] = {"cudnn": torch.backends.cudnn.version()}
+    for name in KERNELS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name.replace("-", "_")] = version(name)
+    return found
 
 
 def rounds_products() -> bool:

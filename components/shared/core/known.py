@@ -154,4 +154,8 @@ def _reading_once(reads: Callable[..., Structure], known: Known | None) -> Calla
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if sys.argv[1:] else FILE)
+    file = Path(sys.argv[1]) if sys.argv[1:] else FILE
+    try:
+        write(file)
+    except OSError as error:
+        sys.exit(f"{file} cannot be written: {error.strerror}. Nothing needs it: imports take half a second longer.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, extras
 from baton.components.shared.store.storage import Storage
 
 GGUF_NAMES = {
@@ -86,9 +84,4 @@ def require_packages(export_format: str) -> None:
     Raises:
         UserError: one is missing.
     """
-    missing = [name for name in PACKAGES.get(export_format, ()) if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"export.formats: {export_format} needs {', '.join(missing)}, which is not installed.",
-            remedy="Run `pip install baton-llm[export]`.",
-        )
+    extras.require(f"export.formats: {export_format}", *PACKAGES.get(export_format, ()))

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, Search, recipe_file
+from baton.components.shared.recipe import Recipe, Search, extras, recipe_file
 from baton.components.shared.recipe.sweep import Range
 
 Values = dict[str, Any]
@@ -184,11 +184,8 @@ def _value(choices: list[Any] | Range, proposed: Any) -> Any:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "sweep.method is optuna, and the package optuna is not installed.", remedy="Add it, or use random."
-        ) from None
+    extras.require("sweep.method: optuna", "optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

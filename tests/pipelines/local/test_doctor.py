@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,43 @@ def recipe(tmp_path: Path, scratch_recipe: dict[str, Any]) -> Callable[..., str]
         return str(tmp_path / "recipe.yaml")
 
     return write
+
+
+DECLARED = [
+    "psutil>=1",
+    "torch>=2",
+    "transformers>=5",
+    "trl>=1",
+    "peft>=0",
+    "obstore>=0",
+    "no-such-package==1; extra == 'x'",
+]
+
+
+@pytest.mark.parametrize(
+    ("declared", "state", "said"),
+    [
+        (DECLARED, "ok", "and 1 more, as declared"),
+        ([*DECLARED, "psutil>=1,<2"], "note", f"psutil {version('psutil')}, not <2,>=1"),
+        ([*DECLARED, "no-such-package>=1"], "problem", "not installed: no-such-package"),
+    ],
+    ids=["within", "outside", "missing"],
+)
+def test_libraries_are_held_to_what_is_declared(
+    declared: list[str], state: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: declared)
+    libraries = by_name(examine())["libraries"]
+    assert libraries["state"] == state
+    assert said in libraries["found"]
+
+
+@pytest.mark.parametrize(("declared", "state"), [(">=3.11", "ok"), (">=3.99", "problem")])
+def test_python_is_held_to_what_is_declared(declared: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": declared})
+    python = by_name(examine())["python"]
+    assert python["state"] == state
+    assert (declared in (python["remedy"] or "")) == (state == "problem")
 
 
 def test_without_a_recipe_only_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from baton.components.export import export, formats, weights
 from baton.components.export.export_source import ExportSource
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.models import exportable
+from baton.components.shared.recipe import extras
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from tests.unit import tiny
@@ -206,7 +207,8 @@ def test_what_cannot_be_handed_out_is_said_before_training(
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exportable.PACKAGES, "gguf", ("no_such_package",))
-    with pytest.raises(UserError, match=r"needs no_such_package.*pip install baton-llm\[export\]"):
+    monkeypatch.setitem(extras.EXTRAS, "no_such_package", "export")
+    with pytest.raises(UserError, match=r"needs no_such_package.*pip install 'baton-llm\[export\]'"):
         exportable.require_packages("gguf")
 
 

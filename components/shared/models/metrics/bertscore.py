@@ -28,17 +28,12 @@ class BertScore:
         batch_size: Texts per forward pass.
 
     Raises:
-        UserError: the package is missing, or the encoder cannot be had or is none.
+        UserError: the encoder cannot be had or is none.
     """
 
     def __init__(self, encoder: str, batch_size: int) -> None:
-        try:
-            from bert_score import utils
-        except ImportError:
-            raise UserError(
-                "evaluation.metrics: bertscore needs the package bert-score, which is not installed.",
-                remedy="pip install 'baton[evaluate]'.",
-            ) from None
+        from bert_score import utils
+
         self._utils, self._batch_size = utils, batch_size
         folder = loading.local_model(encoder)
         self._model, self.layers = self._load(encoder, folder)

@@ -8,7 +8,7 @@ from baton.components.shared.models.metrics import functions
 from baton.components.shared.models.metrics.bertscore import BertScore
 from baton.components.shared.models.metrics.figures import Figure
 from baton.components.shared.models.metrics.texts import METRICS, Metric, Scored
-from baton.components.shared.recipe import Evaluation
+from baton.components.shared.recipe import Evaluation, extras
 
 Pairs = Sequence[tuple[str, str]]
 """Prompts and the rows' own answers, '' where a row has none."""
@@ -23,11 +23,13 @@ class Judge:
         batch_size: Texts per forward pass of an encoder.
 
     Raises:
-        UserError: a function or an encoder cannot be had, or the function fails on the first row's own answer.
+        UserError: a metric's package, a function or an encoder cannot be had, or the function fails on the first
+            row's own answer.
     """
 
     def __init__(self, evaluation: Evaluation, pairs: Pairs, batch_size: int) -> None:
         self._pairs = pairs
+        extras.require_metrics(evaluation)
         self._functions = functions.load(evaluation.functions)
         for name, function in self._functions.items() if pairs else ():  # fails now, not when models are judged
             self._own(name, function, [pairs[0][1]])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import extras
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.reporting.sinks.base import Source, keep
 
@@ -45,11 +45,8 @@ def open_sink(source: Source) -> EventFiles | None:
     """
     if not source.recipe.tracking.tensorboard:
         return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "tracking.tensorboard: the package tensorboard is not installed.", remedy="Add it to the image."
-        ) from None
+    extras.require("tracking.tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     folder = os.path.join(source.folder, "tensorboard")
     return EventFiles(SummaryWriter(folder), folder, source.run)

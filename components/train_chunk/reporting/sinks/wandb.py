@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import extras
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.reporting.sinks.base import Source, keep
 
@@ -49,10 +49,9 @@ def open_sink(source: Source) -> Project | None:
     project = source.recipe.tracking.wandb
     if project is None:
         return None
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("tracking.wandb: the package wandb is not installed.", remedy="Add it to the image.") from None
+    extras.require("tracking.wandb", "wandb")
+    import wandb
+
     name = source.run.name
     tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=source.folder)
     return Project(tracked, source.run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -13,6 +13,11 @@ import torch
 
 from baton.components.shared.core import fingerprint
 from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
+
+NAMES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "numpy"),
+    *("datasets", "tokenizers", "safetensors"),
+)
 
 
 def test_it_names_this_machine_and_what_computes_on_it() -> None:
@@ -26,7 +31,7 @@ def test_it_names_this_machine_and_what_computes_on_it() -> None:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "tf32": False,
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate", "numpy")},
+        **{name: version(name) for name in NAMES},
     }
     assert here.versions == {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
@@ -50,6 +55,7 @@ class Device:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
 
 
 @pytest.mark.parametrize("rounds", [True, False])
@@ -58,6 +64,39 @@ def test_with_a_gpu_that_counts(rounds: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fingerprint, "rounds_products", lambda: rounds)
     here = Fingerprint.here()
     assert (here.device, here.cpu, here.cuda, here.tf32) == ("GPU 0", platform.machine(), "13.0", rounds)
+
+
+def test_of_a_gpu_it_names_the_kernels_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(name: str) -> str:
+        if name in ("triton", "liger-kernel"):
+            return f"{name}'s"
+        if name in fingerprint.KERNELS:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    assert not {"cudnn", "triton", "liger_kernel"} & Fingerprint.here().to_json().keys()
+    Device(monkeypatch)
+    monkeypatch.setattr(fingerprint, "version", told)
+    here = Fingerprint.here()
+    assert (here.cudnn, here.triton, here.liger_kernel) == (92000, "triton's", "liger-kernel's")
+    assert not {"bitsandbytes", "flash_attn"} & here.to_json().keys()
+    without = Fingerprint(**{name: value for name, value in here.to_json().items() if name != "triton"})
+    assert here.differences(without) == ["triton: None → triton's"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_version_of_any_library_is_a_difference(name: str) -> None:
+    here = Fingerprint.here()
+    other = here.model_copy(update={name: "0.0.1"})
+    assert here.differences(other) == [f"{name}: 0.0.1 → {version(name)}"]
+
+
+def test_what_was_not_written_down_at_first_is_no_difference() -> None:
+    here = Fingerprint.here()
+    old = {name: value for name, value in here.to_json().items() if name not in fingerprint.ADDED}
+    assert here.differences(Fingerprint.read(old, "here")) == []
+    assert Fingerprint.read(old, "here").differences(here) == []
+    assert here.differences(Fingerprint.read({**old, "trl": "0.0.1"}, "here")) == [f"trl: 0.0.1 → {here.trl}"]
 
 
 def test_every_difference_has_its_line() -> None:

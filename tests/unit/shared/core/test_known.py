@@ -93,6 +93,15 @@ def test_what_is_not_of_these_packages_is_not_believed(plain: Any, written: Path
     assert told(COUNT, other)[1] == plain[1]
 
 
+def test_an_environment_that_cannot_be_written_to_does_without(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    command = [sys.executable, "-m", "baton.components.shared.core.known", str(tmp_path / "taken" / "known.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{tmp_path}/taken/known.json cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_another_distribution_is_another_key(tmp_path: Path) -> None:
     code = "from baton.components.shared.core import known; print(known.installed())"
     keys = []

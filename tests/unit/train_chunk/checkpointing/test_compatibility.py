@@ -13,7 +13,7 @@ from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
-from baton.components.shared.core.fingerprint import Fingerprint
+from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store.bundles import Manifest
 from baton.components.train_chunk.checkpointing.compatibility import adapt
@@ -80,6 +80,14 @@ def test_another_machine_is_consistent_or_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ExactnessError, match=r"chunks\.exactness is bitwise, but this machine differs .*torch: 1\.0 →"):
         adapt(made_by(torch="1.0"), Ranks(), recipe("chunks.exactness=bitwise"))
     assert adapt(made_by(), Ranks(), recipe("chunks.exactness=bitwise")) == "bitwise"
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_another_version_of_a_library_is_never_bitwise(name: str) -> None:
+    adapt(None, Ranks(), recipe())
+    assert adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe()) == "consistent"
+    with pytest.raises(ExactnessError, match=rf"{name}: 0\.0\.1 →"):
+        adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe("chunks.exactness=bitwise"))
 
 
 def test_machines_that_found_different_checkpoints_do_not_begin() -> None:
