@@ -55,9 +55,9 @@ def show(
     with reported():
         found = origin.of_bundle(name)
         if options.as_json():
-            print_json({**_summary(name), "yaml": found.text})
+            print_json({**_summary(name), "yaml": found.standalone()})
         else:
-            typer.echo(found.text, nl=False)
+            typer.echo(found.standalone(), nl=False)
 
 
 def _summary(name: str) -> dict[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,23 @@ class Origin:
         """What its first line says of it, where that is a comment."""
         first = self.text.lstrip().partition("\n")[0]
         return first.lstrip("# ").rstrip() if first.startswith("#") else ""
+
+    def standalone(self) -> str:
+        """Returns its text for a file elsewhere: what lies beside it is named by its whole path."""
+        text = self.text
+        for path in sorted(_paths(self.document()), key=len, reverse=True):
+            there = os.path.join(self.folder, path)
+            if not os.path.isabs(path) and os.path.exists(there):
+                text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])", lambda _, there=there: there, text)
+        return text
+
+
+def _paths(node: object) -> Iterator[str]:
+    """Yields the texts of a recipe that look like files."""
+    if isinstance(node, str) and "\n" not in node and "://" not in node:
+        yield from [node] if "/" in node or os.path.splitext(node)[1] else ()
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _paths(child)
 
 
 def find(given: str | Origin) -> Origin:
