@@ -210,6 +210,7 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
 
     nearest = max(allowed, key=likeness)
     columns = _there(nearest, mapped, present)
+    matched = len(columns)
     known = {str(theirs) for theirs in columns.values()} | {*OPTIONAL.get(nearest, {})}
     free = [name for name in free if name not in known]
     for ours in NEEDED[nearest]:
@@ -220,9 +221,9 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
         nearest, example = "ranked", f"responses: [{', '.join(answers['responses'])}], preferred: …"
     shape, others = learners(mapped, present)
     elsewhere = ""
-    if named == "auto" and others:
+    if named == "auto" and others and len(NEEDED[shape]) > matched:
         listed = f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0]
-        elsewhere = f"From rows of {shape} learn {listed}: set training.method: {others[0]}. Or keep {spec.name}: "
+        elsewhere = f"Rows of {shape} are for {listed}: set training.method: {others[0]}. Or keep {spec.name}: "
     nearest = f"the nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}."
     return UserError(
         f"data.source {source.uri!r} has columns {', '.join(paths.columns(present))}, which fit {fits} ({shapes}).",

@@ -172,7 +172,7 @@ def _piped(data: bytes, given: str) -> str:
         where = "standard input is empty" if given == STDIN else "nothing came out of it"
         raise UserError(
             f"recipe {given!r}: {where}, expected a recipe in YAML.",
-            remedy="Pipe one in: `baton validate - < my.yaml`.",
+            remedy="Pipe one in, as in `baton validate - < my.yaml`.",
         )
     return _text(data, given)
 

@@ -16,8 +16,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from baton.components.data_split.survey import survey
 from baton.components.shared.recipe import SPECS, recipe_file
+from baton.components.shared.runs.documents.survey import Survey
 from baton.pipelines.cli.app import app
+from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.origin import Origin
+from baton.pipelines.starting import choosing, writing
 
 BATON = Path(sys.executable).with_name("baton")
 USER, ASSISTANT = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
@@ -85,15 +90,27 @@ SUITS = {
 }
 
 
-@pytest.mark.parametrize(("rows", "expected"), SUITS.items(), ids=SUITS)
-def test_the_method_is_what_the_rows_serve(rows: str, expected: tuple[str, str, list[str]], here: Path) -> None:
-    answer, recipe = made("--data", f"rows/{rows}.jsonl", "--model", "Qwen/Qwen3-0.6B")
+@pytest.fixture(scope="module")
+def surveys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Survey]]:
+    """What is found in rows of every shape."""
+    folder = tmp_path_factory.mktemp("rows")
+    found = {}
+    for name, rows in ROWS.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        found[name] = path, survey([str(path)])
+    return found
 
-    assert (answer["method"], answer["format"], answer["methods"]) == expected
-    assert answer["rows"] == len(ROWS[rows])
-    assert recipe["training"]["method"] == expected[0]
-    assert recipe["data"]["source"] == f"rows/{rows}.jsonl"
-    assert valid(answer["yaml"])["rows"][0].startswith(f"{rows}.jsonl holds rows of {expected[1]}")
+
+@pytest.mark.parametrize(("rows", "expected"), SUITS.items(), ids=SUITS)
+def test_the_method_is_what_the_rows_serve(
+    rows: str, expected: tuple[str, str, list[str]], surveys: dict[str, tuple[Path, Survey]]
+) -> None:
+    _, found = surveys[rows]
+    method = choosing.method_for(found, rows)
+
+    assert (method, found.of(method).format, choosing.usable_by(found)) == expected
+    assert found.rows == len(ROWS[rows])
 
 
 def fitting() -> list[tuple[str, str]]:
@@ -102,13 +119,28 @@ def fitting() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "rows"), fitting(), ids=[f"{method} of {rows}" for method, rows in fitting()])
-def test_what_it_writes_is_valid(method: str, rows: str, here: Path) -> None:
-    extra = ["--teacher", "Qwen/Qwen3-8B"] if method == "distillation" else []
-    for more in ([], ["--full"]):
-        answer, recipe = made("--method", method, "--data", f"rows/{rows}.jsonl", "--model", "o/m", *extra, *more)
-        assert recipe["training"]["method"] == method
-        assert ("adapter" in recipe) == (not more)
-        assert valid(answer["yaml"])["method"] == method
+def test_what_it_writes_is_a_recipe(method: str, rows: str, surveys: dict[str, tuple[Path, Survey]]) -> None:
+    path, found = surveys[rows]
+    teacher = "Qwen/Qwen3-8B" if method == "distillation" else None
+    models = [("o/m", False), ("o/m", True), *([] if teacher else [("scratch", False)])]
+    for model, full in models:
+        plan = choosing.plan(found, method, model, full=full, teacher=teacher, lengths=[7, 9], source=rows)
+        text = writing.to_yaml(plan, found, name="first", model=model, sources=[path.name])
+        recipe = prepare.load_here(Origin("first", text, str(path.parent)))
+        assert recipe.training.method == method
+        assert bool(recipe.adapter) == (model == "o/m" and not full)
+        assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("rows", ["questions", "rated"])
+def test_what_it_writes_is_valid(rows: str, here: Path) -> None:
+    answer, recipe = made("--data", f"rows/{rows}.jsonl", "--model", "Qwen/Qwen3-0.6B")
+
+    assert (answer["method"], answer["format"], answer["methods"]) == SUITS[rows]
+    assert recipe["data"]["source"] == f"rows/{rows}.jsonl"
+    checked = valid(answer["yaml"])
+    assert checked["method"] == answer["method"]
+    assert checked["rows"][0].startswith(f"{rows}.jsonl holds rows of {answer['format']}")
 
 
 def test_every_method_is_among_them() -> None:
@@ -188,9 +220,11 @@ def test_paths_begin_where_the_recipe_is(here: Path) -> None:
     assert CliRunner().invoke(app, ["validate", "made/my.yaml"]).exit_code == 0
 
 
-def test_comments_say_where_to_read_on(here: Path) -> None:
-    text = made("--data", "rows/rated.jsonl", "--model", "o/m")[0]["yaml"]
-    anchors = {part.partition(" ")[0].strip("),.:\n") for part in text.split("docs/recipe.md#")[1:]}
+def test_comments_say_where_to_read_on(surveys: dict[str, tuple[Path, Survey]]) -> None:
+    _, found = surveys["rated"]
+    plan = choosing.plan(found, "kto", "o/m", full=False, teacher=None, lengths=[], source="rows")
+    text = writing.to_yaml(plan, found, name="first", model="o/m", sources=["rated.jsonl"])
+    anchors = {part.split()[0].strip("),.:") for part in text.split("docs/recipe.md#")[1:]}
     headings = {
         line.removeprefix("## ").replace(".", "")
         for line in (Path(__file__).parents[3] / "docs" / "recipe.md").read_text("utf-8").splitlines()
@@ -199,8 +233,7 @@ def test_comments_say_where_to_read_on(here: Path) -> None:
 
     assert anchors >= {"model", "data", "adapter", "training", "trainingkto", "chunks", "evaluation", "resources"}
     assert anchors <= headings
-    assert "kto: {undesirable_weight: 2.00}" in text, "199 good answers and 100 bad ones count alike"
-    assert max(map(len, text.splitlines())) <= 120
+    assert "kto: {undesirable_weight: 2.00}" in text, "200 good answers and 100 bad ones count alike"
 
 
 def test_lengths_are_counted_where_there_is_a_tokenizer(here: Path) -> None:
@@ -214,12 +247,16 @@ def test_lengths_are_counted_where_there_is_a_tokenizer(here: Path) -> None:
     assert "Tokens were not looked at, as the tokenizer of o/m is not on this" in guessed["yaml"]
 
 
-def test_steps_and_chunks_come_from_the_number_of_rows(here: Path) -> None:
-    few, many = (made("--data", f"rows/{name}.jsonl", "--model", "o/m")[1] for name in ("sharegpt", "texts"))
-    assert few["training"]["batch_size"] < many["training"]["batch_size"] == 32
-    assert few["data"]["split"] == {"eval": 5}
-    assert few["chunks"]["count"] == 1
-    assert many["data"]["split"] == {"eval": 0.05}
+def test_steps_and_chunks_come_from_the_number_of_rows(surveys: dict[str, tuple[Path, Survey]]) -> None:
+    few, many = (
+        choosing.plan(found, method, "o/m", full=False, teacher=None, lengths=[], source="rows")
+        for found, method in ((surveys["sharegpt"][1], "sft"), (surveys["texts"][1], "pretrain"))
+    )
+
+    assert few.batch_size < many.batch_size == 32
+    assert (few.held_out, many.held_out) == (5, 0.05)
+    assert (few.chunks, many.chunks) == (1, 1)
+    assert many.steps == 90
 
 
 def test_what_it_writes_trains(here: Path) -> None:
