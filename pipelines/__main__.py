@@ -9,8 +9,9 @@ def main() -> None:
     environment, leaves out there what the command line needs.
     """
     from baton.pipelines.cli.app import app
+    from baton.pipelines.cli.options import start
 
-    app()
+    start(app)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from baton.components.data_split.columns import BESIDE, NEEDED, OPTIONAL, OTHERW
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Data, Recipe
 from baton.components.shared.recipe.data import Columns, Source
-from baton.components.shared.recipe.methods import MethodSpec
+from baton.components.shared.recipe.methods import SPECS, MethodSpec
+
+USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")
+"""Methods that are tried first, of those that learn from the same rows."""
 
 
 class Names(IntEnum):
@@ -207,6 +210,7 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
 
     nearest = max(allowed, key=likeness)
     columns = _there(nearest, mapped, present)
+    matched = len(columns)
     known = {str(theirs) for theirs in columns.values()} | {*OPTIONAL.get(nearest, {})}
     free = [name for name in free if name not in known]
     for ours in NEEDED[nearest]:
@@ -215,10 +219,36 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
     example = ", ".join(f"{ours}: {columns[ours]}" for ours in NEEDED[nearest])
     if "ranked" in allowed and (answers := side_by_side(present, judged=True)):
         nearest, example = "ranked", f"responses: [{', '.join(answers['responses'])}], preferred: …"
+    shape, others = learners(mapped, present)
+    elsewhere = ""
+    if named == "auto" and others and len(NEEDED[shape]) > matched:
+        listed = f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0]
+        elsewhere = f"Rows of {shape} are for {listed}: set training.method: {others[0]}. Or keep {spec.name}: "
+    nearest = f"the nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}."
     return UserError(
         f"data.source {source.uri!r} has columns {', '.join(paths.columns(present))}, which fit {fits} ({shapes}).",
-        remedy=f"The nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}.",
+        remedy=elsewhere + (nearest if elsewhere else nearest[0].upper() + nearest[1:]),
     )
+
+
+def learners(mapped: Columns, present: list[str]) -> tuple[str, list[str]]:
+    """Returns the format that takes most of some columns, and the methods that learn from it, the usual one first.
+
+    Args:
+        mapped: As `data.columns`.
+        present: The columns, and the paths of what lies within them.
+    """
+    found = [
+        (len(NEEDED[name]), -names, name)
+        for name in NEEDED
+        for names in Names
+        if (name != "text" or names is not Names.ANY) and _found(name, mapped, present, names) is not None
+    ]
+    if not found:
+        return "", []
+    shape = max(found, key=lambda fit: fit[:2])[2]
+    methods = [name for name, spec in SPECS.items() if shape in spec.formats]
+    return shape, sorted(methods, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
 
 
 def _there(name: str, mapped: Columns, present: list[str]) -> Columns:

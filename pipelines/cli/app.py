@@ -7,17 +7,17 @@ import typer
 from baton.pipelines.cli import (
     checkpoints,
     data,
-    data_show,
     drill,
     imports,
+    init,
     kubeflow,
     local,
+    options,
     prove,
     recipes,
     retrain,
     runs,
     schedule,
-    submit,
     sweep,
     use,
 )
@@ -29,27 +29,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data.app.command()(data_show.show)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(imports.app, name="import")
+app.add_typer(recipes.app, name="recipes")
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedule.app, name="schedules")
 app.add_typer(sweep.app, name="sweep")
 
+app.command()(init.init)
 app.command()(recipes.validate)
 app.command()(recipes.schema)
 app.command()(recipes.doctor)
 app.command("compile")(recipes.compile_recipe)
 app.command()(local.run)
 app.command()(prove.prove)
-app.command()(submit.submit)
-app.command()(kubeflow.status)
-app.command()(kubeflow.cancel)
-app.command()(kubeflow.retry)
+kubeflow.add_to(app)
 app.command()(drill.drill)
 app.command()(use.generate)
 app.command()(use.serve)
 app.command()(retrain.retrain)
 app.command()(retrain.outcome)
 app.command()(schedule.schedule)
+
+WITHOUT_JSON = {"serve": "it answers over HTTP until it is ended, and has no result"}
+"""Command → why it has no `--json`."""
+options.give_json(app, WITHOUT_JSON)

@@ -13,7 +13,7 @@ from baton.components.shared.checkpoints import merging, retention
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.runs.run import Run
-from baton.pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
+from baton.pipelines.cli.options import Output, OutputOption, RunUri, as_json, print_json, reported
 from baton.pipelines.local import results
 
 app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
@@ -84,12 +84,11 @@ def merge_checkpoint(
     ],
     folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
     shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object on standard output.")] = False,
 ) -> None:
     """Writes the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
-    with reported(Output.json if as_json else Output.text):
+    with reported():
         made = merging.merge(*_chosen(run_uri), folder, shard_size)
-        if as_json:
+        if as_json():
             print_json(made)
         elif made["was_sharded"]:
             typer.echo(f"step {made['step']}: {made['bytes'] / 1e6:.1f} MB of weights in {made['folder']}")

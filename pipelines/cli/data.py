@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +22,11 @@ from baton.components.shared.pages.quality_checks import FINDINGS, QUALITY
 from baton.components.shared.recipe import SPECS, Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli import data_show
 from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import origin, prepare
+from baton.pipelines.compiling.phases import parts_of
 from baton.pipelines.local import processes
 
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
@@ -42,10 +43,14 @@ MARKS = {
 }
 
 
+app.command()(data_show.show)
+
+
 @app.command()
 def check(
     source: Annotated[
-        list[str], typer.Argument(metavar="SOURCE… | RECIPE.yaml", help="Files, folders or URIs; or one recipe.")
+        list[str],
+        typer.Argument(metavar="SOURCE… | RECIPE", help="Files, folders or URIs; or one recipe, also by name or as -."),
     ],
     method: Annotated[str, typer.Option(help="Training method that the rows are for.")] = "sft",
     row_format: Annotated[str, typer.Option("--format", help="Shape of a row, as data.format.")] = "auto",
@@ -65,11 +70,11 @@ def check(
         from baton.pipelines.proving import prove_page
 
         stem, _, ending = prove_page.check_path(report).rpartition(".")
-        is_recipe = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
+        is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(parts_of(prepare.localise(prepare.load(source[0], changes), source[0])))
+            parts = list(parts_of(prepare.load_here(source[0], changes)))
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
@@ -127,24 +132,6 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
         html = quality_page.render(result, quality_checks.seen(run))
     Path(page).write_text(html, encoding="utf-8")
     return {**result, "report": page, "error": error, "state": "failed" if error else result["state"]}
-
-
-def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
-    """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
-
-    Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase
-    learns is not known to them here.
-    """
-    if not recipe.phases:
-        yield recipe, "", True
-    model = recipe.model
-    base = model.base or (model.tokenizer and model.tokenizer.base)
-    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
-        is_first = phase is recipe.phases[0]
-        document = part.model_dump(mode="json")
-        if not is_first and base:
-            document["model"]["base"] = base
-        yield recipe_file.validate(document, origin=part.name), f"-{phase.name}", is_first or bool(base)
 
 
 def _lenient(recipe: Recipe, store: str) -> Recipe:

@@ -15,13 +15,13 @@ from baton.components.shared.pages import rows_page
 from baton.components.shared.pages.rows_page import parts, tone
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.rows import Seen, SeenRow
-from baton.pipelines.cli.data import parts_of
 from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, RecipePath, print_json, reported
 from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling.phases import parts_of
 from baton.pipelines.local import processes
+from baton.pipelines.local.rows import HEAD
 
-HEAD = "baton.components.data_split.head"
 PREVIEW = "baton.components.tokenize.preview"
 LEARNED = 1000
 """Rows that a tokenizer is trained on where the run trains one."""
@@ -57,7 +57,7 @@ def show(
         from baton.pipelines.proving import prove_page
 
         stem, _, ending = prove_page.check_path(page).rpartition(".")
-        trainings = list(parts_of(prepare.localise(prepare.load(recipe, list(overrides or ())), recipe)))
+        trainings = list(parts_of(prepare.load_here(recipe, overrides)))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:
             if not has_tokenizer:  # the first phase learns it

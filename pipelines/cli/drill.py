@@ -38,7 +38,7 @@ def drill(
         from baton.pipelines.proving import turns
         from baton.pipelines.proving.drill import Drill
 
-        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         prepare.check_model(loaded)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from baton.components.shared.core.errors import UserError
-from baton.pipelines.cli.options import reported
+from baton.pipelines.cli import options
+from baton.pipelines.cli.options import print_json, reported
 from baton.pipelines.importing import axolotl, llamafactory, reading, writing
 from baton.pipelines.importing.trainer import Trainer
 
@@ -46,16 +47,20 @@ def _import(trainer: Trainer, file: str, output: str | None) -> None:
     draft = reading.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
     recipe = writing.recipe_of(draft)
     document = writing.to_yaml(recipe, draft)
-    if output is None:
-        typer.echo(document, nl=False)
-    else:
+    if output:
         try:
             os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
             with open(output, "x", encoding="utf-8") as opened:
                 opened.write(document)
         except OSError as error:
             raise UserError(f"{output!r} cannot be written: {error.strerror}.", remedy="Check the path.") from None
-    for line in writing.report(draft, output or recipe.name):
+    lines = list(writing.report(draft, output or recipe.name))
+    if options.as_json():
+        print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
+        return
+    if output is None:
+        typer.echo(document, nl=False)
+    for line in lines:
         typer.echo(line, err=output is None)
     if output:
         typer.echo(f"next: baton validate {output}")

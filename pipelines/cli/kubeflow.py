@@ -10,6 +10,7 @@ from baton.components.shared.core.errors import BatonError, UserError
 from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, reported
+from baton.pipelines.cli.submit import submit
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
@@ -121,3 +122,9 @@ def _found(endpoint: str, run: str, namespace: str | None) -> tuple[Client, Run]
     if count > 1:
         console.print(f"{count} runs are named {run}; this is the newest, {newest.run_id}", soft_wrap=True)
     return client, newest
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands that act on runs on Kubeflow Pipelines."""
+    for command in (submit, status, cancel, retry):
+        app.command()(command)

@@ -36,8 +36,7 @@ def run(
     recipe's gate rejects the model.
     """
     with reported(output):
-        portable = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
-        loaded = prepare.localise(portable, recipe)
+        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks, image=image)
         name = check_name(run_name or prepare.new_run_name(loaded))
         training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
         resumable.check(loaded, training_run.storage, name)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -17,6 +22,8 @@ from baton.pipelines.compiling.package import Pipeline
 
 REJECTED = 3
 """Exit code of a run that the recipe's gate rejects."""
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
 
 
 class Output(StrEnum):
@@ -39,7 +46,8 @@ class Control(StrEnum):
     rng = "rng"
 
 
-RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)]
+RECIPE_HELP = "YAML file, - for standard input, or a name that `baton recipes` lists; see docs/recipe.md."
+RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RunUri = Annotated[str, typer.Argument(metavar="RUN_URI", help="STORE/runs/NAME, as `baton run` prints it.")]
 Overrides = Annotated[
     list[str] | None,
@@ -101,23 +109,122 @@ PipelineOption = Annotated[
 DEFAULT_STORE: str = StoreSection.model_fields["uri"].default
 """Where a name is looked up when no store is given."""
 OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
+]
+
+
+@dataclass
+class _Answer:
+    """Form in which the command that runs answers, and where to."""
+
+    output: Output
+    stream: TextIO
+
+
+_answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
+Function = Callable[..., None]
+
+
+def give_json(app: typer.Typer, without: Mapping[str, str], path: str = "") -> None:
+    """Gives every command of an app, and of those below it, the option `--json`.
+
+    A command with `--output json` has `--json` as another word for it. A command without asks `as_json`.
+
+    Args:
+        app: The app, its commands registered.
+        without: Command → why it has no such option.
+        path: What stands before the names of its commands.
+    """
+    for info in app.registered_commands:
+        assert info.callback is not None
+        if f"{path}{info.name or info.callback.__name__.replace('_', '-')}" not in without:
+            info.callback = _with_json(info.callback)
+    if app.registered_callback and app.registered_callback.callback:
+        app.registered_callback.callback = _with_json(app.registered_callback.callback)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        give_json(group.typer_instance, without, f"{path}{group.name} ")
+
+
+def _with_json(function: Function) -> Function:
+    """Returns a command with the option `--json`."""
+    signature = inspect.signature(function, eval_str=True)
+    takes_output = signature.parameters.get("output", inspect.Parameter.empty)
+    has_output = takes_output is not inspect.Parameter.empty and isinstance(takes_output.default, Output)
+
+    @functools.wraps(function)
+    def command(*, json_wanted: bool, **given: Any) -> None:
+        if json_wanted and has_output:
+            given["output"] = Output.json
+        with answering(Output.json if json_wanted or (has_output and given["output"] is Output.json) else Output.text):
+            function(**given)
+
+    option = inspect.Parameter("json_wanted", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, "json_wanted": AsJson}
+    return command
+
+
+def start(app: typer.Typer) -> None:
+    """Runs the command line; where it is to answer in JSON, what is wrong with its words is an object, too."""
+    words = sys.argv[1:]
+    if "--json" not in words and "--output=json" not in words and ("--output", "json") not in itertools.pairwise(words):
+        app()
+        return
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as error:
+        print_json({"state": "failed", "error": error.format_message(), "exit_code": error.exit_code})
+        typer.secho(f"baton: {error.format_message()}", err=True, fg=typer.colors.RED)
+        code = error.exit_code
+    sys.exit(code or 0)
 
 
 @contextlib.contextmanager
-def reported(output: Output = Output.text) -> Iterator[None]:
-    """Turns a known error into one message and its exit code."""
+def answering(output: Output) -> Iterator[None]:
+    """Lets a command answer in a form: for JSON, whatever else is printed goes to standard error."""
+    token = _answer.set(_Answer(output, sys.stdout))
+    try:
+        if output is Output.text:
+            yield
+        else:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+    finally:
+        _answer.reset(token)
+
+
+def as_json() -> bool:
+    """Tells whether the command that runs is to answer in JSON."""
+    answer = _answer.get()
+    return answer is not None and answer.output is Output.json
+
+
+@contextlib.contextmanager
+def reported(output: Output | None = None) -> Iterator[None]:
+    """Turns a known error into one message and its exit code.
+
+    Args:
+        output: Form of the command's answer; as `--json` says when left out.
+    """
+    in_json = as_json() if output is None else output is Output.json
     try:
         yield
     except BatonError as error:
-        if output is Output.json:
+        if in_json:
             print_json({"state": "failed", "error": str(error), "exit_code": error.exit_code})
         typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        typer.secho("baton: interrupted; the same command with --run NAME resumes from the last checkpoint", err=True)
-        raise typer.Exit(130) from None
+        words = "interrupted; the same command with --run NAME resumes from the last checkpoint"
+        if in_json:
+            print_json({"state": "failed", "error": words, "exit_code": INTERRUPTED})
+        typer.secho(f"baton: {words}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def print_json(document: Mapping[str, object]) -> None:
     """Prints the one JSON object of a command."""
-    sys.stdout.write(json.dumps(document) + "\n")
+    answer = _answer.get()
+    (answer.stream if answer else sys.stdout).write(json.dumps(document) + "\n")

@@ -34,7 +34,7 @@ def prove(
         from baton.pipelines.proving import prove_page, turns
 
         counts = proving.parse_counts(chunks)
-        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store), recipe)
+        loaded = prepare.load_here(recipe, overrides, store=store)
         page = prove_page.check_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
         numbers = turns.parse(processes, loaded)

@@ -1,4 +1,4 @@
-"""`baton validate`, `schema`, `doctor` and `compile`: a recipe looked at before it runs."""
+"""`baton recipes`, `validate`, `schema`, `doctor` and `compile`: a recipe looked at before it runs."""
 
 from __future__ import annotations
 
@@ -8,37 +8,129 @@ from typing import Annotated
 
 import typer
 
-from baton.components.shared.recipe import Guard, Recipe
+from baton.components.shared.recipe import Guard, Recipe, recipe_file
 from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import fits, memory, prepare, profiles, rendering
+from baton.pipelines.compiling import fits, memory, origin, prepare, profiles, rendering
 from baton.pipelines.compiling.package import Pipeline, write_package
+
+app = typer.Typer(help="Lists the recipes that Baton brings along, and prints one.")
+
+
+@app.callback(invoke_without_command=True)
+def recipes(context: typer.Context) -> None:
+    """Lists the recipes that Baton brings along, which every command takes by their names; `show` prints one."""
+    if context.invoked_subcommand is None:
+        list_recipes()
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """Lists the recipes that Baton brings along, which every command takes by their names."""
+    with reported():
+        listed = [_summary(name) for name in origin.bundled()]
+        if options.as_json():
+            print_json({"recipes": listed})
+            return
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("name", "method", "model", "about"):
+            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "method"))
+        for row in listed:
+            table.add_row(row["name"], row["method"], row["model"], row["about"])
+        Console(highlight=False).print(table)
+        typer.echo("baton run NAME runs one, baton recipes show NAME > my.yaml makes it yours")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bundled recipe.", show_default=False)],
+) -> None:
+    """Prints a recipe that Baton brings along, for a file of your own."""
+    with reported():
+        found = origin.of_bundle(name)
+        if options.as_json():
+            print_json({**_summary(name), "yaml": found.standalone()})
+        else:
+            typer.echo(found.standalone(), nl=False)
+
+
+def _summary(name: str) -> dict[str, str]:
+    """Returns what is listed of a bundled recipe; its first comment line says what it is about."""
+    source = origin.of_bundle(name)
+    recipe = recipe_file.validate(source.document(), origin=name)
+    parts = recipe.phase_recipes() or [recipe]
+    scratch = recipe.model.from_scratch
+    return {
+        "name": origin.bundled_name(name),
+        "method": " → ".join(part.training.method for part in parts),
+        "model": recipe.model.base or (f"{scratch.architecture} from scratch" if scratch else ""),
+        "about": source.summary,
+    }
 
 
 def validate(recipe: options.RecipePath, overrides: options.Overrides = None) -> None:
-    """Checks a recipe: every key, every value, that the data it names exists, and that training fits the GPU."""
+    """Checks a recipe: every key, every value, that the data it names exists and suits the method, and fits the GPU.
+
+    Of rows on this machine the first ones are looked at; `baton data check` looks at all of them.
+    """
     with reported():
-        loaded, chosen = prepare.load_explained(recipe, overrides or ())
-        localised = prepare.localise(loaded, recipe)
+        from baton.pipelines.local import rows
+
+        source = origin.find(recipe)
+        loaded, chosen = prepare.load_explained(source, overrides or ())
+        localised = prepare.localise(loaded, source)
         trials = check_trials(localised) if localised.sweep else 0
+        seen = list(rows.report(localised))
         prepare.check_model(localised)
+        reports = {
+            "rows": seen,
+            "sweep": [f"its sweep compares {trials} trials at {_rungs(loaded)} rung(s)"] if trials else [],
+            "guard": [_guarded(loaded.training.guard, by_loss=loaded.training.generation is None)]
+            if loaded.training.guard
+            else [],
+            "profile": list(profiles.explained(loaded, chosen)),
+            "rendering": list(rendering.report(localised)),
+            "memory": list(memory.report(localised)),
+            "on_a_cluster": prepare.cluster_warnings(loaded),
+        }
+        if options.as_json():
+            print_json({"state": "valid", "recipe": source.name, **_extent(loaded), **reports})
+            return
         training = loaded.training
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
-            f"{recipe} is valid: {loaded.name}, {training.method} for {length} at batch size {training.batch_size} "
-            f"({loaded.split}), in {loaded.num_chunks} chunk(s)."
+            f"{source.name} is valid: {loaded.name}, {training.method} for {length} at batch size "
+            f"{training.batch_size} ({loaded.split}), in {loaded.num_chunks} chunk(s)."
         )
-        if trials:
-            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
-            typer.echo(f"its sweep compares {trials} trials at {rungs} rung(s)")
-        if guard := training.guard:
-            typer.echo(_guarded(guard, by_loss=training.generation is None))
-        for line in (*profiles.explained(loaded, chosen), *rendering.report(localised), *memory.report(localised)):
-            typer.echo(line)
-        for warning in prepare.cluster_warnings(loaded):
+        for about in ("sweep", "guard", "rows", "profile", "rendering", "memory"):
+            for line in reports[about]:
+                typer.echo(line)
+        for warning in reports["on_a_cluster"]:
             typer.echo(f"on a cluster: {warning}")
+
+
+def _extent(recipe: Recipe) -> dict[str, object]:
+    """Returns what a recipe comes to, for `baton validate --json`."""
+    training = recipe.training
+    return {
+        "name": recipe.name,
+        "method": training.method,
+        "phases": [{"name": phase.name, "method": phase.training.method} for phase in recipe.phase_recipes()],
+        "epochs": None if training.max_steps else training.epochs or 1.0,
+        "max_steps": training.max_steps,
+        "batch_size": training.batch_size,
+        "chunks": recipe.num_chunks,
+    }
+
+
+def _rungs(recipe: Recipe) -> int:
+    return sum(len(bracket.rungs) for bracket in brackets(recipe))
 
 
 def _guarded(guard: Guard, *, by_loss: bool) -> str:
@@ -54,12 +146,13 @@ def _guarded(guard: Guard, *, by_loss: bool) -> str:
 
 def schema() -> None:
     """Prints the recipe's JSON Schema, for editors that complete and check YAML."""
-    typer.echo(json.dumps(Recipe.model_json_schema(), indent=2))
+    schema = Recipe.model_json_schema()
+    print_json(schema) if options.as_json() else typer.echo(json.dumps(schema, indent=2))
 
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="YAML file; see docs/recipe.md.", show_default=False)
+        str | None, typer.Argument(metavar="RECIPE", help=options.RECIPE_HELP, show_default=False)
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
@@ -109,11 +202,19 @@ def compile_recipe(
             graph.check_ending(picture)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
         write_package(prepare.for_cluster(loaded), output, pipeline)
-        typer.echo(f"{output}: {loaded.num_chunks} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
         size = fits.check_fits(output, loaded, pipeline)
-        typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
-        if note := fits.frozen_note(size):
-            typer.echo(f"note: {note}")
+        note = fits.frozen_note(size)
         if picture:
             graph.write(output, picture)
+        if options.as_json():
+            at_end = size.spec + size.nodes
+            figures = {"bytes": os.path.getsize(output), "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
+            about = {"package": output, "chunks": loaded.num_chunks, "note": note, "graph": picture}
+            print_json({"state": "compiled", **about, **figures})
+            return
+        typer.echo(f"{output}: {loaded.num_chunks} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
+        typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
+        if note:
+            typer.echo(f"note: {note}")
+        if picture:
             typer.echo(picture)

@@ -21,7 +21,7 @@ from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import origin, prepare
 from baton.pipelines.compiling.package import Pipeline
 
 SAID = {
@@ -52,8 +52,7 @@ def retrain(
     where the gate rejects the model.
     """
     with reported(output):
-        portable = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
-        loaded = prepare.localise(portable, recipe)
+        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks, image=image)
         prepare.check_store(loaded)
         outcome = _run(loaded, runner)
         document = {name: value for name, value in outcome.fields().items() if name != "at"}
@@ -81,7 +80,9 @@ def outcome(
     rejected the model, and else that of what failed.
     """
     with reported(output):
-        loaded = recipe_file.load(recipe, [*(overrides or ()), *([f"store.uri={json.dumps(store)}"] if store else [])])
+        changes = [*(overrides or ()), *([f"store.uri={json.dumps(store)}"] if store else [])]
+        source = origin.find(recipe)
+        loaded = recipe_file.validate(source.document(changes), origin=source.name)
         storage = Storage(loaded.store.uri)
         if (run_id is None) == (result is None):
             raise UserError("expected one of --id and --result.")

@@ -46,7 +46,7 @@ def run(
         from baton.pipelines.local import engine, warm, winner
         from baton.pipelines.local.sweep import LocalSweep
 
-        loaded = prepare.localise(prepare.load(recipe, overrides or (), store=store, chunks=chunks), recipe)
+        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
         sweep_name = check_name(name or prepare.new_run_name(loaded))

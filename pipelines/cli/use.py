@@ -46,7 +46,7 @@ def generate(
 ) -> None:
     """Writes text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
 
-    With a file, `--output json` prints a JSON line for each prompt.
+    With a file, `--json` prints a JSON line for each prompt.
     """
     with reported(output):
         from baton.components.shared.core import events
@@ -54,6 +54,8 @@ def generate(
 
         if prompt is not None and file is not None:
             raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
+        if prompt is None and file is None and chat and output is Output.json:
+            raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
         if prompt is None and file is None and not chat:
             raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
         events.setup_logging()

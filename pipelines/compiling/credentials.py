@@ -1,14 +1,64 @@
-"""Credentials in a compiled pipeline: found by the names of fields and variables."""
+"""Credentials in a recipe, found in its addresses; and in a compiled pipeline, by the names of fields and variables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store.registry import environment_of
+
 _CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
 _REFERENCE_WORDS = frozenset({"NAME", "FILE", "PATH", "REF"})
 _REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey", "outputParameterKey"})
 """The schema's own fields that sound like credentials and only refer to something."""
+
+
+_IN_ADDRESS = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)[^/:@\s]+:(?!\d+(?:/|$))[^@\s]+@(?P<rest>.*)$", re.DOTALL)
+"""An address with a user and a password, or a key and its secret, before the host or bucket."""
+_VARIABLES = {
+    "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Beginning of the names of a cloud's variables → those with its credentials."""
+_MAY_NAME_A_USER = "tracking.mlflow"
+"""What `baton doctor` shows without it."""
+_SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
+
+
+def require_none(recipe: Recipe) -> None:
+    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines.
+
+    Raises:
+        UserError: one does; the message holds the address without it, and never the credential.
+    """
+    for path, value in _texts(recipe.model_dump(mode="json", exclude_defaults=True), ""):
+        if path == _MAY_NAME_A_USER:
+            continue
+        if match := _IN_ADDRESS.match(value):
+            address = match["scheme"] + match["rest"]
+        elif "://" in value and _SIGNED.search(value):
+            address = value.partition("?")[0]
+        else:
+            continue
+        given = next((_VARIABLES[name] for name in environment_of(address) if name in _VARIABLES), "the environment")
+        raise UserError(
+            f"{path}: the address holds a credential, which a recipe carries into runs, logs and pipelines.",
+            remedy=f"Write {address!r} and give the credential by {given}; pods get it by resources.secret.",
+        )
+
+
+def _texts(node: object, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, str):
+        yield place, node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _texts(value, f"{place}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _texts(value, f"{place}.{index}")
 
 
 def is_credential_name(name: str) -> bool:

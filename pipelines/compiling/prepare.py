@@ -15,12 +15,13 @@ from baton.components.shared.recipe.data import OLDER
 from baton.components.shared.store import sources
 from baton.components.shared.store.registry import environment_of
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import profiles, rendering
+from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering
+from baton.pipelines.compiling.origin import Origin
 from baton.pipelines.compiling.profiles import Document
 
 
 def load(
-    path: str,
+    path: str | Origin,
     overrides: Sequence[str] = (),
     *,
     store: str | None = None,
@@ -31,7 +32,7 @@ def load(
     """Reads a recipe with the command line's changes and its profile's choices.
 
     Args:
-        path: YAML file.
+        path: YAML file, pipe or name; see `origin.find`.
         overrides: Changes to it, `PATH=VALUE`.
         store: URI instead of the recipe's.
         chunks: Number of chunks instead of the recipe's.
@@ -39,7 +40,7 @@ def load(
         here: Whether it runs on this machine, so that the profile `auto` can look at it.
 
     Raises:
-        UserError: see `recipe_file.load` and `profiles.apply`.
+        UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, or an address holds a credential.
     """
     extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
@@ -47,39 +48,58 @@ def load(
     return load_explained(path, [*overrides, *extra], here=here)[0]
 
 
+def load_here(
+    path: str | Origin,
+    overrides: Sequence[str] | None = None,
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+) -> Recipe:
+    """Reads a recipe for a run on this machine; see `load` and `localise`."""
+    source = origin.find(path)
+    return localise(load(source, overrides or (), store=store, chunks=chunks, image=image), source)
+
+
 def load_explained(
-    path: str, overrides: Sequence[str] = (), *, here: bool = True
+    path: str | Origin, overrides: Sequence[str] = (), *, here: bool = True
 ) -> tuple[Recipe, list[profiles.Choice]]:
     """Reads a recipe, and tells what its profile chose; see `load`."""
-    document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
-    recipe = recipe_file.validate(document, origin=path)
+    source = origin.find(path)
+    document, chosen = profiles.apply(source.document(list(overrides)), here=here)
+    recipe = recipe_file.validate(document, origin=source.name)
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
             logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
-    recipe_file.require_effects(recipe, origin=path)
+    recipe_file.require_effects(recipe, origin=source.name)
+    credentials.require_none(recipe)
     if recipe.model.chat_template:
-        template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
+        template = _template(recipe.model.chat_template, source.folder)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
     return recipe, chosen
 
 
-def localise(recipe: Recipe, recipe_path: str) -> Recipe:
+def localise(recipe: Recipe, path: str | Origin) -> Recipe:
     """Makes local paths absolute and checks that they exist, for a run on this machine.
+
+    Args:
+        recipe: The recipe.
+        path: Its file, or where else it comes from.
 
     Raises:
         UserError: a source or base model is missing, or a format of export cannot be made of it.
     """
-    base_dir = os.path.dirname(os.path.abspath(recipe_path))
+    base_dir = path.folder if isinstance(path, Origin) else os.path.dirname(os.path.abspath(path))
     document: Document = recipe.model_dump(mode="json")
     if not recipe.phases:
         document["data"]["source"] = _sources(recipe, base_dir)
     for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
         phase["data"]["source"] = _sources(part, base_dir)
         if part.hooks.source:
-            phase["hooks"]["source"] = _local_code(part.hooks.source, base_dir)
+            phase["hooks"]["source"] = local_paths.code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
         document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
-    if recipe.model.base and (path := _local_model(recipe.model.base, base_dir)):
+    if recipe.model.base and (path := local_paths.model(recipe.model.base, base_dir, revision=recipe.model.revision)):
         document["model"]["base"] = path
     for section, part in zip(
         [phase["training"] for phase in document["phases"]] or [document["training"]],
@@ -90,10 +110,12 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         if part.training.second_model and part.training.settings:
             role, named = part.training.second_model
             settings = part.training.settings.model_dump(mode="json")
-            settings[role]["base"] = _local_model(named.base, base_dir, f"training.{method}.{role}") or named.base
+            setting = f"training.{method}.{role}"
+            path_here = local_paths.model(named.base, base_dir, setting, revision=named.revision)
+            settings[role]["base"] = path_here or named.base
             section[method] = settings
     if recipe.hooks.source:
-        document["hooks"]["source"] = _local_code(recipe.hooks.source, base_dir)
+        document["hooks"]["source"] = local_paths.code(recipe.hooks.source, base_dir)
     prefix = "sqlite:///"
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
         document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
@@ -104,7 +126,7 @@ def localise(recipe: Recipe, recipe_path: str) -> Recipe:
         exportable.check_registry(part, recipe.tracking.mlflow)
         for name in part.export.formats:
             exportable.require_packages(name)
-    return recipe_file.validate(document, origin=recipe_path)
+    return recipe_file.validate(document, origin=path.name if isinstance(path, Origin) else path)
 
 
 def check_model(recipe: Recipe) -> None:
@@ -224,10 +246,10 @@ def _localise_evaluation(section: Document, base_dir: str) -> None:
     for name in ("production", "bertscore_model"):
         value = section.get(name)
         if value and value != ACCEPTED and not value.startswith("models:"):
-            section[name] = _local_model(value, base_dir, f"evaluation.{name}") or value
+            section[name] = local_paths.model(value, base_dir, f"evaluation.{name}") or value
     tasks = section.get("tasks") or {}
     if path := tasks.get("include_path"):
-        tasks["include_path"] = _local_model(path, base_dir, "evaluation.tasks.include_path") or path
+        tasks["include_path"] = local_paths.model(path, base_dir, "evaluation.tasks.include_path") or path
 
 
 def _architecture(model: Document) -> str | None:
@@ -239,27 +261,3 @@ def _architecture(model: Document) -> str | None:
             return str(json.load(file).get("model_type"))
     except OSError:
         return None
-
-
-def _local_model(base: str, base_dir: str, setting: str = "model.base") -> str | None:
-    """Returns the absolute path of a model or other folder here, None for a hub id or URI."""
-    if "://" in base:
-        return None
-    tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(base))) for folder in (base_dir, os.getcwd())]
-    for path in tried:
-        if os.path.isdir(path):
-            return path
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:
-        raise UserError(f"{setting} {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).")
-    return None
-
-
-def _local_code(source: str, base_dir: str) -> str:
-    """Returns the absolute path of the user's Python files, or their address."""
-    if "://" in source:
-        return source
-    for folder in (base_dir, os.getcwd()):
-        path = os.path.abspath(os.path.join(folder, os.path.expanduser(source)))
-        if os.path.isdir(path) or (os.path.isfile(path) and path.endswith(".py")):
-            return path
-    raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")

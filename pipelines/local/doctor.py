@@ -27,7 +27,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.store.cache import NodeCache
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import origin, prepare
 from baton.pipelines.compiling.checks import Check
 from baton.pipelines.local import doctor_store
 
@@ -49,7 +49,7 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     """Looks at this machine, and at what a recipe or store names.
 
     Args:
-        recipe_path: YAML file.
+        recipe_path: YAML file, pipe or name.
         overrides: Changes to it, `PATH=VALUE`.
         store: URI instead of the recipe's.
 
@@ -62,9 +62,10 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     if overrides and not recipe_path:
         raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
     checks: list[Check] = []
-    recipe = prepare.load(recipe_path, overrides, store=store) if recipe_path else None
-    if recipe_path and recipe:
-        recipe, checked = _localised(recipe, recipe_path)
+    source = origin.find(recipe_path) if recipe_path else None
+    recipe = prepare.load(source, overrides, store=store) if source else None
+    if source and recipe:
+        recipe, checked = _localised(recipe, source)
         checks.append(checked)
     checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
     uri = recipe.store.uri if recipe else store
@@ -93,11 +94,11 @@ def print_table(checks: Sequence[Check]) -> None:
     console.print(table)
 
 
-def _localised(recipe: Recipe, path: str) -> tuple[Recipe, Check]:
+def _localised(recipe: Recipe, source: origin.Origin) -> tuple[Recipe, Check]:
     try:
-        localised = prepare.localise(recipe, path)
+        localised = prepare.localise(recipe, source)
         prepare.check_model(localised)
-        return localised, Check("recipe", "ok", f"{path}: {recipe.name}, all it names is there")
+        return localised, Check("recipe", "ok", f"{source.name}: {recipe.name}, all it names is there")
     except UserError as error:
         return recipe, Check("recipe", "problem", error.message, error.remedy or "")
 

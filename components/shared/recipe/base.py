@@ -75,13 +75,23 @@ def require_pattern(value: str) -> str:
 
 
 DURATION = re.compile(r"0*([1-9][0-9]*)(s|m|h)")
+_LIKE_DURATION = re.compile(r"(?i)\s*0*([1-9][0-9]*)\s*(s|m|h|d)(ec(ond)?s?|in(ute)?s?|(ou)?rs?|ays?)?\s*", re.ASCII)
 
 
 def duration(value: Any) -> Any:
     """Returns a time as written, if it is one."""
     if isinstance(value, str) and DURATION.fullmatch(value):
         return value
-    raise ValueError(f"is {value!r}; expected a time such as 30s, 5m, 1h")
+    raise ValueError(f"is {value!r}; expected a time such as 30s, 5m, 1h{near_duration(value)}")
+
+
+def near_duration(value: Any) -> str:
+    """Returns the end of a message: the time that a value may have been meant to be, nothing where it is like none."""
+    match = _LIKE_DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    unit = match[2].lower()
+    return f"; did you mean '{int(match[1]) * 24}h'?" if unit == "d" else f"; did you mean '{match[1]}{unit}'?"
 
 
 def seconds(text: str) -> float:

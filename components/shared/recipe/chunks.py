@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from baton.components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, seconds
+from baton.components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, near_duration, seconds
 
 CONTINUOUS = "continuous"
 """Word for checkpoints of which one is always on its way."""
@@ -84,7 +84,8 @@ class Chunks(Section):
         steps = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if value is None or steps or (isinstance(value, str) and (value == CONTINUOUS or DURATION.fullmatch(value))):
             return value
-        raise ValueError(f"is {value!r}; expected a number of steps, a time such as 30s, 5m, 1h, or {CONTINUOUS}")
+        expected = f"a number of steps, a time such as 30s, 5m, 1h, or {CONTINUOUS}"
+        raise ValueError(f"is {value!r}; expected {expected}{near_duration(value)}")
 
     @property
     def every_steps(self) -> int | None:

@@ -89,9 +89,11 @@ class Evaluation(Section):
     def _lines(cls, value: dict[str, str]) -> dict[str, str]:
         for name, line in value.items():
             if not GATE.fullmatch(line.strip()):
+                meant = _near_line(line)
+                example = f"; did you mean {meant!r}?" if meant else ", for example '<= baseline * 0.98'"
                 raise ValueError(
                     f"{name}: {line!r} is no line of a gate; expected <=, >=, < or > and a number, baseline or "
-                    "production, for example '<= baseline * 0.98'"
+                    f"production{example}"
                 )
         return value
 
@@ -139,3 +141,16 @@ class Evaluation(Section):
         if (self.metrics or self.functions) and not self.samples:
             raise ValueError("metrics: are taken over what the model writes; set evaluation.samples above 0")
         return self
+
+
+def _near_line(line: str) -> str | None:
+    """Returns the line of a gate that one with a mistake may have been meant to be, None where it is like none."""
+    meant = f" {line.strip().lower()} ".replace("≤", "<=").replace("≥", ">=").replace("=<", "<=").replace("=>", ">=")
+    meant = re.sub(r"\b(at most|no more than)\b", "<=", re.sub(r"\b(at least|no less than)\b", ">=", meant))
+    meant = re.sub(r"\b(below|less than|under)\b", "<", re.sub(r"\b(above|more than|over)\b", ">", meant))
+    meant = re.sub(r"([\d.]+) ?%( of)?", lambda match: f"{float(match[1]) / 100:g} *", meant).replace("* *", "*")
+    meant = re.sub(r"\b(than|the|of|is)\b|==?(?=[^=])(?<![<>]=)", " ", meant)
+    meant = re.sub(r"(\d) ?[x×] ?|(?<=\w) [x×] ", lambda match: f"{match[1] or ''} * ", meant)
+    meant = re.sub(r"([\d.]+)\s*\*?\s*(baseline|production)", r"\2 * \1", meant)
+    meant = " ".join(meant.split())
+    return meant if GATE.fullmatch(meant) else None

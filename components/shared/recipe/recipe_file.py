@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
-import types
 import typing
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.mistakes import fields, yaml_text
 from baton.components.shared.recipe.rules import check_effects
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `1e-4` is a number, where YAML 1.1 asks for `1.0e-4`."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
@@ -50,11 +39,31 @@ def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"recipe {path!r} is not YAML: {error}") from None
+    return parse(text, overrides, origin=path)
+
+
+def parse(text: str, overrides: typing.Sequence[str] = (), *, origin: str) -> dict[str, Any]:
+    """Reads a recipe's text as plain values, not checked yet; see `read`.
+
+    Args:
+        text: YAML.
+        overrides: `dotted.path=value` strings.
+        origin: What messages call it.
+
+    Raises:
+        UserError: the text is not YAML, or an override is malformed.
+    """
+    try:
+        document = yaml.load(text, yaml_text.Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(text, error)}") from None
+    if document is None:
+        raise UserError(f"recipe {origin!r} is empty, expected keys and values.")
     if not isinstance(document, dict):
-        raise UserError(f"recipe {path!r} holds a {type(document).__name__}, expected keys and values.")
+        raise UserError(f"recipe {origin!r} holds a {type(document).__name__}, expected keys and values.")
     if isinstance(document.get("store"), str):
         document["store"] = {"uri": document["store"]}
     for override in overrides:
@@ -71,7 +80,7 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        lines = [_explain(dict(problem)) for problem in error.errors()]
+        lines = [fields.explain(dict(problem)) for problem in error.errors()]
         raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
 
 
@@ -151,48 +160,10 @@ def _override(document: dict[str, Any], override: str) -> None:
     if not separator or not all(keys):
         raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, yaml_text.Loader)
     except yaml.YAMLError:
         raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
     try:
         place(document, path.strip(), value)
     except KeyError as error:
         raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None
-
-
-def _explain(problem: dict[str, Any]) -> str:
-    location = problem["loc"]
-    if location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1])):
-        location = location[:-1]  # the member of a union that was tried
-    path = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        keys = _keys_at(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.6)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(keys)}"
-        return f"{path}: unknown key; {hint}"
-    if problem["type"] == "missing":
-        return f"{path}: missing, and it has no default"
-    message = problem["msg"].removeprefix("Value error, ")
-    value = problem.get("input")
-    shown = f" (got {value!r})" if isinstance(value, str | int | float) and problem["type"] != "value_error" else ""
-    return f"{path}: {message}{shown}" if path else message
-
-
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    """Returns the field names of the section at a location of the schema."""
-    model: type[BaseModel] | None = Recipe
-    for part in location:
-        field = model.model_fields.get(str(part)) if model else None
-        if field is not None:
-            model = _section_of(field.annotation)
-    return list(model.model_fields) if model else []
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, typing.Annotated):
-        for argument in typing.get_args(annotation):
-            if section := _section_of(argument):
-                return section
-    return None

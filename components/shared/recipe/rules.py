@@ -114,7 +114,8 @@ def _check_chunks(recipe: Sections) -> None:
         )
     if training.max_steps is not None and recipe.num_chunks > training.max_steps:
         raise ValueError(
-            f"chunks.count: {recipe.num_chunks} chunks for {training.max_steps} steps; at most one per step"
+            f"chunks.count: {recipe.num_chunks} chunks for {training.max_steps} steps; at most one per step: set it to "
+            f"{training.max_steps} or less"
         )
 
 

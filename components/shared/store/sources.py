@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.near import near_path
 from baton.components.shared.store.storage import Storage
 
 Value: TypeAlias = str | dict[str, object]
@@ -102,9 +103,11 @@ def resolve(source: str, *, base_dir: str) -> str:
     for path in tried:
         if os.path.exists(path) or glob.glob(path, recursive=True):
             return path
+    near = None if any(sign in source for sign in "*?[") else near_path(source, (base_dir, os.getcwd()))
     raise UserError(
         f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
-        remedy="Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
+        remedy=(f"Did you mean {near!r}? " if near else "")
+        + "Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
     )
 
 

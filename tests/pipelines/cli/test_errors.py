@@ -74,7 +74,7 @@ def refused_as_json(done: subprocess.CompletedProcess[str]) -> str:
 
 
 MISTAKES = {
-    "no recipe": (["absent.yaml"], "recipe 'absent.yaml' is not a file. Give the path of a YAML recipe."),
+    "no recipe": (["absent.yaml"], "recipe 'absent.yaml' is not a file. Give the path of a YAML recipe, or a name"),
     "unknown key": (
         ["recipe.yaml", "--set", "training.lerning_rate=1"],
         "training.lerning_rate: unknown key; did you mean 'learning_rate'?",
@@ -100,7 +100,10 @@ def test_run_refuses(arguments: list[str], message: str, folder: Path):
 def test_run_refuses_in_words(folder: Path):
     done = baton(folder, "run", "absent.yaml")
 
-    assert refused(done) == "recipe 'absent.yaml' is not a file. Give the path of a YAML recipe."
+    assert refused(done) == (
+        "recipe 'absent.yaml' is not a file. Give the path of a YAML recipe, or a name; `baton recipes` lists the "
+        "bundled ones."
+    )
     assert done.stdout == ""
 
 
@@ -161,6 +164,7 @@ def test_validate(folder: Path):
 
 COMMANDS = [
     "",
+    "init",
     "validate",
     "schema",
     "compile",
@@ -178,6 +182,7 @@ COMMANDS = [
 ]
 COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune", "merge")]
 COMMANDS += ["data", "data check", "data show", "import", "import axolotl", "import llamafactory"]
+COMMANDS += ["recipes", "recipes list", "recipes show"]
 COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
 COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "submit", "status", "stop", "resume", "fork"))]
 COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]
@@ -194,7 +199,7 @@ def test_help(command: str):
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
     names = set(top.commands)
-    groups = ("checkpoints", "data", "import", "runs", "schedules", "sweep")
+    groups = ("checkpoints", "data", "import", "recipes", "runs", "schedules", "sweep")
     names |= {f"{group} {name}" for group in groups for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}

@@ -134,6 +134,18 @@ UNFIT = {
 }
 
 
+FOR_OTHERS = {
+    ("pretrain", "question", "answer"): (
+        "Rows of prompt-completion are for sft: set training.method: sft. Or keep pretrain:"
+    ),
+    ("grpo", "text", "messages"): "Rows of messages are for sft: set training.method: sft. Or keep grpo:",
+    ("sft", "prompt", "chosen", "rejected"): (
+        "Rows of preference are for dpo, kto, reward, orpo and cpo: set training.method: dpo. Or keep sft:"
+    ),
+}
+"""Method and columns → which methods learn from such rows, where others do."""
+
+
 @pytest.mark.parametrize(("method", "present", "message", "nearest"), UNFIT.values(), ids=UNFIT)
 def test_columns_that_fit_nothing(method: str, present: list[str], message: str, nearest: str):
     with pytest.raises(UserError) as caught:
@@ -142,7 +154,8 @@ def test_columns_that_fit_nothing(method: str, present: list[str], message: str,
     assert caught.value.message == (
         f"data.source 'rows.jsonl' has columns {', '.join(sorted(present))}, which fit {message}."
     )
-    assert caught.value.remedy == f"The nearest is {nearest}."
+    others = FOR_OTHERS.get((method, *present))
+    assert caught.value.remedy == (f"{others} the nearest is {nearest}." if others else f"The nearest is {nearest}.")
 
 
 def test_what_lies_within_a_column_is_not_named_beside_it():

@@ -138,9 +138,7 @@ def test_a_rule_names_the_path_and_the_remedy(changes: dict[str, Any], message: 
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "value", ["5x", "0s", "00m", "5m\n", "m", "", " 5m", "1d", "٣s", 0, -1, 1.5, True, [5]], ids=repr
-)
+@pytest.mark.parametrize("value", ["5x", "0s", "00m", "m", "", "5ms", "٣s", 0, -1, 1.5, True, [5]], ids=repr)
 def test_a_bad_duration(value: Any, scratch_recipe: dict[str, Any]):
     with pytest.raises(UserError) as caught:
         changed(scratch_recipe, {"chunks.checkpoint_every": value})

@@ -123,10 +123,17 @@ def test_a_store_from_the_command_line_is_taken_as_it_is(store: str, example: st
 
 
 BROKEN = {
-    "empty": (b"", "holds a NoneType, expected keys and values"),
+    "empty": (b"", "is empty, expected keys and values"),
+    "key twice": (b"a: 1\nb:\n  c: 1\n  c: 2\n", "the key 'c' stands twice, in line 3 and in line 4. Remove one"),
     "list": (b"- a\n", "holds a list, expected keys and values"),
     "not YAML": (b"a: [", "is not YAML: while parsing"),
-    "tabs": (b"a:\n\tb: 1", "is not YAML: while scanning"),
+    "tabs": (b"a:\n\tb: 1", "and line 2 begins with a tab: write two spaces for each"),
+    "sign of YAML's": (
+        b"a:\n  b: >= 1\n",
+        "expected chomping or indentation indicators, but found '=' (line 2, column",
+    ),
+    "colon in a value": (b"a: b: c\n", 'Write line 1 so: a: "b: c"'),
+    "no space": (b"a: 1\nb:2\nc: 3\n", "Write line 2 so: b: 2"),
     "not UTF-8": (b"name: \xff", "is not YAML: 'utf-8' codec can't decode"),
     "object": (b"!!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
     "number as key": (b"1: 2", "1:"),

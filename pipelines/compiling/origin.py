@@ -1,0 +1,209 @@
+"""Where a recipe comes from: a file, a pipe, standard input, or the recipes that Baton brings along."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.near import near_path
+from baton.components.shared.recipe import recipe_file
+
+STDIN = "-"
+ENDINGS = (".yaml", ".yml")
+RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "recipes")
+"""Folder of the recipes that Baton brings along."""
+LISTED = "`baton recipes` lists the bundled ones"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A recipe as it was given, its text read: a pipe can be read only once.
+
+    Attributes:
+        name: What messages call it.
+        text: What it says.
+        folder: Where its relative paths begin.
+    """
+
+    name: str
+    text: str
+    folder: str
+
+    def document(self, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
+        """Returns its values, not checked yet; see `recipe_file.read`."""
+        return recipe_file.parse(self.text, overrides, origin=self.name)
+
+    @property
+    def summary(self) -> str:
+        """What its first line says of it, where that is a comment."""
+        first = self.text.lstrip().partition("\n")[0]
+        return first.lstrip("# ").rstrip() if first.startswith("#") else ""
+
+    def standalone(self) -> str:
+        """Returns its text for a file elsewhere: what lies beside it is named by its whole path."""
+        text = self.text
+        for path in sorted(_paths(self.document()), key=len, reverse=True):
+            there = os.path.join(self.folder, path)
+            if not os.path.isabs(path) and os.path.exists(there):
+                text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])", lambda _, there=there: there, text)
+        return text
+
+
+def _paths(node: object) -> Iterator[str]:
+    """Yields the texts of a recipe that look like files."""
+    if isinstance(node, str) and "\n" not in node and "://" not in node:
+        yield from [node] if "/" in node or os.path.splitext(node)[1] else ()
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _paths(child)
+
+
+def find(given: str | Origin) -> Origin:
+    """Reads a recipe.
+
+    Args:
+        given: `-` for standard input, the path of a file or pipe, or where there is none the name of a bundled recipe:
+            its file's without the ending, or below `recipes`; in any case of letters.
+
+    Raises:
+        UserError: there is none, or nothing in it.
+    """
+    if isinstance(given, Origin):
+        return given
+    if given == STDIN:
+        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+            raise _terminal()
+        return Origin(STDIN, _piped(sys.stdin.buffer.read(), given), os.getcwd())
+    path = os.path.expanduser(given)
+    if is_readable(path):
+        try:
+            with open(path, "rb") as file:
+                if file.isatty():
+                    raise _terminal()
+                data = file.read()
+        except OSError as error:
+            raise UserError(f"recipe {given!r} cannot be read: {error.strerror}.") from None
+        is_pipe = not os.path.isfile(path) or path.startswith(("/dev/", "/proc/"))
+        folder = os.getcwd() if is_pipe else os.path.dirname(os.path.abspath(path))
+        return Origin(given, _piped(data, given) if is_pipe else _text(data, given), folder)
+    if bundled_name(given):
+        return of_bundle(given)
+    raise _absent(given)
+
+
+def of_bundle(name: str) -> Origin:
+    """Reads a recipe that Baton brings along.
+
+    Raises:
+        UserError: there is none of this name, or several.
+    """
+    found = bundled_name(name)
+    if not found:
+        names = list(bundled())
+        close = _meant(name, names)
+        hint = f"Did you mean {close!r}? " if close else ""
+        raise UserError(f"no bundled recipe is called {name!r}.", remedy=f"{hint}There are {', '.join(names)}.")
+    path = bundled()[found]
+    with open(path, "rb") as file:
+        return Origin(found, _text(file.read(), found), os.path.dirname(path))
+
+
+def is_readable(path: str) -> bool:
+    """Tells whether a path is a file, or a pipe or device that can be read like one."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISDIR(mode)
+
+
+def is_recipe(given: str) -> bool:
+    """Tells whether a word of the command line is meant to be a recipe, where rows may stand as well."""
+    if given == STDIN or given.endswith(ENDINGS):
+        return True
+    if os.path.exists(given):
+        return is_readable(given) and not os.path.isfile(given)
+    return bool(bundled_name(given))
+
+
+def bundled() -> dict[str, str]:
+    """Returns the paths of the bundled recipes by their names, those of `recipes` itself first."""
+    found = {}
+    for folder, folders, files in os.walk(RECIPES):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        for file in sorted(files):
+            stem, ending = os.path.splitext(file)
+            if ending in ENDINGS:
+                name = os.path.relpath(os.path.join(folder, stem), RECIPES).replace(os.sep, "/")
+                found[name] = os.path.join(folder, file)
+    return found
+
+
+def bundled_name(given: str) -> str:
+    """Returns the name of the bundled recipe that is meant, none where there is none.
+
+    Raises:
+        UserError: several may be.
+    """
+    wanted, recipes = given.lower(), bundled()
+    whole = [name for name in recipes if name.lower() == wanted]
+    names = whole or [name for name in recipes if name.lower().rpartition("/")[2] == wanted]
+    if len(names) > 1:
+        remedy = f"Say which: {_either(names)}."
+        raise UserError(f"{given!r} is the name of {len(names)} bundled recipes.", remedy=remedy)
+    return names[0] if names else ""
+
+
+def _text(data: bytes, given: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"recipe {given!r} is not YAML: {error}") from None
+
+
+def _piped(data: bytes, given: str) -> str:
+    if not data.strip():
+        where = "standard input is empty" if given == STDIN else "nothing came out of it"
+        raise UserError(
+            f"recipe {given!r}: {where}, expected a recipe in YAML.",
+            remedy="Pipe one in, as in `baton validate - < my.yaml`.",
+        )
+    return _text(data, given)
+
+
+def _terminal() -> UserError:
+    return UserError(
+        "the recipe is to be read from standard input, which is a terminal.",
+        remedy=f"Pipe one in, as in `baton validate - < my.yaml`, or name a file; {LISTED}.",
+    )
+
+
+def _absent(given: str) -> UserError:
+    if os.path.isdir(given):
+        inside = [name for name in sorted(os.listdir(given)) if name.endswith(ENDINGS)]
+        files = _either([os.path.join(given, name) for name in inside[:5]]) if inside else f"a YAML file; {LISTED}"
+        return UserError(f"recipe {given!r} is not a file but a folder.", remedy=f"Name a recipe: {files}.")
+    is_name = not given.endswith(ENDINGS) and "/" not in given.removeprefix("gallery/")
+    close = _meant(os.path.splitext(os.path.basename(given))[0], list(bundled()))
+    file = near_path(given, [os.getcwd()])
+    meant = close if is_name and close else file if file and is_readable(file) else close
+    hint = f"Did you mean {meant!r}? " if meant else ""
+    kind = "is not a file, nor the name of a bundled recipe" if is_name else "is not a file"
+    return UserError(f"recipe {given!r} {kind}.", remedy=f"{hint}Give the path of a YAML recipe, or a name; {LISTED}.")
+
+
+def _meant(given: str, names: list[str]) -> str | None:
+    """Returns the bundled recipe that a name may be meant for."""
+    known = {name.rpartition("/")[2].lower(): name for name in reversed(names)} | {name.lower(): name for name in names}
+    close = difflib.get_close_matches(given.lower(), known, n=1)
+    return known[close[0]] if close else None
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} or {names[-1]}"

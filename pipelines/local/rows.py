@@ -1,0 +1,76 @@
+"""The first rows of a recipe's sources, looked at on this machine before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.compiling.phases import parts_of
+from baton.pipelines.local import processes
+
+HEAD = "baton.components.data_split.head"
+LOOKED_AT = 20
+"""Rows that tell whether a recipe's method learns from them."""
+
+
+def report(recipe: Recipe) -> Iterator[str]:
+    """Yields what the first rows of a recipe are, in words; nothing of sources that are not on this machine.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+
+    Raises:
+        UserError: its method does not learn from such rows, or none of the first ones can be used.
+    """
+    for part, name, _ in parts_of(recipe):
+        if all("://" not in source.uri for source in part.data.sources):
+            yield from _report(part, f"{name.removeprefix('-')}: " if name else "")
+
+
+def _report(recipe: Recipe, of: str) -> Iterator[str]:
+    found: list[events.Source] = []
+
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Source):
+            found.append(event)
+
+    rows = first(recipe, LOOKED_AT, None, heard)
+    for source in found:
+        columns = ", ".join(
+            f"{ours} {'+'.join([theirs] if isinstance(theirs, str) else theirs)}"
+            for ours, theirs in source.columns.items()
+            if ours != theirs
+        )
+        yield f"{of}{os.path.basename(source.uri)} holds rows of {source.format}{f' ({columns})' if columns else ''}"
+    rejected = [row for row in rows if "reason" in row]
+    if not rejected:
+        return
+    row = rejected[0]
+    example = f"{os.path.basename(str(row['file']))} line {row['line']}: {row['reason']}"
+    if len(rejected) == len(rows):
+        raise UserError(
+            f"{of}none of the first {len(rows)} rows of data.source is usable; the first is {example}.",
+            remedy="Check data.format and data.columns against the rows; `baton data check` looks at all of them.",
+        )
+    yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
+
+
+def first(
+    recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
+) -> list[dict[str, object]]:
+    """Returns the first rows of a recipe as `data_split.head` writes them, unusable ones among them.
+
+    Raises:
+        BatonError: they cannot be read, or fit no format that the method learns from.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
+        file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
+        file.write_text(recipe_file.dumps(recipe), encoding="utf-8")
+        processes.run(HEAD, [str(file), str(count), side or "", str(head)], on_event)
+        return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]

@@ -1,0 +1,231 @@
+"""The method that suits rows, and where the field begins with it: batch size, learning rate, epochs, lengths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import SPECS
+from baton.components.shared.runs.documents.survey import Fit, Survey
+
+SCRATCH = "scratch"
+"""Instead of a model: one that is built from its configuration."""
+IN_TURN = ("dpo", "kto", "sft", "pretrain", "grpo")
+"""Methods in the order in which rows are held against them: who asks for most first."""
+ENOUGH = 0.5
+"""Share of the rows that a method has to be able to use to be chosen."""
+CHARACTERS = 3
+"""Characters of a token, where they are not counted; most texts have more."""
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+FEW, MANY = 100, 20_000
+"""Rows of which a number is held out, not a share; and rows of which one pass is enough."""
+STEPS = 8
+"""Steps of a pass, at least, where batches are made smaller for them."""
+CHUNK_STEPS, MAX_CHUNKS, UNKNOWN_CHUNKS = 50, 8, 4
+"""Steps of a chunk at least; chunks at most, and where steps are not known."""
+
+BATCH = {"pretrain": 32, "grpo": 32, "rloo": 32}
+"""Method → rows of a step, or completions; 16 with the others."""
+WRITE = ("grpo", "rloo")
+"""Methods of which `training.batch_size` counts completions."""
+GENERATIONS = 8
+RATES = {
+    "sft": (2e-5, 2e-4),
+    "pretrain": (2e-5, 1e-4),
+    "reward": (1e-5, 1e-4),
+    "dpo": (5e-7, 5e-6),
+    "kto": (5e-7, 5e-6),
+    "orpo": (8e-6, 8e-5),
+    "cpo": (1e-6, 1e-5),
+    "grpo": (1e-6, 1e-5),
+    "rloo": (1e-6, 1e-5),
+    "distillation": (1e-5, 1e-4),
+}
+"""Method → learning rate for all weights, and for LoRA."""
+FROM_SCRATCH = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a starter recipe says.
+
+    Attributes:
+        method: Training method.
+        fit: What the rows are to it.
+        model: Hub id, folder or URI, or `scratch`.
+        adapter: Whether LoRA is trained instead of all weights.
+        teacher: Of distillation, the teacher.
+        held_out: As `data.split.eval`.
+        max_length: As `data.max_length`.
+        length_reason: Why so long.
+        batch_size: As `training.batch_size`.
+        micro_batch_size: As `training.micro_batch_size`.
+        epochs: As `training.epochs`.
+        learning_rate: As `training.learning_rate`.
+        steps: About how many steps that makes; None where the rows were not counted.
+        chunks: As `chunks.count`.
+    """
+
+    method: str
+    fit: Fit
+    model: str
+    adapter: bool
+    teacher: str | None
+    held_out: float
+    max_length: int
+    length_reason: str
+    batch_size: int
+    micro_batch_size: int
+    epochs: int
+    learning_rate: float
+    steps: int | None
+    chunks: int
+
+
+def method_for(survey: Survey, source: str) -> str:
+    """Returns the method that suits rows best.
+
+    Args:
+        survey: The rows.
+        source: What they are called in messages.
+
+    Raises:
+        UserError: no method learns from them, or none without something that only a person knows.
+    """
+    for method in IN_TURN:
+        fit = survey.of(method)
+        is_plain = method == "sft" and fit.format == "text"
+        if _is_enough(fit, survey) and not is_plain and (method != "grpo" or fit.answers >= ENOUGH * fit.usable):
+            return method
+    if fitting := usable_by(survey):
+        raise UserError(
+            f"{source} holds prompts without answers, and what is to be learned from them is not in the rows.",
+            remedy=f"Name the method, one of {', '.join(fitting)}: grpo and rloo take rewards, distillation --teacher.",
+        )
+    nearest = max(survey.fits, key=lambda fit: (fit.usable, bool(fit.format)))
+    raise UserError(
+        f"{source}: no training method learns from its rows ({_columns(survey)}): {nearest.reason}",
+        remedy="docs/rows.md shows the shapes of rows; `data.columns` in a recipe maps columns of other names.",
+    )
+
+
+def require_fit(survey: Survey, method: str, source: str) -> Fit:
+    """Returns what rows are to a method.
+
+    Raises:
+        UserError: there is no such method, or it does not learn from them; the message says what it would need, and
+            which methods do.
+    """
+    if method not in SPECS:
+        raise UserError(f"method {method!r} is unknown; expected one of {', '.join(SPECS)}.")
+    fit = survey.of(method)
+    if fit.usable:
+        return fit
+    needs = " or ".join(NEEDS[name] for name in SPECS[method].formats if name in NEEDS)
+    others = usable_by(survey)
+    would = f"{', '.join(others)} would do: --method {others[0]}." if others else "docs/rows.md shows what does."
+    why = f" {fit.reason[0].upper()}{fit.reason[1:]}." if fit.format and fit.reason else ""
+    raise UserError(
+        f"{method} does not learn from {source}, whose rows have {_columns(survey)}: it needs {needs}.{why}",
+        remedy=would,
+    )
+
+
+NEEDS = {
+    "text": "text",
+    "prompt-completion": "a prompt and a completion",
+    "messages": "messages",
+    "preference": "chosen and rejected",
+    "rated": "prompt, completion and label",
+    "prompt": "a prompt",
+}
+"""Format → what its rows have, in words; the others are ways to write these."""
+
+
+def usable_by(survey: Survey) -> list[str]:
+    """Returns the methods that can use at least half of the rows, the likeliest first."""
+    fits = [fit for fit in survey.fits if _is_enough(fit, survey)]
+    found = [method for fit in fits for method in fit.methods]
+    return sorted(found, key=lambda name: IN_TURN.index(name) if name in IN_TURN else len(IN_TURN))
+
+
+def plan(
+    survey: Survey, method: str, model: str, *, full: bool, teacher: str | None, lengths: list[int], source: str
+) -> Plan:
+    """Returns what a starter recipe says.
+
+    Args:
+        survey: The rows.
+        method: Training method, which learns from them.
+        model: Hub id, folder or URI, or `scratch`.
+        full: Whether all weights are to be trained.
+        teacher: Of distillation, the teacher.
+        lengths: Tokens of the rows that were measured, ascending; none where there is no tokenizer here.
+        source: What the rows are called in messages.
+
+    Raises:
+        UserError: see `require_fit`.
+    """
+    fit = require_fit(survey, method, source)
+    held_out = _held_out(survey)
+    per_row, least = (GENERATIONS, GENERATIONS) if method in WRITE else (1, 4 if method == "kto" else 1)
+    train, batch = None, BATCH.get(method, 16)
+    if survey.rows is not None:
+        train = max(1, survey.rows - int(held_out if held_out >= 1 else held_out * survey.rows))
+        while batch > least and batch * STEPS > train * per_row:
+            batch //= 2
+    epochs = 3 if method == "sft" and (train is None or train < MANY) else 1
+    steps = None if train is None else max(1, math.ceil(train * per_row * epochs / batch))
+    max_length, reason = _length(fit, lengths, model, is_packed=method == "pretrain")
+    adapter, is_new = not full and model != SCRATCH, model == SCRATCH and method in ("sft", "pretrain")
+    return Plan(
+        method=method,
+        fit=fit,
+        model=model,
+        adapter=adapter,
+        teacher=teacher,
+        held_out=held_out,
+        max_length=max_length,
+        length_reason=reason,
+        batch_size=batch,
+        micro_batch_size=min(batch, 8 if method in WRITE else 4),
+        epochs=epochs,
+        learning_rate=FROM_SCRATCH if is_new else RATES[method][adapter],
+        steps=steps,
+        chunks=UNKNOWN_CHUNKS if steps is None else max(1, min(MAX_CHUNKS, steps // CHUNK_STEPS)),
+    )
+
+
+def _held_out(survey: Survey) -> float:
+    """Returns `data.split.eval`: a share, of few rows a number, as a share of these might come to none."""
+    if survey.rows is not None and survey.rows < FEW:
+        return float(max(2, survey.rows // 10))
+    return 0.05 if survey.rows is None or survey.rows >= MANY // 10 else 0.1
+
+
+def _length(fit: Fit, lengths: list[int], model: str, *, is_packed: bool) -> tuple[int, str]:
+    """Returns `data.max_length`, and why."""
+    if lengths:
+        most, longest = lengths[int(0.99 * (len(lengths) - 1))], lengths[-1]
+        chosen = next((length for length in LENGTHS if length >= most), LENGTHS[-1])
+        if is_packed:
+            chosen = max(chosen, 256 if model == SCRATCH else 1024)
+        over = sum(length > chosen for length in lengths)
+        cut = f"{over} of them would be cut" if over else "none is cut"
+        half = lengths[len(lengths) // 2]
+        return chosen, f"In tokens: of {len(lengths)} rows half have up to {half}, the longest has {longest}; {cut}."
+    guess = (fit.characters[1] if fit.characters else 1500) / CHARACTERS
+    chosen = next((length for length in LENGTHS if length >= guess), LENGTHS[-1])
+    return chosen, (
+        f"Tokens were not looked at, as the tokenizer of {model} is not on this machine: a guess by the characters of "
+        "the rows, three to a token. `baton data check` counts them."
+    )
+
+
+def _is_enough(fit: Fit, survey: Survey) -> bool:
+    return fit.usable > 0 and fit.usable >= ENOUGH * survey.looked_at
+
+
+def _columns(survey: Survey) -> str:
+    return f"columns {', '.join(survey.columns)}" if survey.columns else "no columns"
