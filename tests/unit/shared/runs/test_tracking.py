@@ -34,12 +34,12 @@ def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path) -> None:
     run = _run(tmp_path, f"sqlite:///{path}")
     database = sqlite3.connect(path)
     for first in (1, 3):
-        with tracking.Tracker(run, system_metrics=first == 1) as tracker:
+        with tracking.Tracker(run, trains=True) as tracker:
             tracker.log({"loss": 9.0 - first}, first)
             tracker.log({"loss": 8.0 - first}, first + 1)
             if first == 1:
                 _wait_for(database, "select count(*) from metrics where key like 'system/%'")
-    tracking.finish(run, None)
+    tracking.close(run, "FINISHED")
     rows = database.execute("select step, value from metrics where key = 'loss' order by step").fetchall()
     assert rows == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
     assert database.execute("select name, status from runs").fetchall() == [("r", "FINISHED")]
@@ -83,7 +83,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
     run = _run(tmp_path, "http://127.0.0.1:9")
     assert run.get("tracking.json") is None
-    with tracking.Tracker(run, system_metrics=False) as tracker:
+    with tracking.Tracker(run) as tracker:
         tracker.log({"loss": 1.0}, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
     run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     run.put("tracking.json", {"mlflow": "http://127.0.0.1:9", "run_id": "0"})
     started = time.monotonic()
-    with tracking.Tracker(run, system_metrics=False) as tracker:
+    with tracking.Tracker(run) as tracker:
         for step in range(1000):
             tracker.log({"loss": 1.0}, step)
         assert time.monotonic() - started < 5
