@@ -18,7 +18,7 @@ from baton.components.shared.runs.documents.sweeps import TrialNote
 from baton.components.shared.runs.documents.training import ForkNote, Tracking
 from baton.components.shared.runs.mlflow import datasets, models, parameters
 from baton.components.shared.runs.mlflow.connection import connect, without_credentials
-from baton.components.shared.runs.mlflow.tracker import Tracker
+from baton.components.shared.runs.mlflow.tracker import Tracker, send_held
 from baton.components.shared.runs.run import Run
 from baton.components.shared.runs.servers import Server
 
@@ -172,6 +172,7 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
     tracking = run.read(Tracking)
     if tracking is None:
         return
+    send_held(run)
 
     def tell(client: Any) -> None:
         if texts:

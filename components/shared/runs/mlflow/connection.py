@@ -1,4 +1,4 @@
-"""MLflow's own client, imported without what tracking has no use for, and giving up soon."""
+"""MLflow's own client, which gives up soon."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import os
 import re
 from typing import Any
 
-from baton.components.shared.core import deferring
-from baton.components.shared.core.deferring import Contents
-
 TIMEOUT = "5"
 """Seconds a call to a tracking server may take, and it is tried twice: training matters more."""
-UNUSED: deferring.Packages = {name: Contents() for name in ("fastapi", "mlflow.genai", "pandas", "scipy", "starlette")}
-"""What importing MLflow imports too, and a client of a tracking server may never use: half of the time it takes."""
 CREDENTIALS = re.compile(r"//[^/\s@]+@")
 """Name and password in an address."""
 
@@ -29,7 +24,6 @@ def connect(uri: str, timeout: str = TIMEOUT, retries: str = "1") -> Any:
     give_up_soon(timeout, retries)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    deferring.defer(UNUSED)
     import mlflow
 
     mlflow.set_tracking_uri(uri)

@@ -83,10 +83,16 @@ def of_section(name: str, document: Mapping[str, Any]) -> Parameters:
 def _texts(values: Mapping[str, Any]) -> Parameters:
     # None is no value, and an empty section sets nothing.
     return {
-        FORBIDDEN.sub("_", name): str(value)[:LONGEST]
+        FORBIDDEN.sub("_", name): _text(value)[:LONGEST]
         for name, value in values.items()
         if value is not None and value != {}
     }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and not any(isinstance(entry, list | dict) for entry in value):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

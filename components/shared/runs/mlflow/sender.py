@@ -13,10 +13,10 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.components.shared.runs.mlflow import connection, rest, usage
+from baton.components.shared.runs.mlflow import connection, rest, unsent, usage
 from baton.components.shared.runs.mlflow.told import Client, Model, Order, Tracked, Value
 
 logger = logging.getLogger("baton")
@@ -55,45 +55,59 @@ class Sender:
         self._order = order
         self._client = client(order.uri)
         self._run: Tracked = self._client.read(order.run_id)
+        self._steps = dict(self._run.steps)
         if order.trains:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
             step = self._run.steps.get(usage.prefix() + usage.FIRST, -1) + 1
             usage.Usage(lambda *sample: lines.put(json.dumps(_metrics(*sample))), step)
-        self._tell_params()
+        held = [(path, list(unsent.read(path))) for path in unsent.files(order.unsent)]
+        found_out = [document.get("params", {}) for _, documents in held for document in documents]
+        self._params = self._tell_params([*found_out, order.params])
         self._model = self._run.models[-1] if self._run.models else None
         if self._model is None and order.model:
             self._model = self._made(order.model)
+        for path, documents in held:
+            self.send(documents, once=True)
+            os.unlink(path)  # were this process lost before, the next one would leave out what is there
 
-    def send(self, documents: list[dict[str, Any]]) -> None:
-        """Sends metrics and tags."""
-        values = [value for document in documents for value in self._values(document)]
+    def send(self, documents: list[dict[str, Any]], *, once: bool) -> None:
+        """Sends metrics and tags.
+
+        Args:
+            documents: What was read.
+            once: Leave out steps that the run has already: after a restore they are trained again, to the same figures.
+        """
+        values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), AT_ONCE):
             self._client.log(self._order.run_id, values[first : first + AT_ONCE])
         tags = {name: text for document in documents for name, text in document.get("tags", {}).items()}
         if tags and self._model:
             self._client.tag_model(self._model, tags)
 
-    def _tell_params(self) -> None:
-        """Logs parameters that the run has not yet. One that has changed since, such as the number of processes, keeps
-        the value of the first chunk: MLflow refuses another."""
-        if new := {name: value for name, value in self._order.params.items() if name not in self._run.params}:
+    def _tell_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
+        """Logs parameters that the run has not yet, and returns all. One that has changed since, such as the number of
+        processes, keeps the value of the first chunk: MLflow refuses another."""
+        params = dict(self._run.params)
+        for found in found_out:
+            params = {**found, **params}
+        if new := {name: value for name, value in params.items() if name not in self._run.params}:
             self._client.log_params(self._order.run_id, new)
+        return params
 
     def _made(self, model: Model) -> str | None:
         try:
-            params = {**self._run.params, **self._order.params}
-            return self._client.make_model(self._order.run_id, self._run.experiment_id, model, params)
+            return self._client.make_model(self._order.run_id, self._run.experiment_id, model, self._params)
         except Exception as error:  # a server before MLflow 3 knows no models
             logger.info("tracking has no model of this run: %s", error)
             return None
 
-    def _values(self, document: dict[str, Any]) -> Iterator[Value]:
+    def _values(self, document: dict[str, Any], *, once: bool) -> Iterator[Value]:
         for name, number in document.get("metrics", {}).items():
             step = int(document["step"])
-            # After a restore, steps are trained again that were logged before: they have the same figures.
-            if self._order.trains and step <= self._run.steps.get(name, -1):
+            if once and step <= self._steps.get(name, -1):
                 continue
+            self._steps[name] = step
             yield {
                 "key": name,
                 "value": float(number),
@@ -128,7 +142,7 @@ def serve() -> None:
     try:
         sender = Sender(order, lines)
         while (batch := _drain(lines)) != [None]:
-            sender.send([json.loads(line) for line in batch if line])
+            sender.send([json.loads(line) for line in batch if line], once=order.trains)
             if None in batch:
                 break
     except Exception as error:

@@ -37,6 +37,7 @@ class Order:
         datasets: Side of the data → name and digest.
         model: The logged model, None where none is to be made.
         params: The run's parameters that were found out.
+        unsent: Folder of what was held back before, which is sent first; see `unsent`.
     """
 
     uri: str
@@ -45,6 +46,7 @@ class Order:
     datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     model: Model | None = None
     params: Mapping[str, str] = field(default_factory=dict)
+    unsent: str | None = None
 
 
 @dataclass(frozen=True)

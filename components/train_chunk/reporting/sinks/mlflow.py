@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.components.shared.runs.mlflow import models
 from baton.components.shared.runs.mlflow.tracker import Tracker
 from baton.components.train_chunk.reporting.sinks.base import Source
 
@@ -33,5 +32,5 @@ class TrackingRun:
 
 def open_sink(source: Source) -> TrackingRun:
     """Returns the tracking run's queue, which drops what it gets where the recipe turns tracking off."""
-    model = models.of(source.run, source.recipe)
-    return TrackingRun(Tracker(source.run, trains=True, model=model, params=source.found_out), source)
+    tracker = Tracker(source.run, recipe=source.recipe, trains=True, params=source.found_out)
+    return TrackingRun(tracker, source)
