@@ -6,7 +6,7 @@ import logging
 
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import links, servers, tracking
-from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepTracking
+from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, SweepHead, SweepTracking, Winner
 from baton.components.shared.runs.mlflow import parameters
 from baton.components.shared.sweeps.sweep import Sweep
 
@@ -61,3 +61,24 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_l
             client.set_terminated(run_id)
     except Exception as error:
         logger.warning("tracking at %s has no scores of rung %d: %s", uri, rung.rung, error)
+
+
+def end_trials(sweep: Sweep, document: SweepHead, rung: RungVerdict, *, is_last: bool) -> None:
+    """Ends the runs of the trials that a rung has stopped, and after the last one of all but the winner's.
+
+    The winner's is ended by its report; one that comes back is running again with its next chunk.
+    """
+    tracked = sweep.read(SweepTracking)
+    if tracked is None or tracked.run_id is None:
+        return
+    ended = {entry.id: entry.why for entry in rung.stopped}
+    if is_last:
+        winner = sweep.read(Winner)
+        last = [sweep.rung(entry.rung) for entry in document.rungs if entry.chunk == document.num_chunks]
+        trained = [trial for verdict in last if verdict for trial in verdict.kept]
+        ended |= {trial: "another trial was better" for trial in trained if not winner or trial != winner.id}
+    for trial in document.trials:
+        if why := ended.get(trial.id):
+            run = sweep.run(trial)
+            tracking.tag(run, {"baton.stopped": why})
+            tracking.close(run, "FAILED" if run.read(Failure) else "FINISHED")

@@ -172,9 +172,9 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
     tracking = run.read(Tracking)
     if tracking is None:
         return
-    send_held(run)
 
     def tell(client: Any) -> None:
+        send_held(run)
         if texts:
             log_texts(client, tracking.mlflow, tracking.run_id, texts)
         client.set_terminated(tracking.run_id, status)
@@ -214,6 +214,7 @@ def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: 
     left = client.search_runs(numbers, wanted, max_results=1000)
     for tracked in left:
         client.set_terminated(tracked.info.run_id, status)
+        models.fail(client, tracked.info.run_id)
     return [str(tracked.info.run_name) for tracked in left]
 
 

@@ -37,11 +37,11 @@ def end(client: Any, run: Run, run_id: str, status: str) -> None:
         run_id: Its tracking run.
         status: How it ended, in MLflow's words.
     """
+    if status != "FINISHED":
+        fail(client, run_id)
+        return
     model = newest(client, run_id)
     if model is None or model.status == "READY":
-        return
-    if status != "FINISHED":
-        client.finalize_logged_model(model.model_id, "FAILED")
         return
     tags = {EXTERNAL: "true"}
     if exported := run.read(ExportedModel):
@@ -51,6 +51,13 @@ def end(client: Any, run: Run, run_id: str, status: str) -> None:
         tags["baton.verdict"] = evaluation.gate.words
     client.set_logged_model_tags(model.model_id, tags)
     client.finalize_logged_model(model.model_id, "READY")
+
+
+def fail(client: Any, run_id: str) -> None:
+    """Calls the model of a run failed, unless it is ready."""
+    model = newest(client, run_id)
+    if model is not None and model.status != "READY":
+        client.finalize_logged_model(model.model_id, "FAILED")
 
 
 def resume(client: Any, run_id: str) -> None:

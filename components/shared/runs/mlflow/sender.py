@@ -48,10 +48,10 @@ class Sender:
 
     Args:
         order: Where to.
-        lines: Where figures of the machine are put, among what is read.
+        lines: Where figures of the machine are put, among what is read, while a chunk trains.
     """
 
-    def __init__(self, order: Order, lines: queue.Queue[str | None]) -> None:
+    def __init__(self, order: Order, lines: queue.Queue[str | None] | None = None) -> None:
         self._order = order
         self._client = client(order.uri)
         self._run: Tracked = self._client.read(order.run_id)
@@ -60,7 +60,8 @@ class Sender:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
             step = self._run.steps.get(usage.prefix() + usage.FIRST, -1) + 1
-            usage.Usage(lambda *sample: lines.put(json.dumps(_metrics(*sample))), step)
+            if lines is not None:
+                usage.Usage(lambda *sample: lines.put(json.dumps(_metrics(*sample))), step)
         held = [(path, list(unsent.read(path))) for path in unsent.files(order.unsent)]
         found_out = [document.get("params", {}) for _, documents in held for document in documents]
         self._params = self._tell_params([*found_out, order.params])

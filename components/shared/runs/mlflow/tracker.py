@@ -120,10 +120,18 @@ class Tracker:
 
 
 def send_held(run: Run) -> None:
-    """Sends what chunks have held back, where there is any."""
+    """Sends what chunks have held back, where there is any, in this process.
+
+    Raises:
+        Exception: MLflow's own, where the database does not take it.
+    """
     tracking = run.read(Tracking)
-    if tracking and unsent.files(_unsent(run, tracking)):
-        Tracker(run).close()
+    folder = _unsent(run, tracking) if tracking else None
+    if tracking and unsent.files(folder):
+        from baton.components.shared.runs.mlflow.sender import Sender
+
+        model = models.of(run, run.recipe())
+        Sender(Order(tracking.mlflow, tracking.run_id, datasets=tracking.datasets, model=model, unsent=folder))
 
 
 def _unsent(run: Run, tracking: Tracking) -> str | None:
