@@ -16,13 +16,26 @@ from baton.components.shared.runs import links, servers
 from baton.components.shared.runs.documents.data import SplitCounts
 from baton.components.shared.runs.documents.sweeps import TrialNote
 from baton.components.shared.runs.documents.training import ForkNote, Tracking
-from baton.components.shared.runs.mlflow import datasets, models, parameters
+from baton.components.shared.runs.mlflow import clients, datasets, models, parameters
 from baton.components.shared.runs.mlflow.connection import connect, without_credentials
 from baton.components.shared.runs.mlflow.tracker import Tracker, send_held
 from baton.components.shared.runs.run import Run
 from baton.components.shared.runs.servers import Server
 
-__all__ = ["Ended", "Tracker", "close", "close_left", "connect", "log_data", "log_metrics", "start", "tag"]
+__all__ = [
+    "RECIPE",
+    "Ended",
+    "Tracker",
+    "close",
+    "close_left",
+    "connect",
+    "log_data",
+    "log_metrics",
+    "log_params",
+    "log_texts",
+    "start",
+    "tag",
+]
 
 logger = logging.getLogger("baton")
 
@@ -154,11 +167,10 @@ def tag(run: Run, tags: dict[str, str]) -> None:
     if tracking is None or not tags:
         return
 
-    def tell(client: Any) -> None:
-        for name, value in tags.items():
-            client.set_tag(tracking.run_id, name, value)
-
-    _told(tracking, "has no tags of this run", tell)
+    try:
+        clients.client(tracking.mlflow).tag(tracking.run_id, tags)
+    except Exception as error:
+        logger.warning("tracking at %s has no tags of this run: %s", without_credentials(tracking.mlflow), error)
 
 
 def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> None:

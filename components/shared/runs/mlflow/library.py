@@ -46,6 +46,12 @@ class LibraryClient:
 
         self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
 
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Sets tags of a tracking run."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
     def make_model(self, run_id: str, experiment_id: str, model: Model, params: Mapping[str, str]) -> str:
         """Makes a logged model that comes out of a run, and returns its id."""
         from mlflow.entities import LoggedModelOutput

@@ -89,6 +89,10 @@ class RestClient:
         """Logs parameters."""
         self._call("POST", "runs/log-batch", {"run_id": run_id, "params": _pairs(params)})
 
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Sets tags of a tracking run."""
+        self._call("POST", "runs/log-batch", {"run_id": run_id, "tags": _pairs(tags)})
+
     def make_model(self, run_id: str, experiment_id: str, model: Model, params: Mapping[str, str]) -> str:
         """Makes a logged model that comes out of a run, and returns its id."""
         document = {

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.components.shared.runs.mlflow import connection, rest, unsent, usage
-from baton.components.shared.runs.mlflow.told import Client, Model, Order, Tracked, Value
+from baton.components.shared.runs.mlflow import connection, unsent, usage
+from baton.components.shared.runs.mlflow.clients import client
+from baton.components.shared.runs.mlflow.told import Model, Order, Tracked, Value
 
 logger = logging.getLogger("baton")
 
@@ -31,16 +32,6 @@ OF_TRAINING = frozenset(
 """Figures of the course of training, and not of the model that it has come to."""
 AT_ONCE = 1000
 """Metrics that MLflow takes in one request."""
-
-
-def client(uri: str) -> Client:
-    """Returns what speaks to a server or database: by REST where that will do, else by MLflow's own client."""
-    connection.give_up_soon()
-    if rest.serves(uri):
-        return rest.RestClient(uri)
-    from baton.components.shared.runs.mlflow.library import LibraryClient
-
-    return LibraryClient(uri)
 
 
 class Sender:

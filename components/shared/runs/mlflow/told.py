@@ -69,7 +69,7 @@ class Tracked:
 
 
 class Client(Protocol):
-    """What the process beside training asks of MLflow."""
+    """What the process beside training, and who has little to say, ask of MLflow."""
 
     def read(self, run_id: str) -> Tracked:
         """Returns a tracking run."""
@@ -82,6 +82,9 @@ class Client(Protocol):
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Logs parameters."""
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Sets tags of a tracking run."""
 
     def make_model(self, run_id: str, experiment_id: str, model: Model, params: Mapping[str, str]) -> str:
         """Makes a logged model that comes out of a run, and returns its id."""

@@ -93,6 +93,7 @@ def _ask(client: Client) -> list[object]:
     client.reopen("r")
     client.log("r", [value, {**value, "value": math.inf, **of_model}, {**value, "value": math.nan}])
     client.log_params("r", {"a": "1"})
+    client.tag("r", {"c": "3"})
     client.tag_model("m-1", {"b": "2"})
     return [client.read("r"), client.make_model("r", "7", Model("n", "sft", {"t": "1"}), {"p": "2"})]
 
