@@ -7,12 +7,14 @@ server holds training up, and a small one: it imports MLflow only where it has t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +32,8 @@ OF_TRAINING = frozenset(
     {"epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu", "samples_per_second", "tokens_per_second"}
 )
 """Figures of the course of training, and not of the model that it has come to."""
+TOGETHER_S = 1.0
+"""Seconds of metrics that are sent in one request."""
 AT_ONCE = 1000
 """Metrics that MLflow takes in one request."""
 
@@ -148,10 +152,12 @@ def _read(lines: queue.Queue[str | None]) -> None:
 
 
 def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
-    """Returns what is there, waiting for the first; None stands for the end."""
+    """Returns the first line that comes and those within a second after it; None stands for the end."""
     batch = [lines.get()]
-    while not lines.empty():
-        batch.append(lines.get())
+    end = time.monotonic() + TOGETHER_S
+    with contextlib.suppress(queue.Empty):
+        while batch[-1] is not None:
+            batch.append(lines.get(timeout=max(0.0, end - time.monotonic())))
     return batch
 
 

@@ -39,10 +39,10 @@ class Usage:
         self._samples = int(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING") or 1)
         self._network = _network()
         self._gpus = _gpus()
-        psutil.cpu_percent()  # the next call tells of the time since this one
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        psutil.cpu_percent()  # the next call of this thread tells of the time since this one
         while True:
             found: dict[str, list[float]] = defaultdict(list)
             for _ in range(self._samples):
