@@ -89,10 +89,10 @@ def _made(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[
     """Returns the logged model that takes the files: the one that training has logged metrics of, where it has none."""
     from mlflow.entities import LoggedModelOutput
 
-    pending = models.newest(client, run_id) if run_id else None
-    if pending is not None and pending.status != "READY":
-        client.set_logged_model_tags(pending.model_id, tags)
-        return pending
+    newest = models.newest(client, run_id) if run_id else None
+    if newest is not None and models.has_no_files(newest):
+        client.set_logged_model_tags(newest.model_id, tags)
+        return newest
     about = models.of(run, recipe)
     experiment = _experiment(client, run, recipe, run_id)
     made = client.create_logged_model(experiment, about.name, run_id, {**about.tags, **tags}, model_type=about.kind)
@@ -115,6 +115,8 @@ def _log(client: Any, folder: str, logged: Any, run_id: str | None) -> str:
         client.log_model_artifacts(logged.model_id, copied)
     # Last, when the files are up. A crash before leaves a model that is not ready, which the next attempt takes again.
     client.finalize_logged_model(logged.model_id, "READY")
+    if models.EXTERNAL in logged.tags:  # the run has come to its end before, without an export
+        client.delete_logged_model_tag(logged.model_id, models.EXTERNAL)
     return str(logged.model_id)
 
 

@@ -28,6 +28,11 @@ def newest(client: Any, run_id: str) -> Any:
     return client.get_logged_model(found[-1].model_id) if found else None
 
 
+def has_no_files(model: Any) -> bool:
+    """Tells whether a logged model can take files: it is not ready, or was called so without any."""
+    return bool(model.status != "READY" or EXTERNAL in model.tags)
+
+
 def end(client: Any, run: Run, run_id: str, status: str) -> None:
     """Ends the model of a run that has ended: an export has made it ready where MLflow has its files.
 
