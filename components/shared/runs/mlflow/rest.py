@@ -23,6 +23,8 @@ PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "ml
 """Groups of entry points by which packages change how MLflow's client talks to a server."""
 ELSEWHERE = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
 """Variables that name a way to authenticate which MLflow's client has."""
+AT_ONCE = 100
+"""Parameters that a server takes in one request."""
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 """Answers after which a request is tried again, as MLflow does."""
 
@@ -100,10 +102,13 @@ class RestClient:
             "name": model.name,
             "model_type": model.kind,
             "source_run_id": run_id,
-            "params": _pairs(params)[:100],
+            "params": _pairs(params)[:AT_ONCE],
             "tags": _pairs(model.tags),
         }
         model_id = str(self._call("POST", "logged-models", document)["model"]["info"]["model_id"])
+        for first in range(AT_ONCE, len(params), AT_ONCE):
+            more = _pairs(params)[first : first + AT_ONCE]
+            self._call("POST", f"logged-models/{model_id}/params", {"model_id": model_id, "params": more})
         output = {"run_id": run_id, "models": [{"model_id": model_id, "step": 0}]}
         self._call("POST", "runs/outputs", output)
         return model_id
