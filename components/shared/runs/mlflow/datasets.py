@@ -17,7 +17,7 @@ DIGEST = 12
 """Characters of the data's digest, of which MLflow takes 36 and shows all."""
 TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 """Python's type → MLflow's."""
-SCHEMES = {"s3": "s3", "http": "http", "https": "http", "hf": "hf"}
+SCHEMES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
 """Scheme of an address → MLflow's type of a source; others are `local`."""
 
 
@@ -80,9 +80,9 @@ def _source(recipe: Recipe) -> tuple[str, str]:
     addresses = [without_credentials(source.uri) for source in recipe.data.sources]
     first = addresses[0]
     kind = SCHEMES.get(first.partition("://")[0], "local") if len(addresses) == 1 else "local"
-    if kind == "hf" and not first.startswith("hf://datasets/"):
+    if kind == "hugging_face" and not first.startswith("hf://datasets/"):
         kind = "local"
-    if kind == "hf":
+    if kind == "hugging_face":
         path, _, query = first.removeprefix("hf://datasets/").partition("?")
         return kind, json.dumps({"path": "/".join(path.split("/")[:2]), "split": query.partition("split=")[2] or None})
     key = "url" if kind == "http" else "uri"

@@ -108,14 +108,14 @@ class RestClient:
         model_id = str(self._call("POST", "logged-models", document)["model"]["info"]["model_id"])
         for first in range(AT_ONCE, len(params), AT_ONCE):
             more = _pairs(params)[first : first + AT_ONCE]
-            self._call("POST", f"logged-models/{model_id}/params", {"model_id": model_id, "params": more})
+            self._call("POST", f"logged-models/{model_id}/params", {"params": more})
         output = {"run_id": run_id, "models": [{"model_id": model_id, "step": 0}]}
         self._call("POST", "runs/outputs", output)
         return model_id
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
         """Sets tags of a logged model."""
-        self._call("PATCH", f"logged-models/{model_id}/tags", {"model_id": model_id, "tags": _pairs(tags)})
+        self._call("PATCH", f"logged-models/{model_id}/tags", {"tags": _pairs(tags)})
 
     def _call(
         self, method: str, path: str, body: object = None, *, params: Mapping[str, str] | None = None

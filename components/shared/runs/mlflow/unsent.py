@@ -25,7 +25,7 @@ class Held:
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
         # By time: they are sent in the order in which they were begun.
-        path = os.path.join(folder, f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}.jsonl")
+        path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
 
     def write(self, document: Mapping[str, object]) -> None:

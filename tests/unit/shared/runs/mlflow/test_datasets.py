@@ -36,7 +36,7 @@ def _counts(**changes: Any) -> SplitCounts:
         ("builtin:stdlib-docs", "stdlib-docs", "local", {"uri": "builtin:stdlib-docs"}),
         ("/data/rows.jsonl", "rows.jsonl", "local", {"uri": "/data/rows.jsonl"}),
         ("s3://bucket/in/rows.jsonl", "rows.jsonl", "s3", {"uri": "s3://bucket/in/rows.jsonl"}),
-        ("hf://datasets/org/chat?split=train", "org/chat", "hf", {"path": "org/chat", "split": "train"}),
+        ("hf://datasets/org/chat?split=train", "org/chat", "hugging_face", {"path": "org/chat", "split": "train"}),
         (["a.jsonl", {"uri": "b.jsonl", "weight": 2}], "named", "local", {"uri": "a.jsonl, b.jsonl"}),
     ],
     ids=["builtin", "file", "bucket", "hub", "several"],
