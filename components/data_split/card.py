@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, BinaryIO
 
 from baton.components.shared.pages import quality_checks, quality_page
@@ -23,6 +25,15 @@ def first_rows(folder: str, sides: Iterable[str]) -> dict[str, list[str]]:
         with open(f"{folder}/{side}.jsonl", "rb") as file:
             first[side] = [line for line in (_beginning(file) for _ in range(SHOWN)) if line]
     return first
+
+
+def whole_rows(folder: str, sides: Iterable[str]) -> list[dict[str, Any]]:
+    """Returns the first rows of each side's file."""
+    rows = []
+    for side in sides:
+        with open(f"{folder}/{side}.jsonl", "rb") as file:
+            rows += [json.loads(line) for line in islice(file, SHOWN)]
+    return rows
 
 
 def _beginning(file: BinaryIO) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from baton.components.data_split import card
 from baton.components.data_split.placement import SIDES, split_into
 from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code, tracking
 from baton.components.shared.runs.documents.data import SplitCounts, SplitData
+from baton.components.shared.runs.mlflow import datasets
 from baton.components.shared.runs.run import Run, check_name
 from baton.components.shared.store.storage import Storage
 
@@ -38,10 +40,12 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     tracking.start(run, recipe)
     with scratch_folder("split") as scratch:
         split = split_into(recipe, run, scratch)
+        columns = datasets.columns(card.whole_rows(f"{scratch}/sides", SIDES))
     counts = split.counts
     # After the rows are committed: once this is there, a run has its data, and never other ones.
     run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
-    run.put(SplitCounts.NAME, counts)
+    run.put(SplitCounts.NAME, {**counts, "columns": columns})
+    tracking.log_data(run, recipe)
     run.record("data-split", {"seconds": time.time() - started})
     events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
     return {"run_uri": run.uri, **counts, "page": split.page, "address": split.address, "first": split.first}

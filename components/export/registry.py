@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import servers, tracking
+from baton.components.shared.runs import servers
 from baton.components.shared.runs.documents.outcome import Evaluation, Registered
 from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.mlflow import models
+from baton.components.shared.runs.mlflow.connection import connect, without_credentials
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.bundles import Manifest
 
@@ -21,9 +22,6 @@ logger = logging.getLogger("baton")
 
 MARK = "baton.export"
 """Tag of a version: whose files it is. Running the stage again finds it by that."""
-MODEL = "model"
-CREDENTIALS = re.compile(r"//[^/\s@]+@")
-"""Name and password in an address."""
 
 
 def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> Registered | None:
@@ -53,9 +51,9 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
         logged = Registered(export=manifest.folder, mlflow=server)
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
-        client = tracking.connect(server, timeout="60", retries="2")  # files of a model take longer than figures
+        client = connect(server, timeout="60", retries="2")  # files of a model take longer than figures
         if (model_id := logged.model_id) is None:
-            model_id = _log(client, folder, _experiment(client, run, recipe, run_id), run_id, tags)
+            model_id = _log(client, folder, _made(client, run, recipe, run_id, tags), run_id)
             logged = logged.model_copy(update={"model_id": model_id})
             run.write(logged)
         if name := recipe.export.registered_model:
@@ -68,7 +66,7 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
                 run.write(logged)
     except Exception as error:
         message = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
-        message = CREDENTIALS.sub("//", " ".join(message.split()))[:400]
+        message = without_credentials(" ".join(message.split()))[:400]
         if recipe.export.registered_model is None:
             logger.warning("%s", message)
             return None
@@ -87,14 +85,26 @@ def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> st
     return server.experiment(client, recipe, run.storage)
 
 
-def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: dict[str, str]) -> str:
-    """Logs the files as they were checked; only `MLmodel` learns whose they are."""
+def _made(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[str, str]) -> Any:
+    """Returns the logged model that takes the files: the one that training has logged metrics of, where it has none."""
     from mlflow.entities import LoggedModelOutput
+
+    newest = models.newest(client, run_id) if run_id else None
+    if newest is not None and models.has_no_files(newest):
+        client.set_logged_model_tags(newest.model_id, tags)
+        return newest
+    about = models.of(run, recipe)
+    experiment = _experiment(client, run, recipe, run_id)
+    made = client.create_logged_model(experiment, about.name, run_id, {**about.tags, **tags}, model_type=about.kind)
+    if run_id:
+        client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
+    return made
+
+
+def _log(client: Any, folder: str, logged: Any, run_id: str | None) -> str:
+    """Logs the files as they were checked; only `MLmodel` learns whose they are."""
     from mlflow.models import Model
 
-    logged = client.create_logged_model(experiment, name=MODEL, source_run_id=run_id, tags=tags)
-    if run_id:
-        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     with scratch_folder("mlflow") as scratch:
         copied = shutil.copytree(os.path.abspath(folder), f"{scratch}/model", copy_function=os.symlink)
         about = Model.load(folder)
@@ -103,8 +113,10 @@ def _log(client: Any, folder: str, experiment: str, run_id: str | None, tags: di
         os.unlink(f"{copied}/MLmodel")
         about.save(f"{copied}/MLmodel")
         client.log_model_artifacts(logged.model_id, copied)
-    # Last, when the files are up. A crash before leaves a model that is not ready, and the next attempt logs another.
+    # Last, when the files are up. A crash before leaves a model that is not ready, which the next attempt takes again.
     client.finalize_logged_model(logged.model_id, "READY")
+    if models.EXTERNAL in logged.tags:  # the run has come to its end before, without an export
+        client.delete_logged_model_tag(logged.model_id, models.EXTERNAL)
     return str(logged.model_id)
 
 

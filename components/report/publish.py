@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
 from baton.components.report.collect import collect
 from baton.components.report.view import Report
 from baton.components.shared.core import events
-from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.pages import rendered
+from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.outcome import ReportPage
 from baton.components.shared.runs.run import Run
@@ -48,12 +49,19 @@ def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]
 
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
-    with scratch_folder("report") as folder:
-        path = f"{folder}/report.html"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(html)
-        tracking.close(run, status, path)
+    tracking.close(run, status, {"report.html": html, **_documents(run, report)})
     return run.storage.uri(run.path("report.html")), html
+
+
+def _documents(run: Run, report: Report) -> dict[str, str]:
+    """Returns what a tracking run keeps beside the report: the whole recipe and the proof, as far as there are any."""
+    if report.is_bare:
+        return {}
+    proof = [{**entry.part.to_json(), "gone": entry.gone} for entry in report.proof]
+    return {
+        "recipe.resolved.yaml": recipe_file.to_yaml(run.resolved_recipe()),
+        "proof.json": json.dumps({"run": run.uri, "checkpoints": proof}, indent=1),
+    }
 
 
 def counts(report: Report) -> Report:

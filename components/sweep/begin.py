@@ -75,4 +75,5 @@ def enter(sweep: Sweep, bracket: int) -> list[str]:
     runs = bundles.each(enter_one, trials)
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking.start(run, own)
+        tracking.log_data(run, own)
     return [run.uri for run in runs]

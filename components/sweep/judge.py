@@ -113,7 +113,9 @@ def publish(sweep: Sweep, number: int) -> str:
     assert rung is not None
     recipe = recipe_file.validate(document.recipe, origin=sweep.uri)
     page = sweep_page.write(sweep)
-    tracked.log_rung(sweep, recipe, rung, page, is_last=number == len(document.rungs))
+    is_last = number == len(document.rungs)
+    tracked.log_rung(sweep, recipe, rung, page, is_last=is_last)
+    tracked.end_trials(sweep, document, rung, is_last=is_last)
     return page
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 
-from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import links, servers, tracking
-from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepTracking
+from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, SweepHead, SweepTracking, Winner
+from baton.components.shared.runs.mlflow import parameters
 from baton.components.shared.sweeps.sweep import Sweep
 
 logger = logging.getLogger("baton")
@@ -33,8 +32,10 @@ def _start(sweep: Sweep, recipe: Recipe) -> SweepTracking:
         tags = {"baton.sweep": sweep.name, "baton.sweep_uri": sweep.uri, **links.tags()}
         tags |= server.parent(client, experiment)
         run_id: str = client.create_run(experiment, run_name=sweep.name, tags=tags).info.run_id
-        for key, value in recipe.sweep.model_dump(mode="json").items():
-            client.log_param(run_id, f"sweep.{key}", str(value)[:500])
+        settings = recipe.sweep.model_dump(mode="json", exclude_defaults=True)
+        tracking.log_params(client, run_id, parameters.of_section("sweep", settings))
+        recipe_text = recipe_file.to_yaml(recipe, only_set=True)
+        tracking.log_texts(client, server.uri, run_id, {tracking.RECIPE: recipe_text})
     except Exception as error:
         logger.warning("tracking at %s is off for this sweep: %s", server.uri, error)
         return SweepTracking()
@@ -55,12 +56,29 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_l
             client.log_metric(run_id, trial, score.value, step=score.step)
         if best := next((scores[trial] for trial in rung.kept if trial in scores), None):
             client.log_metric(run_id, "best", best.value, step=best.step)
-        with tempfile.TemporaryDirectory(prefix="baton-sweep-") as folder:
-            path = os.path.join(folder, "sweep.html")
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(page)
-            client.log_artifact(run_id, path)
+        tracking.log_texts(client, uri, run_id, {"sweep.html": page})
         if is_last:
             client.set_terminated(run_id)
     except Exception as error:
         logger.warning("tracking at %s has no scores of rung %d: %s", uri, rung.rung, error)
+
+
+def end_trials(sweep: Sweep, document: SweepHead, rung: RungVerdict, *, is_last: bool) -> None:
+    """Ends the runs of the trials that a rung has stopped, and after the last one of all but the winner's.
+
+    The winner's is ended by its report; one that comes back is running again with its next chunk.
+    """
+    tracked = sweep.read(SweepTracking)
+    if tracked is None or tracked.run_id is None:
+        return
+    ended = {entry.id: entry.why for entry in rung.stopped}
+    if is_last:
+        winner = sweep.read(Winner)
+        last = [sweep.rung(entry.rung) for entry in document.rungs if entry.chunk == document.num_chunks]
+        trained = [trial for verdict in last if verdict for trial in verdict.kept]
+        ended |= {trial: "another trial was better" for trial in trained if not winner or trial != winner.id}
+    for trial in document.trials:
+        if why := ended.get(trial.id):
+            run = sweep.run(trial)
+            tracking.tag(run, {"baton.stopped": why})
+            tracking.close(run, "FAILED" if run.read(Failure) else "FINISHED")

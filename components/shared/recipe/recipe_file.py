@@ -123,9 +123,15 @@ def loads(text: str) -> Recipe:
     return validate(json.loads(text), origin="recipe argument")
 
 
-def to_yaml(recipe: Recipe) -> str:
-    """Returns the resolved recipe as YAML, for people."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
+    """Returns the resolved recipe as YAML, for people.
+
+    Args:
+        recipe: The recipe.
+        only_set: Leave out what is as the schema has it anyway.
+    """
+    document = recipe.model_dump(mode="json", exclude_defaults=only_set)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
 def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:

@@ -15,6 +15,10 @@ from baton.components.shared.store.storage import Storage
 PARENT = "mlflow.parentRunId"
 """Tag by which MLflow shows a run below another one of the same experiment."""
 
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag by which MLflow's page of an experiment opens on its training runs; without it the page guesses, and while there
+are no runs yet it opens on traces of applications."""
+
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
 """Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; those of a Secret aside."""
 
@@ -40,7 +44,9 @@ class Server:
         if existing := client.get_experiment_by_name(name):
             return str(existing.experiment_id)
         local = self.uri.startswith("sqlite:") and storage.is_local
-        return str(client.create_experiment(name, artifact_location=storage.uri("mlflow") if local else None))
+        location = storage.uri("mlflow") if local else None
+        # Only here: of one that is there already, its people have decided what it is.
+        return str(client.create_experiment(name, artifact_location=location, tags=KIND))
 
     def parent(self, client: Any, experiment_id: str | None) -> dict[str, str]:
         """Returns the tag that shows a run of an experiment below that of the Kubeflow run; none where it cannot be.

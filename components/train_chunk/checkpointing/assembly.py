@@ -80,7 +80,9 @@ def attach(
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        report = observers.attach(context, trainer, services.staging.folder(0), lead.live)
+        report = observers.attach(
+            context, trainer, services.staging.folder(0), lead.live, newest=lambda: lineage.parent
+        )
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,

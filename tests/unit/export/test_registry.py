@@ -156,3 +156,23 @@ def test_a_model_without_a_registry_is_refused(tmp_path: Path, scratch_recipe: d
     run = Run(Storage(str(tmp_path / "store")), "r")
     with pytest.raises(UserError, match=r"'docs' has no registry, as tracking\.mlflow is null"):
         exportable.check_registry(recipe, servers.address(run, recipe))
+
+
+def test_the_model_of_training_takes_the_files_once(
+    database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]
+) -> None:
+    exported = Exported(database, tmp_path, scratch_recipe)
+    with tracking.Tracker(exported.run) as tracker:
+        tracker.log({"eval_loss": 2.5}, 3)
+    tracking.close(exported.run, "FINISHED")  # rejected, say
+    tracked = exported.run.require("tracking.json")["run_id"]
+    (output,) = exported.client.get_run(tracked).outputs.model_outputs
+    before = exported.client.get_logged_model(output.model_id)
+    assert (before.status, before.tags["mlflow.model.isExternal"]) == ("READY", "true")
+    found = exported.log()
+    assert found.model_id == output.model_id
+    after = exported.client.get_logged_model(found.model_id)
+    assert (after.status, "mlflow.model.isExternal" in after.tags) == ("READY", False)
+    assert [(metric.key, metric.value) for metric in after.metrics] == [("eval_loss", 2.5)]
+    assert len(exported.client.get_run(tracked).outputs.model_outputs) == 1
+    assert exported.log("two").model_id != found.model_id  # other files are another model

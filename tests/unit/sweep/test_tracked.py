@@ -8,7 +8,15 @@ import pytest
 
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.sweeps import RungVerdict, TrialNote
+from baton.components.shared.runs.documents.sweeps import (
+    RungEntry,
+    RungVerdict,
+    Stopped,
+    SweepHead,
+    TrialEntry,
+    TrialNote,
+    Winner,
+)
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.sweep import Sweep
@@ -44,10 +52,34 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
     assert child.info.experiment_id == client.get_run(parent).info.experiment_id
     assert client.get_run(parent).data.metrics == {"t000": 2.5, "t001": 2.25, "best": 2.25}
     assert [metric.step for metric in client.get_metric_history(parent, "best")] == [4]
-    assert [file.path for file in client.list_artifacts(parent)] == ["sweep.html"]
+    assert [file.path for file in client.list_artifacts(parent)] == ["recipe.yaml", "sweep.html"]
+    assert client.get_run(parent).data.params == {
+        "sweep.parameters.training.learning_rate": "0.0001, 0.001"  # and no default of the sweep's
+    }
     assert client.get_run(parent).info.status == "RUNNING"
     tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=True)
     assert client.get_run(parent).info.status == "FINISHED"
+
+    rungs = [RungEntry(rung=1, chunk=1, keep=2), RungEntry(rung=2, chunk=2, keep=1)]
+    trials = [TrialEntry(id="t000", run="s-t000"), TrialEntry(id="t001", run="s-t001")]
+    head = SweepHead(name="s", created="", recipe={}, metric="loss", mode="min", rungs=rungs, trials=trials)
+    other = Run(sweep.storage, "s-t001")
+    other.put(TrialNote.NAME, {"sweep": "s", "id": "t001", "tracking": parent})
+    other.create(recipe)
+    tracking.start(other, recipe)
+
+    def ends() -> list[tuple[str, str | None]]:
+        found = [client.get_run(each.require("tracking.json")["run_id"]) for each in (run, other)]
+        return [(each.info.status, each.data.tags.get("baton.stopped")) for each in found]
+
+    sweep.keep_rung(RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]))
+    tracked.end_trials(sweep, head, RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), is_last=False)
+    assert ends() == [("RUNNING", None), ("RUNNING", None)]
+    last = RungVerdict(rung=2, chunk=2, kept=["t001"], stopped=[Stopped(id="t000", why="number 2 of 2")])
+    sweep.keep_rung(last)
+    sweep.write(Winner(id="t001"))
+    tracked.end_trials(sweep, head, last, is_last=True)
+    assert ends() == [("FINISHED", "number 2 of 2"), ("RUNNING", None)]  # the winner's report ends it
 
 
 def test_nothing_is_tracked_where_the_recipe_says_so(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class SplitCounts(NamedDocument):
     rejected_uri: str | None = None
     """Address of the rejected rows, None where there are none."""
     source: str = ""
+    columns: list[Json] = Field(default_factory=list)
+    """The rows' columns, as MLflow's schema has them."""
 
 
 class Tokens(NamedDocument):

@@ -49,6 +49,8 @@ class Tracking(NamedDocument):
     mlflow: str
     run_id: str
     experiment_id: str | None = None
+    datasets: dict[str, list[str]] = Field(default_factory=dict)
+    """Side of the data → name and digest by which the server knows its rows."""
 
 
 class Attempt(Document):

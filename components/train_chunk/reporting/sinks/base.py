@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 
@@ -23,6 +24,8 @@ class Source:
         folder: A local folder for files.
         live: Returns how far the chunk is, by the names in `prometheus.LIVE`.
         seconds: Returns the seconds of the chunk by phase.
+        newest: Returns the newest checkpoint, None before there is one.
+        found_out: Parameters of the run that its recipe does not say, see `shared.runs.mlflow.parameters`.
     """
 
     run: Run
@@ -31,6 +34,8 @@ class Source:
     folder: str
     live: Callable[[], dict[str, float]]
     seconds: Callable[[], dict[str, float]]
+    newest: Callable[[], Checkpoint | None] = lambda: None
+    found_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def keep(run: Run, folder: str, name: str) -> None:

@@ -11,6 +11,7 @@ from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs import links, tracking
 from baton.components.shared.runs.documents.sweeps import SweepTracking
 from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.mlflow import tracker
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.sweep import Sweep
@@ -29,6 +30,7 @@ VARIABLES = ("KFP_RUN_ID", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPER
 
 @pytest.fixture(autouse=True)
 def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "HELD_S", 0.0)  # as with a server: the database stands for one
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -65,13 +67,11 @@ def test_a_run_is_below_the_pipelines_and_the_stages_is_untouched(
     run = _run(tmp_path)
 
     tracking.start(run, run.recipe())
-    with tracking.Tracker(run, system_metrics=True) as tracker:
-        tracker.log({"loss": 2.5}, 1)
+    with tracking.Tracker(run, trains=True) as sending:
+        sending.log({"loss": 2.5}, 1)
     tracking.log_metrics(run, {"eval_loss": 2.25}, 1)
     tracking.tag(run, {"baton.verdict": "accepted"})
-    report = tmp_path / "report.html"
-    report.write_text("report")
-    tracking.finish(run, str(report))
+    tracking.close(run, "FINISHED", {"report.html": "report"})
 
     own = run.need(Tracking)
     assert (own.mlflow, own.experiment_id) == (kubeflow.uri, kubeflow.experiment)
@@ -95,9 +95,9 @@ def test_without_one_of_its_variables_nothing_is_tracked(
     monkeypatch.delenv(absent)
     run = _run(tmp_path)
     tracking.start(run, run.recipe())
-    with tracking.Tracker(run, system_metrics=False) as tracker:
-        tracker.log({"loss": 2.5}, 1)
-    tracking.finish(run, None)
+    with tracking.Tracker(run) as sending:
+        sending.log({"loss": 2.5}, 1)
+    tracking.close(run, "FINISHED")
     assert run.read(Tracking) is None
     assert links.mlflow_url(run, run.recipe()) is None
     assert kubeflow.count() == 2
@@ -135,9 +135,9 @@ def test_later_stages_need_no_variables(
     tracking.start(run, run.recipe())
     for name in VARIABLES:
         monkeypatch.delenv(name)
-    with tracking.Tracker(run, system_metrics=False) as tracker:
-        tracker.log({"loss": 2.5}, 1)
-    tracking.finish(run, None)
+    with tracking.Tracker(run) as sending:
+        sending.log({"loss": 2.5}, 1)
+    tracking.close(run, "FINISHED")
     found = kubeflow.client.get_run(run.need(Tracking).run_id)
     assert (found.data.metrics["loss"], found.info.status) == (2.5, "FINISHED")
 
@@ -206,6 +206,6 @@ def test_a_chunk_that_trains_again_runs_and_an_evaluation_changes_nothing(
     tracking.close(run, "FAILED")
     tracking.log_metrics(run, {"eval_loss": 2.25}, 1)
     assert status() == "FAILED"
-    with tracking.Tracker(run, system_metrics=True) as tracker:
-        tracker.log({"loss": 2.5}, 1)
+    with tracking.Tracker(run, trains=True) as sending:
+        sending.log({"loss": 2.5}, 1)
     assert status() == "RUNNING"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,9 +13,11 @@ import pytest
 
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
+from baton.components.shared.runs.mlflow import tracker as trackers
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
+SENDER = "baton.components.shared.runs.mlflow.sender"
 RECIPE = {
     "name": "tracked",
     "model": {"from_scratch": {}, "tokenizer": {"train": {}}},
@@ -28,18 +33,24 @@ def _run(tmp_path: Path, uri: str) -> Run:
     return run
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks hold nothing back, as those that last."""
+    monkeypatch.setattr(trackers, "HELD_S", 0.0)
+
+
 @pytest.mark.slow
-def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path) -> None:
+def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path, at_once: None) -> None:
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
     database = sqlite3.connect(path)
     for first in (1, 3):
-        with tracking.Tracker(run, system_metrics=first == 1) as tracker:
+        with tracking.Tracker(run, trains=first == 1) as tracker:
             tracker.log({"loss": 9.0 - first}, first)
             tracker.log({"loss": 8.0 - first}, first + 1)
             if first == 1:
                 _wait_for(database, "select count(*) from metrics where key like 'system/%'")
-    tracking.finish(run, None)
+    tracking.close(run, "FINISHED")
     rows = database.execute("select step, value from metrics where key = 'loss' order by step").fetchall()
     assert rows == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
     assert database.execute("select name, status from runs").fetchall() == [("r", "FINISHED")]
@@ -83,7 +94,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
     run = _run(tmp_path, "http://127.0.0.1:9")
     assert run.get("tracking.json") is None
-    with tracking.Tracker(run, system_metrics=False) as tracker:
+    with tracking.Tracker(run) as tracker:
         tracker.log({"loss": 1.0}, 1)
 
 
@@ -91,8 +102,74 @@ def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
     run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     run.put("tracking.json", {"mlflow": "http://127.0.0.1:9", "run_id": "0"})
     started = time.monotonic()
-    with tracking.Tracker(run, system_metrics=False) as tracker:
+    with tracking.Tracker(run) as tracker:
         for step in range(1000):
             tracker.log({"loss": 1.0}, step)
         assert time.monotonic() - started < 5
     assert time.monotonic() - started < 60
+
+
+def _chunk(run: Run, steps: range) -> None:
+    with tracking.Tracker(run, trains=True, params={"plan.steps": "6"}) as tracker:
+        for step in steps:
+            tracker.log({"loss": float(step)}, step)
+
+
+def _losses(path: Path) -> list[tuple[int, float]]:
+    database = sqlite3.connect(path)
+    return database.execute("select step, value from metrics where key = 'loss' order by timestamp, step").fetchall()
+
+
+@pytest.mark.slow
+def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    folder = tmp_path / "store" / "runs" / "r" / "unsent"
+    _chunk(run, range(1, 4))
+    lost = subprocess.run([sys.executable, "-c", LOST, run.uri], capture_output=True, text=True)
+    assert lost.returncode == -signal.SIGKILL, lost.stderr
+    with open(sorted(folder.iterdir())[-1], "a", encoding="utf-8") as file:
+        file.write('{"metrics": {"lo')  # cut off
+    _chunk(run, range(4, 7))  # restored at step 3
+    assert len(list(folder.iterdir())) == 3
+    assert _losses(path) == []
+    tracking.log_metrics(run, {"final_after_loss": 1.0}, 6)
+    assert _losses(path) == [(step, float(step)) for step in range(1, 7)]
+    assert list(folder.iterdir()) == []
+    _chunk(run, range(7, 8))
+    tracking.close(run, "FAILED")
+    assert _losses(path)[-1] == (7, 7.0)
+    parameters = dict(sqlite3.connect(path).execute("select key, value from params").fetchall())
+    assert parameters["plan.steps"] == "6"
+
+
+LOST = """
+import os, signal, sys
+from baton.components.shared.runs import tracking
+from baton.components.shared.runs.run import Run
+tracker = tracking.Tracker(Run.open(sys.argv[1]), trains=True)
+for step in (4, 5):
+    tracker.log({"loss": float(step)}, step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "HELD_S", 0.5)
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    with tracking.Tracker(run, trains=True) as tracker:
+        for step in range(1, 5):
+            tracker.log({"loss": float(step)}, step)
+            time.sleep(0.3)
+    assert _losses(path) == [(step, float(step)) for step in range(1, 5)]
+
+
+def test_the_process_beside_a_chunk_imports_next_to_nothing() -> None:
+    code = f"import sys, {SENDER}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert SENDER in loaded
+    assert not {"mlflow", "numpy", "pydantic", "sqlalchemy", "torch"} & set(loaded)

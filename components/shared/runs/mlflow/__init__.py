@@ -1,0 +1,1 @@
+"""MLflow: what a run tells it, and by which client."""

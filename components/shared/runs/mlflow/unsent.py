@@ -1,0 +1,53 @@
+"""What a short chunk has for a database of this machine, held back as files until somebody sends it.
+
+Opening a database takes two seconds of a core, as MLflow's own client has to be imported for it: a short chunk takes no
+more for its steps. So the lines are kept below the run, each as soon as there is one, and go with those of the next
+process that opens the database: a chunk that lasts, the evaluation, the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class Held:
+    """Lines that are held back.
+
+    Args:
+        folder: Where.
+    """
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        # By time: they are sent in the order in which they were begun.
+        path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
+
+    def write(self, document: Mapping[str, object]) -> None:
+        """Keeps a line, whatever becomes of this process."""
+        self._file.write(json.dumps(document) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._file.close()
+
+
+def files(folder: str | None) -> list[str]:
+    """Returns the paths of files that are held back, the oldest first."""
+    if folder is None or not os.path.isdir(folder):
+        return []
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".jsonl")]
+
+
+def read(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a file; the last one may have been cut off with its process."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
