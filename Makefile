@@ -116,6 +116,7 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
+	$(PY) -m tests.gallery docs/gallery.md
 
 # The wheel is built from the sdist, in a folder of its own: nothing of an earlier build gets in. The commit's time in the
 # archive makes the wheel of a commit the same bytes wherever it is built.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.models import vocabulary
+from baton.components.shared.models import trainable, vocabulary
 from baton.components.shared.recipe import FromScratch, Recipe
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -182,8 +182,8 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
 
     if recipe is None:
         _require_writer(folder)
-        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    kind, settings = auto_class(recipe), load_settings(recipe)
+        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **trainable.unpacked(folder))
+    kind, settings = auto_class(recipe), trainable.unpacked(folder) | load_settings(recipe)
     if recipe.training.spec.scores:
         settings["num_labels"] = 1
     model = kind.from_pretrained(folder, use_safetensors=True, **settings)
