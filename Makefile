@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster lint rooms format typecheck compile golden docs images bench lock clean
+.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster lint rooms format typecheck compile golden docs images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,24 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
+
+# MkDocs has an environment of its own, with the pins of the extra `docs`: nothing else needs it. npm brings the script that
+# draws diagrams and the one that searches without a server; pages ask no other machine for anything.
+SITE := build/site-tools
+SITE_PYTHON = $(if $(wildcard $(PY)),$(PY),$${PYTHON:-python3.11})
+site: $(SITE)/.ready ## Build the site of docs/ into build/site; a link or anchor that leads nowhere fails it
+	$(SITE)/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
+$(SITE)/.ready: pyproject.toml
+	@command -v npm >/dev/null || { echo "make site: needs npm (Debian: apt-get install npm)" >&2; exit 2; }
+	@$(SITE_PYTHON) -m venv --clear $(SITE)
+	@$(SITE)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	    > $(SITE)/requirements.txt
+	@$(SITE)/bin/python -m pip install --quiet --requirement $(SITE)/requirements.txt
+	@npm install --silent --no-save --ignore-scripts --no-audit --no-fund --prefix $(SITE) \
+	    @mermaid-js/tiny@11.17.2 iframe-worker@1.0.4
+	@touch $@
 
 IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)
