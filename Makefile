@@ -118,7 +118,7 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 SITE := build/site-tools
 SITE_PYTHON = $(if $(wildcard $(PY)),$(PY),$${PYTHON:-python3.11})
 site: $(SITE)/.ready ## Build the site of docs/ into build/site; a link or anchor that leads nowhere fails it
-	$(SITE)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "build/site/index.html"
 
 $(SITE)/.ready: pyproject.toml

@@ -1,8 +1,8 @@
 """What MkDocs does not do by itself: pages of files outside docs/, diagrams without a network, llms.txt (`mkdocs.yml`).
 
-Pages link to files as they lie in the repository, so that the links work in an editor, on a forge and here. README.md is the
-site's first page; another file outside docs/ that some page links to becomes a page below repository/, Markdown as it is and
-anything else as a block of code. MkDocs then checks all links and anchors.
+Pages link to files as they lie in the repository, so that the links work in an editor, on a forge and here. README.md
+is the site's first page; another file outside docs/ that some page links to becomes a page below repository/, Markdown
+as it is and anything else as a block of code. MkDocs then checks all links and anchors.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ VENDOR = {
     "site/vendor/iframe-worker.js": "iframe-worker/shim/index.js",
 }
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?P<after>\))")
-FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
+CELL_CODE = re.compile(r"<code>[^<]*</code>(?=(?:(?!<td|<th|<pre).)*?</t[dh]>)", re.DOTALL)
+FENCE = re.compile(r"^ *(?P<marks>```+|~~~+).*?^ *(?P=marks) *$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".json": "json"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds README.md, what pages link to outside docs/, and the two scripts that npm has fetched."""
+    """Adds README.md, what pages link to outside docs/, llms.txt, and the two scripts that npm has fetched."""
+    for uri, text in _for_models(config):
+        files.append(File.generated(config, uri, content=text))
     for uri, path in VENDOR.items():
         script = ROOT / "build" / "site-tools" / "node_modules" / path
         if not script.is_file():
             raise PluginError(f"there is no {script}: `make site` fetches it with npm")
         files.append(File.generated(config, uri, abs_src_path=str(script)))
-    waiting, seen = ["README.md", "AGENTS.md", *(f"docs/{file.src_uri}" for file in files.documentation_pages())], set[str]()
+    waiting, seen = (
+        ["README.md", "AGENTS.md", *(f"docs/{file.src_uri}" for file in files.documentation_pages())],
+        set[str](),
+    )
     while waiting:
         path = waiting.pop()
         if path in seen:
@@ -50,7 +56,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turns each link to a file of the repository into one to its page here."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
+    if not _repository_path(page.file.src_uri).endswith(".md"):
+        page.meta["search"] = {"exclude": True}
     return _for_the_site(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    r"""Writes `\|` in the code of a table as `|`, as GitHub does."""
+    return CELL_CODE.sub(lambda match: match[0].replace("\\|", "|"), html)
 
 
 def on_post_page(output: str, page: Page, config: Any) -> str:
@@ -61,17 +76,18 @@ def on_post_page(output: str, page: Page, config: Any) -> str:
     return output.replace("</head>", f'<script src="{script}"></script></head>', 1)
 
 
-def on_post_build(config: Any) -> None:
-    """Writes llms.txt, with links to this site, and llms-full.txt: all pages as one text."""
-    site = Path(config.site_dir)
+def _for_models(config: Any) -> Iterator[tuple[str, str]]:
+    """llms.txt, with links to this site, and llms-full.txt: all pages as one text."""
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
-    linked = [path for _, path in _links(text, "llms.txt")]
-    for match, path in reversed(list(_links(text, "llms.txt"))):
+    links = list(_links(text, "llms.txt"))
+    pages = (
+        f"<!-- {path} -->\n\n{(ROOT / path).read_text(encoding='utf-8')}" for _, path in links if path.endswith(".md")
+    )
+    yield "llms-full.txt", "\n\n".join(pages)
+    for match, path in reversed(links):
         address = (config.site_url or "") + _address(path)
         text = f"{text[: match.start('path')]}{address}{text[match.end('path') :]}"
-    (site / "llms.txt").write_text(text, encoding="utf-8")
-    full = "\n\n".join(f"<!-- {path} -->\n\n{(ROOT / path).read_text(encoding='utf-8')}" for path in linked)
-    (site / "llms-full.txt").write_text(full, encoding="utf-8")
+    yield "llms.txt", text
 
 
 def _links(text: str, path: str) -> Iterator[tuple[re.Match[str], str]]:
@@ -87,23 +103,25 @@ def _links(text: str, path: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _is_a_page(path: str) -> bool:
-    """Whether a file of the repository is shown as a page; data and pictures of docs/ are files of the site as they are."""
-    return path.endswith(".md") or not path.startswith("docs/")
+    """Whether a file is shown as a page; data and pictures of docs/ are files of the site as they are."""
+    return path.endswith(".md") or not (path.startswith("docs/") or path == "llms.txt")
 
 
 def _site_uri(path: str) -> str:
     """Where a file of the repository is among the sources of the site."""
     if path == "README.md":
         return "index.md"
-    if path.startswith("docs/"):
+    if path.startswith("docs/") or path == "llms.txt":
         return path.removeprefix("docs/")
     return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
 
 
 def _address(path: str) -> str:
-    """Where its page is in the site."""
+    """Where it is in the site once that is built."""
     uri = _site_uri(path)
-    return posixpath.join(posixpath.dirname(uri), "index.html") if uri.endswith("README.md") else f"{uri.removesuffix('.md')}.html"
+    if uri.endswith("README.md"):
+        return posixpath.join(posixpath.dirname(uri), "index.html")
+    return f"{uri.removesuffix('.md')}.html" if uri.endswith(".md") else uri
 
 
 def _repository_path(uri: str) -> str:

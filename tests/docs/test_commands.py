@@ -1,4 +1,4 @@
-"""What the pages tell people to type: commands and options that `baton` has, targets that the Makefile has, recipes that load."""
+"""What pages tell people to type: commands and options that `baton` has, targets that make has, recipes that load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _typed(path: Path) -> Iterator[str]:
 def _mistakes(line: str, targets: set[str]) -> list[str]:
     words = shlex.split(re.split(r" [|>] |; | && | \|\| ", line.replace("…", ""))[0], comments=True)
     if words[0] == "make":
-        return [f"no target '{word}'" for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word) and word not in targets]
+        return [
+            f"no target '{word}'" for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word) and word not in targets
+        ]
     command: Any = typer.main.get_command(app)
     rest = words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
@@ -50,7 +52,9 @@ def _mistakes(line: str, targets: set[str]) -> list[str]:
         if name not in command.commands:
             return [f"no command '{name}'"]
         command = command.commands[name]
-    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help"
+    }
     given = [word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
     return [f"no option '{option}' of {command.name}" for option in given if option not in options]
 

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("components", "docs", "examples", "images", "k8s", "pipelines", "tests")
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [*ROOT.glob("*.md"), ROOT / "llms.txt", *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))]
+    for path in [
+        *ROOT.glob("*.md"),
+        ROOT / "llms.txt",
+        *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md")),
+    ]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"|\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+).*?^ *(?P=marks) *$", re.MULTILINE | re.DOTALL)
@@ -58,7 +62,9 @@ def _broken(path: str, text: str) -> list[str]:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) if name else path
         if not (ROOT / target).exists():
             broken.append(f"{link}: there is no {target}")
-        elif anchor and (not target.endswith(".md") or anchor not in _anchors(text if target == path else _text(target))):
+        elif anchor and (
+            not target.endswith(".md") or anchor not in _anchors(text if target == path else _text(target))
+        ):
             broken.append(f"{link}: {target} has no heading with that anchor")
     return broken
 
@@ -70,7 +76,13 @@ def test_links_lead_somewhere(path: str) -> None:
 
 @pytest.mark.parametrize(
     "planted",
-    ["[a](nowhere.md)", "[a](recipe.md#nowhere)", "[a](#nowhere)", "![a](pictures/nowhere.svg)", "[![a](no.svg)](recipe.md)"],
+    [
+        "[a](nowhere.md)",
+        "[a](recipe.md#nowhere)",
+        "[a](#nowhere)",
+        "![a](pictures/nowhere.svg)",
+        "[![a](no.svg)](recipe.md)",
+    ],
 )
 def test_a_link_that_leads_nowhere_is_noticed(planted: str) -> None:
     assert len(_broken("docs/planted.md", f"# Here\n\n{planted}, `[b](code.md)`\n\n```\n[c](code.md)\n```\n")) == 1
@@ -109,7 +121,7 @@ def _pages_of(nav: object) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = Counter(_pages_of(yaml.load(_text("mkdocs.yml"), _Navigation)["nav"]))  # noqa: S506
+    listed = Counter(_pages_of(yaml.load(_text("mkdocs.yml"), _Navigation)["nav"]))
     assert [page for page, times in listed.items() if times > 1] == []
     pages = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
     inside = {page for page in listed if page != "index.md" and not page.startswith("repository/")}
