@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
+.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,24 @@ dist: setup ## Build the sdist and the wheel into dist/
 	    $(PY) -m build --quiet --no-isolation --outdir dist .
 	@rm -rf baton_llm.egg-info  # here, where Baton is imported from, it would count as one more distribution
 	@ls -l dist
+
+# MkDocs has an environment of its own, with the pins of the extra `docs`: nothing else needs it. npm brings the script that
+# draws diagrams and the one that searches without a server; pages ask no other machine for anything.
+SITE := build/site-tools
+SITE_PYTHON = $(if $(wildcard $(PY)),$(PY),$${PYTHON:-python3.11})
+site: $(SITE)/.ready ## Build the site of docs/ into build/site; a link or anchor that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
+$(SITE)/.ready: pyproject.toml
+	@command -v npm >/dev/null || { echo "make site: needs npm (Debian: apt-get install npm)" >&2; exit 2; }
+	@$(SITE_PYTHON) -m venv --clear $(SITE)
+	@$(SITE)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	    > $(SITE)/requirements.txt
+	@$(SITE)/bin/python -m pip install --quiet --requirement $(SITE)/requirements.txt
+	@npm install --silent --no-save --ignore-scripts --no-audit --no-fund --prefix $(SITE) \
+	    @mermaid-js/tiny@11.17.2 iframe-worker@1.0.4
+	@touch $@
 
 IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)
