@@ -208,7 +208,7 @@ class Tracker:
 
 
 def serve(run_uri: str, system_metrics: bool) -> None:
-    """Reads `[metrics, step, milliseconds]` lines from standard input until it ends, and logs them."""
+    """Logs the `[metrics, step, milliseconds]` lines of standard input; with `system_metrics` they are a chunk's."""
     # Training comes first.
     os.nice(10)
     run = Run.open(run_uri)
@@ -220,8 +220,12 @@ def serve(run_uri: str, system_metrics: bool) -> None:
         if system_metrics:
             reopen(client, tracking.run_id)  # a chunk may train again after its run was called failed or killed
         monitor = _monitor(tracking.run_id) if system_metrics else None
+        logged: dict[str, int] | None = None
         while (batch := _drain(lines)) != [None]:
+            if logged is None:  # not before: what a chunk that was killed had handed over may be on its way still
+                logged = _last_steps(client, tracking.run_id) if system_metrics else {}
             entities = [entity for line in batch if line for entity in _entities(*json.loads(line))]
+            entities = [entity for entity in entities if entity.step > logged.get(entity.key, -1)]
             for first in range(0, len(entities), 1000):
                 client.log_batch(tracking.run_id, metrics=entities[first : first + 1000])
             if None in batch:
@@ -244,6 +248,14 @@ def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
     while not lines.empty():
         batch.append(lines.get())
     return batch
+
+
+def _last_steps(client: Any, run_id: str) -> dict[str, int]:
+    """Returns the last step that each metric of a tracking run has.
+
+    A chunk trains the steps behind its checkpoint again, to the same bits, and MLflow would keep both values of each.
+    """
+    return {metric.key: metric.step for metric in client.get_run(run_id).data.to_proto().metrics}
 
 
 def _monitor(run_id: str) -> Any:
