@@ -117,6 +117,7 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
 	$(PY) -m tests.gallery docs/gallery.md
+	$(PY) -m tests.demands.table docs/demands.md
 
 # The wheel is built from the sdist, in a folder of its own: nothing of an earlier build gets in. The commit's time in the
 # archive makes the wheel of a commit the same bytes wherever it is built.

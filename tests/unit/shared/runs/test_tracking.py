@@ -173,3 +173,25 @@ def test_the_process_beside_a_chunk_imports_next_to_nothing() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert SENDER in loaded
     assert not {"mlflow", "numpy", "pydantic", "sqlalchemy", "torch"} & set(loaded)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("at_once")
+def test_steps_that_a_chunk_trains_again_are_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    for steps, value in (((1, 2, 3), 5.0), ((2, 3, 4, 5), 6.0)):  # killed after 3, its checkpoint that of 1
+        with tracking.Tracker(run, trains=True) as tracker:
+            for step in steps:
+                tracker.log({"loss": value, **({"eval_loss": value} if step == 4 else {})}, step)
+    for value in (1.0, 2.0):  # a stage that runs again may come to another figure
+        tracking.log_metrics(run, {"final_after_loss": value}, 5)
+    rows = sqlite3.connect(path).execute(
+        "select key, step, value from metrics where key like '%loss' order by key, step, value"
+    )
+    assert rows.fetchall() == [
+        ("eval_loss", 4, 6.0),
+        *(("final_after_loss", 5, value) for value in (1.0, 2.0)),
+        *(("loss", step, 5.0) for step in (1, 2, 3)),
+        *(("loss", step, 6.0) for step in (4, 5)),
+    ]

@@ -1,0 +1,56 @@
+"""The scores of a model depend on how many requests are evaluated at once.
+
+Issue: https://github.com/EleutherAI/lm-evaluation-harness/issues/1645
+Upstream: reproduced. lm-eval 0.4.13 on a tiny model in fp32: log-likelihoods of the same requests differ between
+    batches of 1, 4 and 7.
+Baton: measures all models that a verdict compares in the same batches, so that a model that has not changed has the
+    scores of its base to the last bit at any batch size; between batch sizes there is rounding in fp32, and no text or
+    count differs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.components.evaluate.evaluation import evaluate_run
+from baton.components.gate.gate import judge_run
+from baton.components.shared.models import loading
+from tests.unit import tiny
+from tests.unit.evaluate.finished import CHATTY, finished, recipe_of
+
+SIZES = (1, 4, 7)
+
+
+def test_upstream_scores_by_batch(tiny_base: str) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model, tokenizer = loading.load_model(tiny_base).eval(), loading.load_tokenizer(tiny_base)
+    asked = [(row["prompt"], f" {row[side]}") for row in tiny.PAIRS for side in ("chosen", "rejected")]
+    requests = [Instance(request_type="loglikelihood", doc={}, arguments=each, idx=0) for each in asked]
+    scores = []
+    for size in SIZES:
+        judged: Any = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size)
+        scores.append([score for score, _ in judged.loglikelihood(requests, disable_tqdm=True)])
+    assert len({tuple(each) for each in scores}) > 1
+
+
+def test_baton_compares_like_with_like(tiny_base: str, tmp_path: Path) -> None:
+    found = {}
+    for size in SIZES:
+        recipe = recipe_of(tiny_base, batch_size=size, metrics=["exact_match", "chrf"], gate={"loss": "<= baseline"})
+        run = finished(tmp_path, recipe, {"eval": CHATTY}, train=lambda model: None, name=f"by-{size}")
+        found[size] = evaluate_run(run.uri)
+        assert found[size]["after"] == found[size]["before"]
+        assert judge_run(run.uri).passed
+    one = found[1]
+    for other in found.values():
+        assert other["samples"] == one["samples"]
+        assert {name: other["after"][name] for name in ("exact_match", "chrf", "tokens")} == {
+            name: one["after"][name] for name in ("exact_match", "chrf", "tokens")
+        }
+        assert other["after"]["loss"] == pytest.approx(one["after"]["loss"], rel=1e-6)

@@ -1,0 +1,44 @@
+"""A cached step is skipped although what it had made was deleted since, and the steps behind it fail.
+
+Issue: https://github.com/kubeflow/pipelines/issues/7939
+Upstream: reproduced by the cache of kfp 2.17's local engine, which has the backend's rule for what lies in a bucket: an
+    entry whose artifact is gone is a hit. For files on this machine it looks, which is mended.
+Baton: a chunk asks the store and not the engine: where the first of two is called done and its checkpoint is gone, the
+    second trains from what there is to its own target, to the same bits. `tests/pipelines/test_cache.py` has it with
+    the engine.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kfp import dsl
+from kfp.local.cache import LocalCache
+
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.run import Run
+
+
+def test_upstream_believes_in_what_is_gone(tmp_path: Path) -> None:
+    cache = LocalCache(str(tmp_path / "cache"))
+    key = cache.compute_key("train", "image", ["train"], {"steps": 8})
+    for name, uri in (("bucket", "s3://nowhere/model"), ("file", str(tmp_path / "model"))):
+        (tmp_path / "model").touch()
+        cache.put(key, {"model": dsl.Model(uri=uri)})
+        (tmp_path / "model").unlink()
+        hit = cache.get(key)
+        assert (hit is not None) == (name == "bucket")
+        assert hit is None or hit["model"].uri == uri
+
+
+def test_baton_trains_to_its_target_without_the_one_before(recipes: dict[str, Recipe], adapted: Run, legs: Any) -> None:
+    run = legs.prepare(legs.changed(recipes["lora"], chunks__count=2), "cached")
+    code, printed = legs.leg(legs.chunk, run.uri, 1)
+    assert code == 0, printed
+    shutil.rmtree(Path(run.storage.key(run.path("checkpoints"))))
+    code, printed = legs.leg(legs.chunk, run.uri, 2)
+    assert code == 0, printed
+    assert legs.final(run).meta.state == legs.final(adapted).meta.state
+    assert legs.losses(run) == legs.losses(adapted)

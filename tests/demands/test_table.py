@@ -1,0 +1,29 @@
+"""`docs/demands.md` is what the tests say of themselves, and each of them has both halves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.demands.table import ADDRESS, KINDS, Demand, demands, markdown
+
+PAGE = Path(__file__).parents[2] / "docs/demands.md"
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown(), "run `make docs` and commit it"
+
+
+@pytest.mark.parametrize("demand", [pytest.param(demand, id=demand.module) for demand in demands()])
+def test_a_demand_has_both_halves(demand: Demand) -> None:
+    assert demand.kind in KINDS
+    assert all(ADDRESS.fullmatch(issue) for issue in demand.issues)
+    assert demand.symptom.endswith(".")
+    halves = {name.split("_")[1] for name in demand.tests}
+    assert halves == {"upstream", "baton"}
+
+
+def test_no_report_is_there_twice() -> None:
+    issues = [issue for demand in demands() for issue in demand.issues]
+    assert len(set(issues)) == len(issues)
