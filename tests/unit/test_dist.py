@@ -19,7 +19,8 @@ from baton.components.shared.recipe import extras
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-INPUT = ("baton", "components", "pipelines", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+LISTED = ("requirements.lock", "CHANGELOG.md")
+INPUT = ("baton", "components", "pipelines", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *LISTED)
 GALLERY = {
     "pipelines/recipes/gallery/some-model/recipe.yaml": "name: one\n",
     "pipelines/recipes/gallery/some-model/README.md": "# One\n",
@@ -88,7 +89,7 @@ def test_the_sdist_holds_files_where_the_tree_has_links(dist: Path) -> None:
         read = {name: archive.extractfile(member) for name, member in inside.items() if name.startswith("baton/")}
         contents = {name: file.read() for name, file in read.items() if file}
     assert contents == expected(dist / "source")
-    assert {"pyproject.toml", "README.md", "LICENSE"} <= inside.keys()
+    assert {"pyproject.toml", "README.md", "LICENSE", *LISTED} <= inside.keys()
 
 
 def test_the_wheel_of_the_sdist_is_that_of_the_tree(dist: Path, tmp_path: Path) -> None:

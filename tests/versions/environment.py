@@ -61,10 +61,11 @@ def make(end: str, folder: Path, wheel: Path, python: str | None = None) -> Path
     limits = folder / "constraints.txt"
     limits.write_text("".join(f"{line}\n" for line in constraints(end)), encoding="utf-8")
     # One call: pip resolves all of it together, as whoever installs the wheel would have it.
-    pip = [interpreter, "-m", "pip", "install", "-q", "--upgrade", "--upgrade-strategy", "eager", "-c", str(limits)]
-    subprocess.run([*pip, f"{wheel}[{EXTRAS}]", *tools()], check=True)
+    pip = [interpreter, "-m", "pip", "install", "-q", "--no-compile", "-c", str(limits)]
+    eager = ["--upgrade", "--upgrade-strategy", "eager"]
+    subprocess.run([*pip, *eager, f"{wheel}[{EXTRAS}]", *tools()], check=True)
     # The same version of Baton may be there with other content.
-    subprocess.run([*pip[:4], "-qq", "--no-deps", "--force-reinstall", str(wheel)], check=True)
+    subprocess.run([*pip, "--no-deps", "--force-reinstall", str(wheel)], check=True)
     return interpreter
 
 
