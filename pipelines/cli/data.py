@@ -26,7 +26,6 @@ from baton.pipelines.cli import data_show
 from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
 from baton.pipelines.compiling import origin, prepare
-from baton.pipelines.compiling.phases import parts_of
 from baton.pipelines.local import processes
 
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
@@ -74,7 +73,7 @@ def check(
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(parts_of(prepare.load_here(source[0], changes)))
+            parts = list(prepare.parts_of(prepare.load_here(source[0], changes)))
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:

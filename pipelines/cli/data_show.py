@@ -18,7 +18,6 @@ from baton.components.shared.runs.documents.rows import Seen, SeenRow
 from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, RecipePath, print_json, reported
 from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.phases import parts_of
 from baton.pipelines.local import processes
 from baton.pipelines.local.rows import HEAD
 
@@ -57,7 +56,7 @@ def show(
         from baton.pipelines.proving import prove_page
 
         stem, _, ending = prove_page.check_path(page).rpartition(".")
-        trainings = list(parts_of(prepare.load_here(recipe, overrides)))
+        trainings = list(prepare.parts_of(prepare.load_here(recipe, overrides)))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:
             if not has_tokenizer:  # the first phase learns it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -50,48 +51,72 @@ def init(
     Nothing is fetched from the hub. On a terminal it asks for what is left out.
     """
     with reported():
-        if output and os.path.exists(output) and not force:
-            raise UserError(f"{output!r} exists already.", remedy="Give another name, or --force to overwrite it.")
         asks = not options.as_json() and sys.stdin.isatty() and sys.stderr.isatty()
+        if output:
+            _refuse_file(output, force)
         given = list(data or ()) or _asked(asks, "data", "Rows (file, folder or URI)", None).split()
-        found = [sources.resolve(source, base_dir=os.getcwd()) for source in given]
-        with Display(0):
-            survey = looking.survey(found)
-        label = ", ".join(given)
-        chosen = _method(method, survey, label, asks)
-        choosing.require_fit(survey, chosen, label)
-        start = model or _asked(asks, "model", "Model (hub id, folder, or scratch)", SUGGESTED)
+        rows = _Rows.look(given)
+        chosen = _method(method, rows, asks)
+        choosing.require_fit(rows.survey, chosen, rows.label)
+        start = os.path.expanduser(model or _asked(asks, "model", "Model (hub id, folder, or scratch)", SUGGESTED))
         _check(start, chosen, teacher)
         name = _name(given[0], chosen)
         target = output or (_asked(asks, "output", "File to write", f"{name}.yaml") if asks else None)
-        if target and target != output and os.path.exists(target) and not force:
-            raise UserError(
-                f"{target!r} exists already.", remedy="Give another name by -o, or --force to overwrite it."
-            )
-        folder = os.path.dirname(os.path.abspath(target or "recipe.yaml"))
-
-        def written(lengths: list[int]) -> tuple[Plan, str]:
-            plan = choosing.plan(survey, chosen, start, full=full, teacher=teacher, lengths=lengths, source=label)
-            there = [_reach(source, folder) for source in found]
-            base = _reach(start, folder) if os.path.isdir(start) else start
-            return plan, writing.to_yaml(plan, survey, name=name, model=base, sources=there)
-
-        _, rough = written([])
-        with Display(0) as display:
-            recipe = _checked(rough, target, folder)
-            is_here = start == SCRATCH or looking.is_at_hand(start)
-            lengths = looking.lengths(recipe, display.heard) if is_here else []
-        plan, text = written(lengths)
-        prepare.check_model(_checked(text, target, folder))
-        _answer(plan, survey, text, target, bool(lengths))
+        if target and not output:
+            _refuse_file(target, force)
+        _make(rows, chosen, start, target, name, full=full, teacher=teacher)
 
 
-def _method(method: str | None, survey: Survey, label: str, asks: bool) -> str:
+@dataclass(frozen=True)
+class _Rows:
+    """Rows, and what was found in them."""
+
+    label: str
+    sources: list[str]
+    survey: Survey
+
+    @classmethod
+    def look(cls, given: list[str]) -> _Rows:
+        """Looks at sources, as they are given."""
+        found = [sources.resolve(source, base_dir=os.getcwd()) for source in given]
+        with Display(0):
+            return cls(", ".join(given), found, looking.survey(found))
+
+
+def _make(
+    rows: _Rows, method: str, model: str, target: str | None, name: str, *, full: bool, teacher: str | None
+) -> None:
+    """Chooses the values, checks the recipe that they make, writes it and tells of it."""
+    folder = os.path.dirname(os.path.abspath(target or "recipe.yaml"))
+
+    def written(lengths: list[int]) -> tuple[Plan, str]:
+        plan = choosing.plan(rows.survey, method, model, full=full, teacher=teacher, lengths=lengths, source=rows.label)
+        there = [_reach(source, folder) for source in rows.sources]
+        base = _reach(model, folder) if os.path.isdir(model) else model
+        return plan, writing.to_yaml(plan, rows.survey, name=name, model=base, sources=there)
+
+    _, rough = written([])
+    with Display(0) as display:
+        recipe = _checked(rough, target, folder)
+        is_here = model == SCRATCH or looking.is_at_hand(model)
+        lengths = looking.lengths(recipe, display.heard) if is_here else []
+    plan, text = written(lengths)
+    prepare.check_model(_checked(text, target, folder))
+    _answer(plan, rows.survey, text, target, bool(lengths))
+
+
+def _refuse_file(path: str, force: bool) -> None:
+    if os.path.exists(path) and not force:
+        raise UserError(f"{path!r} exists already.", remedy="Give another name, or --force to overwrite it.")
+
+
+def _method(method: str | None, rows: _Rows, asks: bool) -> str:
     """Returns the method: the one that is named, or that suits the rows and is not declined."""
     if method:
         return method.lower()
-    suits = choosing.method_for(survey, label)
-    return _asked(asks, "method", f"Method ({', '.join(choosing.usable_by(survey))})", suits) if asks else suits
+    suits = choosing.method_for(rows.survey, rows.label)
+    would = ", ".join(choosing.usable_by(rows.survey))
+    return _asked(asks, "method", f"Method ({would})", suits) if asks else suits
 
 
 def _asked(asks: bool, option: str, question: str, default: str | None) -> str:
@@ -120,7 +145,7 @@ def _check(model: str, method: str, teacher: str | None) -> None:
             raise UserError(f"--teacher is for distillation, not for {method}.", remedy="Leave it out.")
         raise UserError("distillation learns from a teacher.", remedy="Name it: --teacher Qwen/Qwen3-8B.")
     is_path = model.startswith((".", "/", "~")) or (model.count("/") > 1 and "://" not in model)
-    if is_path and not os.path.isdir(os.path.expanduser(model)):
+    if is_path and not os.path.isdir(model):
         near = near_path(model, [os.getcwd()])
         raise UserError(f"--model {model!r} is not a folder.", remedy=f"Did you mean {near!r}?" if near else None)
     if method == "distillation" and model == SCRATCH:

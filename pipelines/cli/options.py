@@ -150,8 +150,8 @@ def give_json(app: typer.Typer, without: Mapping[str, str], path: str = "") -> N
 def _with_json(function: Function) -> Function:
     """Returns a command with the option `--json`."""
     signature = inspect.signature(function, eval_str=True)
-    takes_output = signature.parameters.get("output", inspect.Parameter.empty)
-    has_output = takes_output is not inspect.Parameter.empty and isinstance(takes_output.default, Output)
+    takes_output = signature.parameters.get("output")
+    has_output = takes_output is not None and isinstance(takes_output.default, Output)
 
     @functools.wraps(function)
     def command(*, json_wanted: bool, **given: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from baton.components.shared.recipe import Guard, Recipe, recipe_file
+from baton.components.shared.recipe import Guard, Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
@@ -30,7 +30,7 @@ def recipes(context: typer.Context) -> None:
 def list_recipes() -> None:
     """Lists the recipes that Baton brings along, which every command takes by their names."""
     with reported():
-        listed = [_summary(name) for name in origin.bundled()]
+        listed = [origin.described(name) for name in origin.bundled()]
         if options.as_json():
             print_json({"recipes": listed})
             return
@@ -55,23 +55,9 @@ def show(
     with reported():
         found = origin.of_bundle(name)
         if options.as_json():
-            print_json({**_summary(name), "yaml": found.standalone()})
+            print_json({**origin.described(name), "yaml": found.standalone()})
         else:
             typer.echo(found.standalone(), nl=False)
-
-
-def _summary(name: str) -> dict[str, str]:
-    """Returns what is listed of a bundled recipe; its first comment line says what it is about."""
-    source = origin.of_bundle(name)
-    recipe = recipe_file.validate(source.document(), origin=name)
-    parts = recipe.phase_recipes() or [recipe]
-    scratch = recipe.model.from_scratch
-    return {
-        "name": origin.bundled_name(name),
-        "method": " → ".join(part.training.method for part in parts),
-        "model": recipe.model.base or (f"{scratch.architecture} from scratch" if scratch else ""),
-        "about": source.summary,
-    }
 
 
 def validate(recipe: options.RecipePath, overrides: options.Overrides = None) -> None:

@@ -50,6 +50,17 @@ def require_none(recipe: Recipe) -> None:
         )
 
 
+def not_named(recipe: Recipe) -> Iterator[str]:
+    """Yields what to know where a recipe names no secret with the credentials of its store."""
+    variables = environment_of(recipe.store.uri)
+    named = [name for _, keys in recipe.resources.secrets for name in keys.values()]
+    if variables and not any(name.startswith(variables) for name in named):
+        yield (
+            f"neither resources.secret nor resources.secret_env names the store's credentials ({variables[0]}…): "
+            "pods must get them from their service account"
+        )
+
+
 def _texts(node: object, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, str):
         yield place, node

@@ -52,7 +52,8 @@ class Origin:
         for path in sorted(_paths(self.document()), key=len, reverse=True):
             there = os.path.join(self.folder, path)
             if not os.path.isabs(path) and os.path.exists(there):
-                text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])", lambda _, there=there: there, text)
+                whole = re.compile(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])")
+                text = whole.sub(there.replace("\\", r"\\"), text)
         return text
 
 
@@ -112,6 +113,20 @@ def of_bundle(name: str) -> Origin:
     path = bundled()[found]
     with open(path, "rb") as file:
         return Origin(found, _text(file.read(), found), os.path.dirname(path))
+
+
+def described(name: str) -> dict[str, str]:
+    """Returns what is listed of a bundled recipe: its name, method and model, and what it is about.
+
+    Raises:
+        UserError: see `of_bundle`.
+    """
+    source = of_bundle(name)
+    recipe = recipe_file.validate(source.document(), origin=name)
+    methods = [part.training.method for part in recipe.phase_recipes() or [recipe]]
+    scratch = recipe.model.from_scratch
+    model = recipe.model.base or (f"{scratch.architecture} from scratch" if scratch else "")
+    return {"name": source.name, "method": " → ".join(methods), "model": model, "about": source.summary}
 
 
 def is_readable(path: str) -> bool:

@@ -6,14 +6,13 @@ import datetime
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, exportable, loading, own_tokenizer
 from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_file
 from baton.components.shared.recipe.data import OLDER
 from baton.components.shared.store import sources
-from baton.components.shared.store.registry import environment_of
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering
 from baton.pipelines.compiling.origin import Origin
@@ -99,8 +98,8 @@ def localise(recipe: Recipe, path: str | Origin) -> Recipe:
             phase["hooks"]["source"] = local_paths.code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
         document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
-    if recipe.model.base and (path := local_paths.model(recipe.model.base, base_dir, revision=recipe.model.revision)):
-        document["model"]["base"] = path
+    if recipe.model.base and (base := local_paths.model(recipe.model.base, base_dir, revision=recipe.model.revision)):
+        document["model"]["base"] = base
     for section, part in zip(
         [phase["training"] for phase in document["phases"]] or [document["training"]],
         recipe.phase_recipes() or [recipe],
@@ -182,13 +181,7 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
         lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
     if recipe.resources.image == Resources.model_fields["image"].default:
         lines.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
-    variables = environment_of(recipe.store.uri)
-    named = [name for _, keys in recipe.resources.secrets for name in keys.values()]
-    if variables and not any(name.startswith(variables) for name in named):
-        lines.append(
-            f"neither resources.secret nor resources.secret_env names the store's credentials ({variables[0]}…): "
-            "pods must get them from their service account"
-        )
+    lines += credentials.not_named(recipe)
     for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
         if "://" not in source and not source.startswith("builtin:"):
             lines.append(
@@ -211,6 +204,24 @@ def for_cluster(recipe: Recipe) -> Recipe:
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
         document["tracking"]["mlflow"] = None
     return recipe_file.validate(document, origin=recipe.name)
+
+
+def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
+    """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
+
+    Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase
+    learns is not known to them here.
+    """
+    if not recipe.phases:
+        yield recipe, "", True
+    model = recipe.model
+    base = model.base or (model.tokenizer and model.tokenizer.base)
+    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
+        is_first = phase is recipe.phases[0]
+        document = part.model_dump(mode="json")
+        if not is_first and base:
+            document["model"]["base"] = base
+        yield recipe_file.validate(document, origin=part.name), f"-{phase.name}", is_first or bool(base)
 
 
 def new_run_name(recipe: Recipe) -> str:

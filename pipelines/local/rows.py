@@ -11,7 +11,7 @@ from pathlib import Path
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling.phases import parts_of
+from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
 
 HEAD = "baton.components.data_split.head"
@@ -28,7 +28,7 @@ def report(recipe: Recipe) -> Iterator[str]:
     Raises:
         UserError: its method does not learn from such rows, or none of the first ones can be used.
     """
-    for part, name, _ in parts_of(recipe):
+    for part, name, _ in prepare.parts_of(recipe):
         if all("://" not in source.uri for source in part.data.sources):
             yield from _report(part, f"{name.removeprefix('-')}: " if name else "")
 

@@ -131,6 +131,8 @@ def _method(plan: Plan) -> Iterator[str]:
         yield f"  {plan.method}:  # {DOCS}#training{plan.method}"
         yield f"    rewards: {_rewards(plan)}"
         yield f"    num_generations: {GENERATIONS}  # completions per prompt, compared with each other"
+        if plan.model == SCRATCH:
+            yield "    beta: 0.0  # a model from scratch has no reference to be held to"
     elif plan.method == "distillation":
         yield f"  distillation: {{teacher: {value(plan.teacher)}}}  # {DOCS}#trainingdistillation"
     elif plan.method == "kto" and 0 < fit.good < fit.usable:

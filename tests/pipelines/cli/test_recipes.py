@@ -177,7 +177,8 @@ def test_every_bundled_recipe_says_what_it_is() -> None:
 def test_a_recipe_from_a_pipe(here: Path) -> None:
     """Relative paths begin in the working folder; the pipe, which can be read once, is read once."""
     (here / "elsewhere").mkdir()
-    (here / "elsewhere" / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    recipe = {**RECIPE, "model": {"base": "org/model"}}
+    (here / "elsewhere" / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
 
     done = shell("baton validate <(cat elsewhere/recipe.yaml) && baton validate --json - < elsewhere/recipe.yaml", here)
 

@@ -209,7 +209,7 @@ def test_all_problems_are_told_at_once(scratch_recipe: dict[str, Any]):
 
     assert str(caught.value).splitlines() == [
         "recipe 'r.yaml' has 3 problem(s):",
-        "  name: missing, and it has no default",
+        "  name: missing, and it has no default; write name: my-model",
         "  seed: Input should be greater than or equal to 0 (got -1)",
         "  trainin: unknown key; did you mean 'training'?",
     ]
