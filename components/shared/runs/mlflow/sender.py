@@ -29,7 +29,16 @@ HELD_OUT = ("eval_", "written_", "final_")
 OF_OTHERS = ("system/", "final_before_", "final_production_")
 """How names of figures begin that are not the trained model's."""
 OF_TRAINING = frozenset(
-    {"epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu", "samples_per_second", "tokens_per_second"}
+    {
+        "epoch",
+        "gpu_memory_bytes",
+        "grad_norm",
+        "learning_rate",
+        "mfu",
+        "num_tokens",
+        "samples_per_second",
+        "tokens_per_second",
+    }
 )
 """Figures of the course of training, and not of the model that it has come to."""
 TOGETHER_S = 1.0
@@ -51,6 +60,7 @@ class Sender:
         self._client = client(order.uri)
         self._run: Tracked = self._client.read(order.run_id)
         self._steps = dict(self._run.steps)
+        self._newest: dict[str, Value] = {}
         if order.trains:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
@@ -77,9 +87,20 @@ class Sender:
         values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), AT_ONCE):
             self._client.log(self._order.run_id, values[first : first + AT_ONCE])
-        tags = {name: text for document in documents for name, text in document.get("tags", {}).items()}
-        if tags and self._model:
-            self._client.tag_model(self._model, tags)
+        for document in documents:
+            if self._model and document.get("tags"):
+                self._tell_model(self._model, document["tags"])
+
+    def _tell_model(self, model: str, tags: Mapping[str, str]) -> None:
+        """Tells the logged model what it has come to: the newest figures of training, and tags.
+
+        Not each step's: MLflow's page of a model has a row for every value.
+        """
+        values = [{**value, **found} for name, value in self._newest.items() if (found := self._belonging(name))]
+        if values:
+            # Values of the run that are the same, and the model's: the run has them once.
+            self._client.log(self._order.run_id, values)
+        self._client.tag_model(model, tags)
 
     def _tell_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
         """Logs parameters that the run has not yet, and returns all. One that has changed since, such as the number of
@@ -104,13 +125,17 @@ class Sender:
             if once and step <= self._steps.get(name, -1):
                 continue
             self._steps[name] = step
-            yield {
+            value: Value = {
                 "key": name,
                 "value": float(number),
                 "timestamp": int(document["milliseconds"]),
                 "step": step,
-                **self._belonging(name),
             }
+            if once:
+                self._newest[name] = value
+                yield value
+            else:
+                yield {**value, **self._belonging(name)}
 
     def _belonging(self, name: str) -> dict[str, str]:
         """Returns which model and rows a figure is of, where it is one of a model."""

@@ -74,11 +74,10 @@ def _network() -> tuple[float, float]:
 def _gpus() -> Callable[[], Iterator[tuple[str, float]]]:
     """Returns what samples the GPUs: NVIDIA's by their own library, AMD's by what MLflow has for them."""
     with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return lambda: _nvidia(pynvml, handles)
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return lambda: _nvidia(nvml, handles)
     if importlib.util.find_spec("pyrsmi"):
         with contextlib.suppress(Exception):
             from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
