@@ -28,6 +28,8 @@ HELD_OUT = ("eval_", "written_", "final_")
 """How names of figures begin that are of rows held out from training."""
 OF_OTHERS = ("system/", "final_before_", "final_production_")
 """How names of figures begin that are not the trained model's."""
+TIMED = ("_runtime", "_per_second", "num_tokens")
+"""How names of figures end that are of how fast and how long, in training or evaluation."""
 OF_TRAINING = frozenset(
     {
         "epoch",
@@ -35,9 +37,6 @@ OF_TRAINING = frozenset(
         "grad_norm",
         "learning_rate",
         "mfu",
-        "num_tokens",
-        "samples_per_second",
-        "tokens_per_second",
     }
 )
 """Figures of the course of training, and not of the model that it has come to."""
@@ -139,7 +138,7 @@ class Sender:
 
     def _belonging(self, name: str) -> dict[str, str]:
         """Returns which model and rows a figure is of, where it is one of a model."""
-        if name.startswith(OF_OTHERS) or name in OF_TRAINING:
+        if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
             return {}
         found = {"model_id": self._model} if self._model else {}
         # Without a model MLflow keeps no data set with a figure.
