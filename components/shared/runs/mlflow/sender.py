@@ -63,9 +63,8 @@ class Sender:
         if order.trains:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
-            step = self._run.steps.get(usage.prefix() + usage.FIRST, -1) + 1
             if lines is not None:
-                usage.Usage(lambda *sample: lines.put(json.dumps(_metrics(*sample))), step)
+                usage.Usage(lambda *sample: lines.put(json.dumps(usage.line(*sample))), imports_mlflow=True)
         held = [(path, list(unsent.read(path))) for path in unsent.files(order.unsent)]
         found_out = [document.get("params", {}) for _, documents in held for document in documents]
         self._params = self._tell_params([*found_out, order.params])
@@ -120,7 +119,8 @@ class Sender:
 
     def _values(self, document: dict[str, Any], *, once: bool) -> Iterator[Value]:
         for name, number in document.get("metrics", {}).items():
-            step = int(document["step"])
+            # Samples of a machine are numbered as they come, over all chunks.
+            step = int(document["step"]) if "step" in document else self._steps.get(name, -1) + 1
             if once and step <= self._steps.get(name, -1):
                 continue
             self._steps[name] = step
@@ -144,10 +144,6 @@ class Sender:
         # Without a model MLflow keeps no data set with a figure.
         side = self._order.datasets.get("eval" if name.startswith(HELD_OUT) else "train") if found else None
         return found | ({"dataset_name": side[0], "dataset_digest": side[1]} if side else {})
-
-
-def _metrics(figures: dict[str, float], step: int, milliseconds: int) -> dict[str, Any]:
-    return {"metrics": figures, "step": step, "milliseconds": milliseconds}
 
 
 def serve() -> None:

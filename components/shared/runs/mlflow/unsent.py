@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ class Held:
     """
 
     def __init__(self, folder: str) -> None:
+        self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
         # By time: they are sent in the order in which they were begun.
         path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
@@ -30,12 +32,15 @@ class Held:
 
     def write(self, document: Mapping[str, object]) -> None:
         """Keeps a line, whatever becomes of this process."""
-        self._file.write(json.dumps(document) + "\n")
-        self._file.flush()
+        with self._lock:
+            if not self._file.closed:  # a thread that samples the machine may come late
+                self._file.write(json.dumps(document) + "\n")
+                self._file.flush()
 
     def close(self) -> None:
         """Ends it."""
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 def files(folder: str | None) -> list[str]:

@@ -113,6 +113,7 @@ def _chunk(run: Run, steps: range) -> None:
     with tracking.Tracker(run, trains=True, params={"plan.steps": "6"}) as tracker:
         for step in steps:
             tracker.log({"loss": float(step)}, step)
+        time.sleep(0.5)  # some samples of the machine
 
 
 def _losses(path: Path) -> list[tuple[int, float]]:
@@ -121,7 +122,10 @@ def _losses(path: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_step_once(tmp_path: Path) -> None:
+def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
     folder = tmp_path / "store" / "runs" / "r" / "unsent"
@@ -136,6 +140,10 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
     tracking.log_metrics(run, {"final_after_loss": 1.0}, 6)
     assert _losses(path) == [(step, float(step)) for step in range(1, 7)]
     assert list(folder.iterdir()) == []
+    query = "select step from metrics where key = 'system/cpu_utilization_percentage' order by timestamp"
+    samples = [step for (step,) in sqlite3.connect(path).execute(query)]
+    assert samples == list(range(len(samples)))
+    assert len(samples) >= 2  # of both chunks
     _chunk(run, range(7, 8))
     tracking.close(run, "FAILED")
     assert _losses(path)[-1] == (7, 7.0)
