@@ -65,7 +65,7 @@ class Sender:
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
             if lines is not None:
                 usage.Usage(lambda *sample: lines.put(json.dumps(usage.line(*sample))), imports_mlflow=True)
-        held = [(path, list(unsent.read(path))) for path in unsent.files(order.unsent)]
+        held = unsent.ended(order.unsent)
         found_out = [document.get("params", {}) for _, documents in held for document in documents]
         self._params = self._tell_params([*found_out, order.params])
         self._model = self._run.models[-1] if self._run.models else None

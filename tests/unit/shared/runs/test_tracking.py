@@ -163,6 +163,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
+def test_a_chunk_that_stands_by_loses_nothing_to_the_one_that_sends(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    _chunk(run, range(1, 3))
+    with tracking.Tracker(run, trains=True) as waiting:
+        tracking.log_metrics(run, {"written_bleu": 1.0}, 2)
+        waiting.log({"loss": 3.0}, 3)
+    assert _losses(path) == [(1, 1.0), (2, 2.0)]
+    tracking.close(run, "FINISHED")
+    assert _losses(path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+@pytest.mark.slow
 def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
