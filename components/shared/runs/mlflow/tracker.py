@@ -60,11 +60,7 @@ class Tracker:
             params=params or {},
             unsent=folder,
         )
-        if folder and trains and HELD_S:
-            held = self._held = unsent.Held(folder)
-            held.write({"params": dict(self._order.params)})
-            self._usage = usage.Usage(lambda *sample: held.write(usage.line(*sample)), imports_mlflow=False)
-        else:
+        if not (folder and trains and HELD_S and self._hold(folder)):
             self._start()
 
     def __enter__(self) -> Tracker:
@@ -102,6 +98,15 @@ class Tracker:
         if time.monotonic() - self._began > HELD_S:
             self._end_holding()
             self._start()  # it sends what was held back first
+
+    def _hold(self, folder: str) -> bool:
+        try:
+            held = self._held = unsent.Held(folder)
+        except OSError:
+            return False
+        held.write({"params": dict(self._order.params)})
+        self._usage = usage.Usage(lambda *sample: held.write(usage.line(*sample)), imports_mlflow=False)
+        return True
 
     def _end_holding(self) -> None:
         if self._held and self._usage:

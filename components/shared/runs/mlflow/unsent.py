@@ -7,8 +7,10 @@ process that opens the database: a chunk that lasts, the evaluation, the end.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import threading
 import time
@@ -16,12 +18,17 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+logger = logging.getLogger("baton")
+
 
 class Held:
     """Lines that are held back.
 
     Args:
         folder: Where.
+
+    Raises:
+        OSError: nothing can be written there.
     """
 
     def __init__(self, folder: str) -> None:
@@ -36,13 +43,22 @@ class Held:
     def write(self, document: Mapping[str, object]) -> None:
         """Keeps a line, whatever becomes of this process."""
         with self._lock:
-            if not self._file.closed:  # a thread that samples the machine may come late
+            if self._file.closed:  # a thread that samples the machine may come late
+                return
+            try:
                 self._file.write(json.dumps(document) + "\n")
                 self._file.flush()
+            except OSError as error:  # a full disk is no reason to stop training
+                logger.warning("metrics are not kept for MLflow: %s", error)
+                self._end()
 
     def close(self) -> None:
         """Ends it."""
         with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is not written now either
             self._file.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.mlflow import tracker as trackers
+from baton.components.shared.runs.mlflow import unsent
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
@@ -187,6 +189,15 @@ def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
             tracker.log({"loss": float(step)}, step)
             time.sleep(0.3)
     assert _losses(path) == [(step, float(step)) for step in range(1, 5)]
+
+
+def test_a_full_disk_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = unsent.Held(str(tmp_path))
+    os.dup2(os.open("/dev/full", os.O_WRONLY), held._file.fileno())
+    held.write({"metrics": {"loss": 1.0}, "step": 1})
+    assert "metrics are not kept for MLflow: " in caplog.text
+    held.write({"metrics": {"loss": 1.0}, "step": 2})
+    held.close()
 
 
 def test_the_process_beside_a_chunk_imports_next_to_nothing() -> None:
