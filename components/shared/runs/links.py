@@ -11,6 +11,9 @@ from baton.components.shared.runs.run import Run
 KUBEFLOW_RUN = "KFP_RUN_ID"
 """Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
 
+TRAINING = "workflowType=machine_learning"
+"""By which MLflow's pages show training, and not applications: they have two faces, and remember the last one."""
+
 KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
 """Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
 
@@ -34,7 +37,7 @@ def mlflow_url(run: Run, recipe: Recipe) -> str | None:
     page = recipe.tracking.mlflow_page or tracking.mlflow
     if not page.startswith(("http://", "https://")):
         return None
-    return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
+    return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}?{TRAINING}"
 
 
 def tags() -> dict[str, str]:

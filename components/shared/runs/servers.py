@@ -16,8 +16,7 @@ PARENT = "mlflow.parentRunId"
 """Tag by which MLflow shows a run below another one of the same experiment."""
 
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag by which MLflow's page of an experiment opens on its training runs; without it the page guesses, and while there
-are no runs yet it opens on traces of applications."""
+"""Tag that says what an experiment is; without it MLflow's page guesses, see `links.TRAINING` too."""
 
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
 """Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; those of a Secret aside."""

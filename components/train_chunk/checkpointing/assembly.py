@@ -80,9 +80,8 @@ def attach(
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        report = observers.attach(
-            context, trainer, services.staging.folder(0), lead.live, newest=lambda: lineage.parent
-        )
+        folder = services.staging.folder(0)
+        report = observers.attach(context, trainer, folder, lead.live, newest=lambda: lineage.parent)
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,

@@ -40,7 +40,7 @@ def test_it_begins_with_counts_and_rows_and_says_where_everything_is(tmp_path: P
     lines = Path(f"{address}/train.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == made.facts["train"] == found["train"]
     assert made.facts["digest"] == found["digest"]
-    assert made.facts["mlflow"] == "https://mlflow.test/#/experiments/7/runs/abc"
+    assert made.facts["mlflow"] == "https://mlflow.test/#/experiments/7/runs/abc?workflowType=machine_learning"
     assert str(made.facts["mlflow"]) in made.text
 
 

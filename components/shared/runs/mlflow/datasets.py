@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from baton.components.shared.core.document import Json
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import SplitCounts
 from baton.components.shared.runs.mlflow.connection import without_credentials
@@ -21,9 +20,9 @@ SCHEMES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
 """Scheme of an address → MLflow's type of a source; others are `local`."""
 
 
-def columns(rows: Iterable[Mapping[str, Any]]) -> list[Json]:
+def columns(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the columns of rows as MLflow's schema has them, each by the first row that has a value there."""
-    found: dict[str, Json] = {}
+    found: dict[str, dict[str, Any]] = {}
     required: dict[str, bool] = {}
     rows = list(rows)
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -33,7 +32,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> list[Json]:
     return [{"name": name, **kind, "required": required[name]} for name, kind in found.items()]
 
 
-def _kind(value: Any) -> Json | None:
+def _kind(value: Any) -> dict[str, Any] | None:
     if isinstance(value, list):
         items = next((kind for entry in value if (kind := _kind(entry))), None)
         return {"type": "array", "items": items} if items else None

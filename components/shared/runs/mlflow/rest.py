@@ -9,7 +9,7 @@ from __future__ import annotations
 import configparser
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -168,20 +168,19 @@ def _session() -> requests.Session:
     if user and password:
         session.auth = (user.encode(), password.encode())
     elif token := _setting("TRACKING_TOKEN", ""):
-        session.auth = _Bearer(token)
+        session.auth = _bearer(token)
     session.cert = _setting("TRACKING_CLIENT_CERT_PATH", "") or None
     return session
 
 
-class _Bearer(requests.auth.AuthBase):
-    """A token; as `auth`, so that no `.netrc` takes its place."""
+def _bearer(token: str) -> Callable[[requests.PreparedRequest], requests.PreparedRequest]:
+    """Returns what puts a token into a request; as the session's `auth`, so that no `.netrc` takes its place."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
+    def put(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {token}"
         return request
+
+    return put
 
 
 def _user() -> tuple[str, str]:

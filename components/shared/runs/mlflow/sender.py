@@ -28,8 +28,16 @@ HELD_OUT = ("eval_", "written_", "final_")
 """How names of figures begin that are of rows held out from training."""
 OF_OTHERS = ("system/", "final_before_", "final_production_")
 """How names of figures begin that are not the trained model's."""
+TIMED = ("_runtime", "_per_second", "num_tokens")
+"""How names of figures end that are of how fast and how long, in training or evaluation."""
 OF_TRAINING = frozenset(
-    {"epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu", "samples_per_second", "tokens_per_second"}
+    {
+        "epoch",
+        "gpu_memory_bytes",
+        "grad_norm",
+        "learning_rate",
+        "mfu",
+    }
 )
 """Figures of the course of training, and not of the model that it has come to."""
 TOGETHER_S = 1.0
@@ -51,13 +59,13 @@ class Sender:
         self._client = client(order.uri)
         self._run: Tracked = self._client.read(order.run_id)
         self._steps = dict(self._run.steps)
+        self._newest: dict[str, Value] = {}
         if order.trains:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
-            step = self._run.steps.get(usage.prefix() + usage.FIRST, -1) + 1
             if lines is not None:
-                usage.Usage(lambda *sample: lines.put(json.dumps(_metrics(*sample))), step)
-        held = [(path, list(unsent.read(path))) for path in unsent.files(order.unsent)]
+                usage.Usage(lambda *sample: lines.put(json.dumps(usage.line(*sample))), imports_mlflow=True)
+        held = unsent.ended(order.unsent)
         found_out = [document.get("params", {}) for _, documents in held for document in documents]
         self._params = self._tell_params([*found_out, order.params])
         self._model = self._run.models[-1] if self._run.models else None
@@ -77,9 +85,20 @@ class Sender:
         values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), AT_ONCE):
             self._client.log(self._order.run_id, values[first : first + AT_ONCE])
-        tags = {name: text for document in documents for name, text in document.get("tags", {}).items()}
-        if tags and self._model:
-            self._client.tag_model(self._model, tags)
+        for document in documents:
+            if self._model and document.get("tags"):
+                self._tell_model(self._model, document["tags"])
+
+    def _tell_model(self, model: str, tags: Mapping[str, str]) -> None:
+        """Tells the logged model what it has come to: the newest figures of training, and tags.
+
+        Not each step's: MLflow's page of a model has a row for every value.
+        """
+        values = [{**value, **found} for name, value in self._newest.items() if (found := self._belonging(name))]
+        if values:
+            # Values of the run that are the same, and the model's: the run has them once.
+            self._client.log(self._order.run_id, values)
+        self._client.tag_model(model, tags)
 
     def _tell_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
         """Logs parameters that the run has not yet, and returns all. One that has changed since, such as the number of
@@ -100,30 +119,31 @@ class Sender:
 
     def _values(self, document: dict[str, Any], *, once: bool) -> Iterator[Value]:
         for name, number in document.get("metrics", {}).items():
-            step = int(document["step"])
+            # Samples of a machine are numbered as they come, over all chunks.
+            step = int(document["step"]) if "step" in document else self._steps.get(name, -1) + 1
             if once and step <= self._steps.get(name, -1):
                 continue
             self._steps[name] = step
-            yield {
+            value: Value = {
                 "key": name,
                 "value": float(number),
                 "timestamp": int(document["milliseconds"]),
                 "step": step,
-                **self._belonging(name),
             }
+            if once:
+                self._newest[name] = value
+                yield value
+            else:
+                yield {**value, **self._belonging(name)}
 
     def _belonging(self, name: str) -> dict[str, str]:
         """Returns which model and rows a figure is of, where it is one of a model."""
-        if name.startswith(OF_OTHERS) or name in OF_TRAINING:
+        if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
             return {}
         found = {"model_id": self._model} if self._model else {}
         # Without a model MLflow keeps no data set with a figure.
         side = self._order.datasets.get("eval" if name.startswith(HELD_OUT) else "train") if found else None
         return found | ({"dataset_name": side[0], "dataset_digest": side[1]} if side else {})
-
-
-def _metrics(figures: dict[str, float], step: int, milliseconds: int) -> dict[str, Any]:
-    return {"metrics": figures, "step": step, "milliseconds": milliseconds}
 
 
 def serve() -> None:

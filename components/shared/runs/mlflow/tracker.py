@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.mlflow import models, unsent
+from baton.components.shared.runs.mlflow import models, unsent, usage
 from baton.components.shared.runs.mlflow.told import Order
 from baton.components.shared.runs.run import Run
 
@@ -45,6 +45,7 @@ class Tracker:
     ) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._held: unsent.Held | None = None
+        self._usage: usage.Usage | None = None
         self._began = time.monotonic()
         tracking = run.read(Tracking)
         if tracking is None:
@@ -59,10 +60,7 @@ class Tracker:
             params=params or {},
             unsent=folder,
         )
-        if folder and trains and HELD_S:
-            self._held = unsent.Held(folder)
-            self._held.write({"params": dict(self._order.params)})
-        else:
+        if not (folder and trains and HELD_S and self._hold(folder)):
             self._start()
 
     def __enter__(self) -> Tracker:
@@ -82,8 +80,7 @@ class Tracker:
 
     def close(self, timeout: float = 30.0) -> None:
         """Waits until what was handed over is sent, at most `timeout` seconds, or held back."""
-        if self._held:
-            self._held.close()
+        self._end_holding()
         if self._process is None or self._process.stdin is None:
             return
         try:
@@ -99,9 +96,23 @@ class Tracker:
             return
         self._held.write(document)
         if time.monotonic() - self._began > HELD_S:
-            self._held.close()
-            self._held = None
+            self._end_holding()
             self._start()  # it sends what was held back first
+
+    def _hold(self, folder: str) -> bool:
+        try:
+            held = self._held = unsent.Held(folder)
+        except OSError:
+            return False
+        held.write({"params": dict(self._order.params)})
+        self._usage = usage.Usage(lambda *sample: held.write(usage.line(*sample)), imports_mlflow=False)
+        return True
+
+    def _end_holding(self) -> None:
+        if self._held and self._usage:
+            self._usage.end()
+            self._held.close()
+        self._held = None
 
     def _start(self) -> None:
         # In a session of its own: Ctrl-C ends training, and what was handed over is sent still; it ends with its input.

@@ -13,8 +13,6 @@ from typing import Any
 
 import psutil
 
-FIRST = "cpu_utilization_percentage"
-"""A figure that every machine has."""
 INTERVAL = 5.0
 """Seconds between two samples."""
 
@@ -25,37 +23,47 @@ def prefix() -> str:
     return f"system/{node}/" if node else "system/"
 
 
+def line(figures: dict[str, float], milliseconds: int) -> dict[str, Any]:
+    """Returns a sample as a line for the sender, which numbers it."""
+    return {"metrics": figures, "milliseconds": milliseconds}
+
+
 class Usage:
     """Samples the use of this machine in a thread, and hands on the means of several samples.
 
     Args:
-        take: Takes figures, their number and the time in milliseconds.
-        step: Number of the first.
+        take: Takes figures and the time in milliseconds.
+        imports_mlflow: Whether MLflow may be imported for those of AMD's GPUs.
     """
 
-    def __init__(self, take: Callable[[dict[str, float], int, int], None], step: int) -> None:
-        self._take, self._step = take, step
+    def __init__(self, take: Callable[[dict[str, float], int], None], *, imports_mlflow: bool) -> None:
+        self._take = take
+        self._ended = threading.Event()
         self._interval = float(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL") or INTERVAL)
         self._samples = int(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING") or 1)
         self._network = _network()
-        self._gpus = _gpus()
+        self._gpus = _gpus(imports_mlflow)
         threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """Takes no more samples."""
+        self._ended.set()
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the next call of this thread tells of the time since this one
         while True:
             found: dict[str, list[float]] = defaultdict(list)
             for _ in range(self._samples):
-                time.sleep(self._interval)
+                if self._ended.wait(self._interval):
+                    return
                 for name, value in self._sample():
                     found[name].append(value)
             means = {prefix() + name: round(sum(values) / len(values), 1) for name, values in found.items()}
-            self._take(means, self._step, int(time.time() * 1000))
-            self._step += 1
+            self._take(means, int(time.time() * 1000))
 
     def _sample(self) -> Iterator[tuple[str, float]]:
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
-        yield FIRST, psutil.cpu_percent()
+        yield "cpu_utilization_percentage", psutil.cpu_percent()
         yield "system_memory_usage_megabytes", memory.used / 1e6
         yield "system_memory_usage_percentage", memory.used / memory.total * 100
         yield "disk_usage_percentage", disk.percent
@@ -71,15 +79,14 @@ def _network() -> tuple[float, float]:
     return (counters.bytes_recv / 1e6, counters.bytes_sent / 1e6) if counters else (0.0, 0.0)
 
 
-def _gpus() -> Callable[[], Iterator[tuple[str, float]]]:
+def _gpus(imports_mlflow: bool) -> Callable[[], Iterator[tuple[str, float]]]:
     """Returns what samples the GPUs: NVIDIA's by their own library, AMD's by what MLflow has for them."""
     with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return lambda: _nvidia(pynvml, handles)
-    if importlib.util.find_spec("pyrsmi"):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return lambda: _nvidia(nvml, handles)
+    if imports_mlflow and importlib.util.find_spec("pyrsmi"):
         with contextlib.suppress(Exception):
             from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 

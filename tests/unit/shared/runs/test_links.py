@@ -59,10 +59,10 @@ def test_a_page_that_is_not_known_is_no_link(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("settings", "page"),
     [
-        ({"mlflow": "http://mlflow:5000"}, "http://mlflow:5000/#/experiments/7/runs/abc"),
+        ({"mlflow": "http://mlflow:5000"}, "http://mlflow:5000/#/experiments/7/runs/abc?workflowType=machine_learning"),
         (
             {"mlflow": "http://mlflow:5000", "mlflow_page": "https://mlflow.example/"},
-            "https://mlflow.example/#/experiments/7/runs/abc",
+            "https://mlflow.example/#/experiments/7/runs/abc?workflowType=machine_learning",
         ),
         ({"mlflow": "sqlite:///mlflow.db"}, None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.mlflow import tracker as trackers
+from baton.components.shared.runs.mlflow import unsent
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 
@@ -113,6 +115,7 @@ def _chunk(run: Run, steps: range) -> None:
     with tracking.Tracker(run, trains=True, params={"plan.steps": "6"}) as tracker:
         for step in steps:
             tracker.log({"loss": float(step)}, step)
+        time.sleep(0.5)  # some samples of the machine
 
 
 def _losses(path: Path) -> list[tuple[int, float]]:
@@ -121,7 +124,10 @@ def _losses(path: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_step_once(tmp_path: Path) -> None:
+def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
     folder = tmp_path / "store" / "runs" / "r" / "unsent"
@@ -136,6 +142,10 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
     tracking.log_metrics(run, {"final_after_loss": 1.0}, 6)
     assert _losses(path) == [(step, float(step)) for step in range(1, 7)]
     assert list(folder.iterdir()) == []
+    query = "select step from metrics where key = 'system/cpu_utilization_percentage' order by timestamp"
+    samples = [step for (step,) in sqlite3.connect(path).execute(query)]
+    assert samples == list(range(len(samples)))
+    assert len(samples) >= 2  # of both chunks
     _chunk(run, range(7, 8))
     tracking.close(run, "FAILED")
     assert _losses(path)[-1] == (7, 7.0)
@@ -155,6 +165,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
+def test_a_chunk_that_stands_by_loses_nothing_to_the_one_that_sends(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    run = _run(tmp_path, f"sqlite:///{path}")
+    _chunk(run, range(1, 3))
+    with tracking.Tracker(run, trains=True) as waiting:
+        tracking.log_metrics(run, {"written_bleu": 1.0}, 2)
+        waiting.log({"loss": 3.0}, 3)
+    assert _losses(path) == [(1, 1.0), (2, 2.0)]
+    tracking.close(run, "FINISHED")
+    assert _losses(path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+@pytest.mark.slow
 def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +189,15 @@ def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
             tracker.log({"loss": float(step)}, step)
             time.sleep(0.3)
     assert _losses(path) == [(step, float(step)) for step in range(1, 5)]
+
+
+def test_a_full_disk_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = unsent.Held(str(tmp_path))
+    os.dup2(os.open("/dev/full", os.O_WRONLY), held._file.fileno())
+    held.write({"metrics": {"loss": 1.0}, "step": 1})
+    assert "metrics are not kept for MLflow: " in caplog.text
+    held.write({"metrics": {"loss": 1.0}, "step": 2})
+    held.close()
 
 
 def test_the_process_beside_a_chunk_imports_next_to_nothing() -> None:
