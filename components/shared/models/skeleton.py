@@ -91,9 +91,9 @@ def configuration(recipe: Recipe) -> Any:
     except UserError:
         raise
     except Exception as error:  # whatever hub, store or configuration have to say
-        raise UserError(
-            f"the configuration of model {spec.base!r} cannot be read: {type(error).__name__}: {_short(error)}"
-        ) from None
+        of_tokenizer = spec.tokenizer.base if spec.from_scratch and spec.tokenizer else None
+        what = f"tokenizer {of_tokenizer!r}" if of_tokenizer else f"the configuration of model {spec.base!r}"
+        raise UserError(f"{what} cannot be read: {type(error).__name__}: {_short(error)}") from None
     if recipe.training.spec.scores:
         config.num_labels = 1
     return config
