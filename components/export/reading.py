@@ -46,10 +46,10 @@ def _safetensors(folder: str, request: Request, questions: Questions) -> tuple[l
 def _adapter(folder: str, request: Request, questions: Questions) -> tuple[list[Answer], Request]:
     import torch
 
-    from baton.components.shared.models import loading
+    from baton.components.shared.models import loading, trainable
 
-    labels = {} if request["num_tokens"] else {"num_labels": 1}
-    base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **labels)
+    settings = trainable.unpacked(request["base"]) | ({} if request["num_tokens"] else {"num_labels": 1})
+    base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **settings)
     tokenizer = loading.load_tokenizer(folder, trust_remote_code=request["trust_remote_code"])
     return _asked(loading.adapted(base, folder, tokenizer), questions)
 

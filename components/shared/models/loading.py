@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.models import vocabulary
+from baton.components.shared.models import trainable, vocabulary
 from baton.components.shared.recipe import FromScratch, Recipe
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -180,13 +180,16 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
+    kind, settings = AutoModelForCausalLM, trainable.unpacked(folder)
+    is_packed = bool(settings)
     if recipe is None:
         _require_writer(folder)
-        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    kind, settings = auto_class(recipe), load_settings(recipe)
-    if recipe.training.spec.scores:
-        settings["num_labels"] = 1
-    model = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    else:
+        kind, settings = auto_class(recipe), settings | load_settings(recipe)
+        settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
+    model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    if is_packed:
+        model._weight_conversions = None  # else it is saved under the names of packed weights, which nothing reads
     return model
 
 

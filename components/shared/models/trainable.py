@@ -1,7 +1,9 @@
-"""Makes a model trainable: attaches an adapter, or frees some of its weights."""
+"""Makes a model trainable: unpacks its weights, attaches an adapter, or frees some of them."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,24 @@ class Rows:
 
     by_layer: dict[str, list[int]]
     shares: bool
+
+
+def unpacked(folder: str) -> dict[str, Any]:
+    """Returns what `from_pretrained` is told beside the folder of a model whose files hold MXFP4, as gpt-oss' do.
+
+    Left to itself it keeps them packed wherever there are kernels that compute with them, and `Trainer` refuses to
+    train those; elsewhere it warns, and unpacks them.
+
+    Args:
+        folder: Local files.
+    """
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        packed = json.load(file).get("quantization_config") or {}
+    if packed.get("quant_method") != "mxfp4":
+        return {}
+    from transformers import Mxfp4Config
+
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def lora(recipe: Recipe, rows: Rows | None = None) -> LoraConfig | None:
