@@ -112,6 +112,7 @@ docs: setup ## Write the recipe reference, its JSON Schema and the exactness mat
 	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
+	$(PY) -m tests.gallery docs/gallery.md
 
 IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)

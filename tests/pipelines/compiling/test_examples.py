@@ -13,7 +13,7 @@ from baton.pipelines.compiling.package import write_package
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(
-    [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/examples/*.yaml"), *ROOT.glob("pipelines/recipes/*.yaml")]
+    [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/examples/*.yaml"), *ROOT.glob("pipelines/recipes/**/*.yaml")]
 )
 
 
