@@ -33,15 +33,18 @@ TABLE = """\
 AFTER = """
 ## What these figures and tests are worth
 
-- **Memory** is what `baton validate` estimates from the model's published configuration. It has not been measured on a
-  GPU for these models, so nothing is known here of how far off it is; leave a tenth free, or more. The table's numbers
-  are those in the recipes' headers, and a test makes both anew.
+- **Memory** is what `baton validate` estimates from the model's configuration. It has not been measured on a GPU for
+  these models, so nothing is known here of how far off it is; leave a tenth free, or more. The table's numbers are
+  those in the recipes' headers, and a test makes both anew.
 - **Real weights run: no** holds for all of them. Nothing here says how good a model comes out, nor how long it takes.
 - **Twin tested** says that the same recipe runs in Baton's own tests with a tiny model of the same architecture: the
-  published configuration with two layers of width 32 and everything else as it is (shared keys, windows, norms on all
+  model's configuration with two layers of width 32 and everything else as it is (shared keys, windows, norms on all
   sides, tied embeddings, experts and router, sinks, MXFP4 files, layers without positions), random weights, rows of the
   same shape, six steps on a CPU. Two chunks must end on the bits of one, and the export must be loaded by
   `from_pretrained`. What needs CUDA is off there: 4 and 8 bits, 16-bit precision, flash attention, `torch.compile`.
+  `make test` runs two of them, `make test-all` all.
+- The configurations ([tests/gallery/configs](../tests/gallery/configs/README.md)) were written down from public
+  sources; each comes to the published number of weights, to the last one.
 - Names of models and data sets, their licences, and which are gated were looked up in public sources, not at the hub
   itself. Licences change; read the pages before you train.
 

@@ -74,11 +74,13 @@ def test_two_chunks_end_on_the_bits_of_one_and_the_export_loads(
     for part in recipe.phase_recipes() or [recipe]:
         if part.model.base == PREVIOUS:
             part = part.model_copy(update={"model": part.model.model_copy(update={"base": folder})})
-        formats = sorted({"safetensors", *part.export.formats}, reverse=True)
+        # Whole, whatever the recipe asks for; beside it an adapter where that is all it asks for.
+        formats = ["safetensors", *(["adapter"] if part.export.formats == ["adapter"] else [])]
         part = part.model_copy(update={"export": part.export.model_copy(update={"formats": formats})})
         folder = exported(compared(part, part.name, legs), legs)
 
 
+@pytest.mark.slow
 def test_without_its_optimizer_a_chunk_ends_on_other_bits(twin: Callable[[Path], Recipe], legs: Any) -> None:
     recipe = twin(recipes.GALLERY / "gemma3-dpo.yaml")
     whole, parts = legs.prepare(recipe, "whole"), legs.prepare(recipe, "parts")

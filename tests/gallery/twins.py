@@ -1,5 +1,5 @@
-"""Tiny twins of the gallery's models: their published configuration with small numbers, random weights, and a tokenizer
-with their family's kind of chat template."""
+"""Tiny twins of the gallery's models: their configuration with small numbers, random weights, and a tokenizer with
+their family's kind of chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 Document = dict[str, Any]
 
 CONFIGS = Path(__file__).parent / "configs"
-"""Published configurations, a folder each, as far as they decide a model's shape; README.md there says what is not."""
+"""Configurations, a folder each, as far as they decide a model's shape; README.md there says what is left out."""
 
 SPEAKS_LIKE = {
     "microsoft/Phi-4-mini-instruct": "microsoft/Phi-3.5-mini-instruct",

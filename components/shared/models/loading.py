@@ -180,13 +180,16 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
+    kind, settings = AutoModelForCausalLM, trainable.unpacked(folder)
+    is_packed = bool(settings)
     if recipe is None:
         _require_writer(folder)
-        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **trainable.unpacked(folder))
-    kind, settings = auto_class(recipe), trainable.unpacked(folder) | load_settings(recipe)
-    if recipe.training.spec.scores:
-        settings["num_labels"] = 1
-    model = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    else:
+        kind, settings = auto_class(recipe), settings | load_settings(recipe)
+        settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
+    model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    if is_packed:
+        model._weight_conversions = None  # else it is saved under the names of packed weights, which nothing reads
     return model
 
 

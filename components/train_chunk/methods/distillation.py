@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from transformers import Trainer
 from trl import DistillationConfig, DistillationTrainer
 
 from baton.components.train_chunk.trainer import generating
+from baton.components.train_chunk.trainer.base import all_counted
 from baton.components.train_chunk.trainer.chunked import Setup
 
 
@@ -18,22 +18,8 @@ class ChunkedDistillationTrainer(generating.Completing, DistillationTrainer):
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """Computes the loss; in training each process's figures count, also in the last step of a pass."""
-        with _all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
+        with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)
-
-
-@contextlib.contextmanager
-def _all_counted(accelerator: Any) -> Iterator[None]:
-    """Has an accelerator gather what all processes have.
-
-    At the end of a loader Accelerate cuts what it gathers to the rows left over, which a loader that resumes within the
-    pass counts otherwise. What is gathered here is one number of each process, and no row is there twice.
-    """
-    accelerator.gather_for_metrics = accelerator.gather
-    try:
-        yield
-    finally:
-        del accelerator.gather_for_metrics
 
 
 def build(setup: Setup) -> Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -158,3 +159,17 @@ class ChunkTrainer(Upstream):
     def num_parts(self) -> int:
         """Returns how many ranks of this machine write a part of the optimizer's state each."""
         return 1
+
+
+@contextlib.contextmanager
+def all_counted(accelerator: Any) -> Iterator[None]:
+    """Has an accelerator gather what all processes have.
+
+    At the end of a loader Accelerate cuts what it gathers to the rows left over, which a loader that resumes within the
+    pass counts otherwise. It is for figures of which no row is there twice.
+    """
+    accelerator.gather_for_metrics = accelerator.gather
+    try:
+        yield
+    finally:
+        del accelerator.gather_for_metrics

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 from baton.components.shared.core.labels import IGNORED
-from baton.components.train_chunk.trainer.base import ChunkTrainer
+from baton.components.train_chunk.trainer.base import ChunkTrainer, all_counted
 
 Row = dict[str, list[int]]
 """Columns of one row."""
@@ -22,3 +25,12 @@ class Tokenized(ChunkTrainer):
             row[f"{side}_attention_mask"] = [1] * len(ids)
             row[f"{side}_labels"] = [IGNORED] * len(prompt) + ids[len(prompt) :]
         return row
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """Computes the loss; in training the figures are of all rows of a micro-batch, also in the last step of a pass.
+
+        These trainers gather a figure for each row. Of several processes some may have a row that only fills up there.
+        """
+        alone = self.model.training and self.accelerator.num_processes == 1
+        with all_counted(self.accelerator) if alone else contextlib.nullcontext():
+            return super().compute_loss(*arguments, **options)

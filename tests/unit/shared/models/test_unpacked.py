@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from baton.components.shared.models import loading, trainable
 from baton.components.shared.recipe import recipe_file
@@ -34,6 +35,9 @@ def test_mxfp4_is_read_as_numbers_that_can_be_trained(tmp_path: Path) -> None:
         assert torch.equal(weight.float(), expected)
         assert getattr(model.config, "quantization_config", None) is None
         assert not getattr(model, "is_quantized", False)
+        model.save_pretrained(tmp_path / "saved")
+        saved = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
+        assert all(torch.equal(value, saved[name]) for name, value in model.named_parameters())
 
 
 def test_other_models_are_read_as_ever(tmp_path: Path) -> None:
