@@ -20,6 +20,7 @@ def test_a_demand_has_both_halves(demand: Demand) -> None:
     assert demand.kind in KINDS
     assert all(ADDRESS.fullmatch(issue) for issue in demand.issues)
     assert demand.symptom.endswith(".")
+    assert f"_{demand.issues[0].rpartition('/')[2]}_" in demand.module
     halves = {name.split("_")[1] for name in demand.tests}
     assert halves == {"upstream", "baton"}
 

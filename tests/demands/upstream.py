@@ -182,18 +182,22 @@ def saved_with_an_injected_adapter(output: str) -> None:
 
 def ranks_that_wait(folder: str) -> None:
     """Two processes of which the first tokenizes for longer than the other one waits, as their collectives allow."""
+    import datetime
     import time
     from multiprocessing import get_context
 
+    import torch
     from transformers import TrainingArguments
 
     context, port = get_context("fork"), _free_port()
-    told = context.Queue()
+    told = context.SimpleQueue()
 
     def rank(number: int) -> None:
         os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        arguments = TrainingArguments(f"{folder}/{number}", use_cpu=True, ddp_backend="gloo", ddp_timeout=4)
+        # `ddp_timeout` does not reach gloo.
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+        arguments = TrainingArguments(f"{folder}/{number}", use_cpu=True, ddp_backend="gloo")
         try:
             with arguments.main_process_first(desc="tokenizing"):
                 time.sleep(10 if number == 0 else 0)
@@ -206,7 +210,8 @@ def ranks_that_wait(folder: str) -> None:
     processes = [context.Process(target=rank, args=(number,)) for number in (0, 1)]
     for process in processes:
         process.start()
-    first = told.get(timeout=60)
+    processes[1].join(60)
+    first = [None, "nothing"] if told.empty() else told.get()
     for process in processes:
         process.kill()
     tell(rank=first[0], error=first[1])
@@ -222,11 +227,13 @@ def _free_port() -> str:
 
 def tracked(output: str, uri: str, run_id: str, kill_after: int, resume: str | None) -> None:
     """Trains with MLflow's callback into one tracking run, and dies after a step."""
+    import mlflow
     from transformers import TrainerCallback
 
     class Dying(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == kill_after:
+                mlflow.flush_async_logging()  # a step of a larger model takes longer than what it logs
                 os.kill(os.getpid(), signal.SIGKILL)
 
     os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": run_id, "HF_MLFLOW_LOG_ARTIFACTS": "0"}

@@ -4,8 +4,8 @@ Issue: https://github.com/EleutherAI/lm-evaluation-harness/issues/1645
 Upstream: reproduced. lm-eval 0.4.13 on a tiny model in fp32: log-likelihoods of the same requests differ between
     batches of 1, 4 and 7.
 Baton: measures all models that a verdict compares in the same batches, so that a model that has not changed has the
-    scores of its base to the last bit at any batch size; between batch sizes there is rounding in fp32, and no text or
-    count differs.
+    scores of its base to the last bit at any batch size; between batch sizes losses still differ by rounding, while the
+    texts that the model writes, and what is counted in them, do not.
 """
 
 from __future__ import annotations

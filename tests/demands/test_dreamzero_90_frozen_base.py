@@ -4,7 +4,8 @@ Issue: https://github.com/dreamzero0/dreamzero/issues/90 https://github.com/Maka
 Upstream: reproduced. LoRA weights that PEFT has put into a model by `inject_adapter_in_model`, as the first report has
     them: the model is no `PeftModel`, and each checkpoint of Transformers' `Trainer` has all of its weights. Sharded
     training, as in the second, was not tried.
-Baton: has the weights that are trained in a checkpoint, and no others; of the base it keeps the name and the digest.
+Baton: has the weights that are trained in a checkpoint, and no others; of the base the run keeps the digest of its
+    files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from safetensors import safe_open
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.models import loading
 from baton.components.shared.runs.run import Run
 from tests.demands import upstream
 
@@ -38,6 +40,7 @@ def test_baton_saves_what_is_trained(adapted: Run, base_model: str, legs: Any) -
     assert [name for name in sizes if "lora_" not in name] == []
     with safe_open(f"{base_model}/model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    assert adapted.require("model.json")["base_sha256"] == loading.model_identity(base_model)
     rank = adapted.recipe().adapter.r
     adapted_to = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in sizes}
     assert sum(sizes.values()) == sum(rank * sum(shapes[f"{name}.weight"]) for name in adapted_to)
