@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated
 
 import typer
 
 from baton.components.shared.recipe import Guard, Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
+from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import fits, memory, prepare, profiles, rendering
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.pipelines.cli.submit import note
+from baton.pipelines.compiling import memory, prepare, profiles, rendering
+from baton.pipelines.compiling.package import Pipeline
 
 
 def validate(recipe: options.RecipePath, overrides: options.Overrides = None) -> None:
@@ -103,17 +103,21 @@ def compile_recipe(
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
-        from baton.pipelines.compiling import graph
-
-        if picture:
-            graph.check_ending(picture)
-        loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        write_package(prepare.for_cluster(loaded), output, pipeline)
-        typer.echo(f"{output}: {loaded.num_chunks} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
-        size = fits.check_fits(output, loaded, pipeline)
+        compiled = cluster.compile(
+            recipe,
+            output,
+            overrides=overrides or (),
+            store=store,
+            chunks=chunks,
+            image=image,
+            pipeline=pipeline,
+            picture=picture,
+            tell=note,
+        )
+        size = compiled.workflow
+        typer.echo(f"{output}: {compiled.num_chunks} chunk(s), {compiled.bytes / 1000:.0f} kB")
         typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
-        if note := fits.frozen_note(size):
-            typer.echo(f"note: {note}")
+        if compiled.note:
+            typer.echo(f"note: {compiled.note}")
         if picture:
-            graph.write(output, picture)
             typer.echo(picture)

@@ -41,24 +41,43 @@ def load(
     Raises:
         UserError: see `recipe_file.load` and `profiles.apply`.
     """
+    return load_explained(path, [*overrides, *options(store, chunks, image)], here=here)[0]
+
+
+def options(store: str | None = None, chunks: int | None = None, image: str | None = None) -> list[str]:
+    """Returns the options that have a name of their own as changes to a recipe."""
     extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
     extra += [f"resources.image={json.dumps(image)}"] if image else []
-    return load_explained(path, [*overrides, *extra], here=here)[0]
+    return extra
 
 
 def load_explained(
     path: str, overrides: Sequence[str] = (), *, here: bool = True
 ) -> tuple[Recipe, list[profiles.Choice]]:
     """Reads a recipe, and tells what its profile chose; see `load`."""
-    document, chosen = profiles.apply(recipe_file.read(path, overrides), here=here)
-    recipe = recipe_file.validate(document, origin=path)
+    return load_document(recipe_file.read(path, overrides), path, here=here)
+
+
+def load_document(
+    source: str | Document, origin: str, overrides: Sequence[str] = (), *, here: bool = True
+) -> tuple[Recipe, list[profiles.Choice]]:
+    """Reads a recipe that is YAML or plain values, and tells what its profile chose; see `load`.
+
+    Args:
+        source: The recipe.
+        origin: What messages call it; from the folder of this path its own paths start.
+        overrides: Changes to it, `PATH=VALUE`.
+        here: Whether it runs on this machine.
+    """
+    document, chosen = profiles.apply(recipe_file.parse(source, origin, overrides), here=here)
+    recipe = recipe_file.validate(document, origin=origin)
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
             logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
-    recipe_file.require_effects(recipe, origin=path)
+    recipe_file.require_effects(recipe, origin=origin)
     if recipe.model.chat_template:
-        template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(path)))
+        template = _template(recipe.model.chat_template, os.path.dirname(os.path.abspath(origin)))
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
     return recipe, chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -50,11 +51,29 @@ def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise UserError(f"recipe {path!r} is not YAML: {' '.join(str(error).split())}") from None
+    return parse(text, path, overrides)
+
+
+def parse(source: str | typing.Mapping[str, Any], origin: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
+    """Returns a recipe as plain values, not checked yet; see `load`.
+
+    Args:
+        source: YAML, or plain values, which are not changed.
+        origin: What messages call it.
+        overrides: `dotted.path=value` strings.
+
+    Raises:
+        UserError: it is not YAML, or an override is malformed.
+    """
+    try:
+        document = yaml.load(source, _Loader) if isinstance(source, str) else copy.deepcopy(dict(source))
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {origin!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
-        raise UserError(f"recipe {path!r} holds a {type(document).__name__}, expected keys and values.")
+        raise UserError(f"recipe {origin!r} holds a {type(document).__name__}, expected keys and values.")
     if isinstance(document.get("store"), str):
         document["store"] = {"uri": document["store"]}
     for override in overrides:

@@ -52,6 +52,7 @@ def attach(
     level: str,
     skipped: list[str],
     leave_out: tuple[str, ...],
+    reports: bool = True,
 ) -> Assembly:
     """Makes a trainer resume, save and report.
 
@@ -62,6 +63,7 @@ def attach(
         level: How exactly it does; see `compatibility.adapt`.
         skipped: Why newer checkpoints were passed over.
         leave_out: Parts of the state not to restore.
+        reports: Whether metrics go where the recipe says.
     """
     context, recipe = services.context, services.context.recipe
     trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
@@ -80,7 +82,8 @@ def attach(
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        report = observers.attach(context, trainer, services.staging.folder(0), lead.live)
+        if reports:
+            report = observers.attach(context, trainer, services.staging.folder(0), lead.live)
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,

@@ -1,0 +1,97 @@
+"""Recipes for programs: from a file, a mapping or YAML, with changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.components.shared.recipe import Recipe
+from baton.pipelines.compiling import prepare
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Changes to a recipe: dotted path → value, or `PATH=VALUE` lines as the command line takes them."""
+Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe
+"""A recipe: path of a YAML file, YAML itself, plain values, or one that was read."""
+
+HERE = "recipe"
+"""What a recipe is called in messages that lies in no file; paths in it start at the working directory."""
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that was read and checked.
+
+    Attributes:
+        recipe: Its values, typed; see docs/recipe.md.
+        origin: Path of its file, from whose folder relative paths start.
+    """
+
+    recipe: Recipe
+    origin: str = HERE
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    def localised(self) -> Recipe:
+        """Returns the recipe as it runs on this machine, its paths absolute.
+
+        Raises:
+            UserError: a source or base model is missing.
+        """
+        return prepare.localise(self.recipe, self.origin)
+
+
+def load(
+    source: Source | LoadedRecipe,
+    overrides: Overrides = (),
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    here: bool = True,
+) -> LoadedRecipe:
+    """Reads and checks a recipe.
+
+    Args:
+        source: Path of a YAML file, a YAML text, plain values, or a recipe that was read before.
+        overrides: Changes to it: `{"training.learning_rate": 1e-4}`, or `["training.learning_rate=1e-4"]`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+
+    Raises:
+        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each.
+    """
+    given = {"store": store, "chunks": chunks, "image": image}
+    changed = [*lines(overrides), *prepare.options(**given)]
+    if isinstance(source, LoadedRecipe) and not changed:
+        return source
+    if isinstance(source, LoadedRecipe):
+        return LoadedRecipe(
+            prepare.load_document(_plain(source.recipe), source.origin, changed, here=here)[0], source.origin
+        )
+    if isinstance(source, Recipe):
+        return LoadedRecipe(prepare.load_document(_plain(source), HERE, changed, here=here)[0])
+    if isinstance(source, Mapping):
+        return LoadedRecipe(prepare.load_document(dict(source), HERE, changed, here=here)[0])
+    if isinstance(source, str) and ("\n" in source or ": " in source) and not os.path.exists(source):
+        return LoadedRecipe(prepare.load_document(source, HERE, changed, here=here)[0])
+    path = os.fspath(source)
+    return LoadedRecipe(prepare.load_explained(path, changed, here=here)[0], path)
+
+
+def lines(overrides: Overrides) -> list[str]:
+    """Returns changes as the command line takes them."""
+    if isinstance(overrides, Mapping):
+        return [f"{path}={json.dumps(value)}" for path, value in overrides.items()]  # JSON is YAML
+    return list(overrides)
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude_defaults=True)
