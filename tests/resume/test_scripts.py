@@ -166,3 +166,29 @@ def test_a_script_in_four_processes_ends_on_the_bits_that_it_has_in_one(name: st
     assert _same(
         load_file(tmp_path / "parts" / "model.safetensors"), load_file(tmp_path / "plain" / "model.safetensors")
     )
+
+
+@pytest.mark.slow
+def test_interpreters_of_their_own_are_no_other(tmp_path: Path) -> None:
+    script = Scripts("sft", tmp_path)
+    script.chunk("forked", None)
+    for index in (1, 2):
+        script.chunk("fresh", f"{index}/2", fresh=True)
+    script.run()
+    forked, fresh = (baton.checkpoints(script.uri(run)) for run in ("forked", "fresh"))
+    assert fresh.open().meta.state == forked.open().meta.state
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_bucket_and_an_adapter(tmp_path: Path, s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripts("sft", tmp_path, use_peft=True, lora_dropout=0.2, lora_target_modules=["q_proj", "v_proj"])
+    monkeypatch.setattr(script, "uri", lambda run: f"{s3_store}/runs/{run}")
+    script.chunk("whole", None)
+    for target in (3, None):
+        script.chunk("parts", target, save_strategy="steps", save_steps=2)
+    script.run()
+    whole, parts = (baton.checkpoints(script.uri(run)) for run in ("whole", "parts"))
+    assert parts.open().meta.state == whole.open().meta.state
+    assert all(row["ok"] for row in parts.verify())
+    assert {"adapter_model.safetensors", "optimizer.pt", "baton_state.pt"} <= set(parts.open().manifest.files)

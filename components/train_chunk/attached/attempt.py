@@ -64,7 +64,7 @@ def train(trainer: Trainer, context: TrainContext, leave_out: tuple[str, ...]) -
                 reports=False,
             )
             assert made.lead
-            taking.shows_logs_again(trainer, shown)
+            taking.order(trainer, made.callback, shown)
             context.clock.enter(Phase.RESTORE, step=restored.step if restored else 0)
             try:
                 if not made.lead.leaves_at_once():  # with a notice before the first step there is nothing to save

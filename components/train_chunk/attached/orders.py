@@ -80,6 +80,9 @@ class SeededRows(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: int) -> Any:
         with hooks.seeded(_number(self.seed, "row", self.epoch, index)):
             return self.rows[index]

@@ -40,6 +40,8 @@ class FixedRows(Rows):
         return self.num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= self.num_rows:
+            raise IndexError(index)
         ids = [(index * 7 + at) % 290 for at in range(4 + index % 5)]
         return {"input_ids": ids, "labels": ids}
 

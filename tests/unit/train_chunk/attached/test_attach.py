@@ -216,7 +216,7 @@ def test_another_trainer_for_the_same_run_is_named(build: Any, base: str, tmp_pa
     with pytest.raises(OtherRunError, match=r"model\.begins_with"):
         baton.attach(other, uri, 4, identity={"data": "v1"})
     # Where things go and how often is no part of it.
-    baton.attach(build(**same, save_steps=7, output_dir=str(tmp_path / "elsewhere")), uri, 4, identity={"data": "v1"})
+    baton.attach(build(**same, save_steps=7, dataloader_pin_memory=False), uri, 4, identity={"data": "v1"})
 
 
 def test_one_more_row_of_a_table_is_named(build: Any, tmp_path: Path) -> None:
