@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
@@ -24,6 +24,21 @@ NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), P
 """Pipeline → its parameters for the name."""
 Tell = Callable[[str], None]
 """Is told what somebody should know before a run."""
+
+
+class Terms(TypedDict, total=False):
+    """How a run is submitted."""
+
+    experiment: str | None
+    """Experiment; the recipe's name when left out."""
+    namespace: str | None
+    """Kubeflow profile, where there are several."""
+    service_account: str | None
+    """Service account of the pods."""
+    cache: bool
+    """Whether Kubeflow skips stages that this run has finished before; it does when left out."""
+    registers: bool
+    """Whether the pipeline is registered, for Kubeflow's page to start it; it is when left out."""
 
 
 def untold(line: str) -> None:
@@ -117,12 +132,8 @@ def submit(
     chunks: int | None = None,
     image: str | None = None,
     pipeline: str = "finetune",
-    experiment: str | None = None,
-    namespace: str | None = None,
-    service_account: str | None = None,
-    cache: bool = True,
-    registers: bool = True,
     tell: Tell = untold,
+    **terms: Unpack[Terms],
 ) -> Submission:
     """Uploads a recipe's pipeline to Kubeflow and starts a run; it does not wait for it.
 
@@ -137,12 +148,8 @@ def submit(
         chunks: Number of chunks instead of the recipe's.
         image: Container image instead of the recipe's.
         pipeline: `finetune`, `retrain` or `sweep`.
-        experiment: Experiment; the recipe's name when left out.
-        namespace: Kubeflow profile, where there are several.
-        service_account: Service account of the pods.
-        cache: Whether Kubeflow skips stages that this run has finished before.
-        registers: Whether the pipeline is registered, for Kubeflow's page to start it.
         tell: Called with what will not work in pods.
+        terms: `experiment`, `namespace`, `service_account`, `cache`, `registers`; see `Terms`.
 
     Returns:
         The run: `run_id`, `run_name`, `url`.
@@ -152,18 +159,7 @@ def submit(
         BatonError: the endpoint cannot be reached or fails.
     """
     loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell)
-    with submitting(
-        loaded.recipe,
-        endpoint,
-        name,
-        pipeline=Pipeline(pipeline),
-        experiment=experiment,
-        namespace=namespace,
-        service_account=service_account,
-        cache=cache,
-        registers=registers,
-        tell=tell,
-    ) as post:
+    with submitting(loaded.recipe, endpoint, name, pipeline=Pipeline(pipeline), tell=tell, **terms) as post:
         return post()
 
 
@@ -174,18 +170,14 @@ def submitting(
     name: str | None,
     *,
     pipeline: Pipeline,
-    experiment: str | None,
-    namespace: str | None,
-    service_account: str | None,
-    cache: bool,
-    registers: bool,
     tell: Tell,
+    **terms: Unpack[Terms],
 ) -> Iterator[Callable[[], Submission]]:
     """Yields what submits a recipe, as often as it is called; see `submit`."""
     from baton.pipelines.kubeflow import endpoint as connection
     from baton.pipelines.kubeflow import submit as kubeflow
 
-    name = resumable.named(recipe, name)
+    name, namespace = resumable.named(recipe, name), terms.get("namespace")
     with packaged_to_fit(
         _for_pods(recipe, endpoint, namespace, pipeline, tell), recipe.name, pipeline, tell
     ) as package:
@@ -193,14 +185,14 @@ def submitting(
             kubeflow.submit,
             package,
             endpoint,
-            experiment=experiment or recipe.name,
+            experiment=terms.get("experiment") or recipe.name,
             run_name=name,
             arguments=dict.fromkeys(NAMED_BY[pipeline], name),
             token=connection.token(),
             namespace=namespace,
-            service_account=service_account,
-            cache=cache,
-            registers=registers,
+            service_account=terms.get("service_account"),
+            cache=terms.get("cache", True),
+            registers=terms.get("registers", True),
         )
 
 

@@ -12,6 +12,9 @@ from typing import Any
 from transformers import Trainer
 
 from baton.components.shared.checkpoints.store import CheckpointStore
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.plan import Plan
+from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.attached import facts, framing, runs, targets
 from baton.components.train_chunk.attached.chunk import Chunk
 from baton.components.train_chunk.attached.targets import Target
@@ -64,15 +67,19 @@ def attach(
     found = facts.known(trainer, run.uri, identity)
     runs.begin_or_join(run, found, section)
     run.write_once(plan)
-    context = TrainContext(
+    index = number or runs.number(run, step)
+    return Chunk(trainer, _context(run, recipe, plan, index=index, target=step, identity=facts.digest(found)))
+
+
+def _context(run: Run, recipe: Recipe, plan: Plan, *, index: int, target: int, identity: str) -> TrainContext:
+    return TrainContext(
         run=run,
         recipe=recipe,
         plan=plan,
         store=CheckpointStore(run),
-        index=number or runs.number(run, step),
-        target=step,
-        identity=facts.digest(found),
+        index=index,
+        target=target,
+        identity=identity,
         ranks=Ranks(),
         clock=Clock(),
     )
-    return Chunk(trainer, context)

@@ -66,9 +66,8 @@ def attach(
         reports: Whether metrics go where the recipe says.
     """
     context, recipe = services.context, services.context.recipe
-    trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
+    trainer.ranks, trainer.watchdog, trainer.guard = context.ranks, services.watchdog, recipe.training.guard
     trainer.resumption = resuming.resumption(restored, context, leave_out)
-    trainer.guard = recipe.training.guard
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None
@@ -82,8 +81,7 @@ def attach(
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        if reports:
-            report = observers.attach(context, trainer, services.staging.folder(0), lead.live)
+        report = observers.attach(context, trainer, services.staging.folder(0), lead.live) if reports else None
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,
