@@ -68,8 +68,7 @@ def load(
     Raises:
         UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each.
     """
-    given = {"store": store, "chunks": chunks, "image": image}
-    changed = [*lines(overrides), *prepare.options(**given)]
+    changed = [*lines(overrides), *prepare.options(store, chunks, image)]
     if isinstance(source, LoadedRecipe) and not changed:
         return source
     if isinstance(source, LoadedRecipe):

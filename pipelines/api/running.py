@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.components.shared.core.events import Event
@@ -115,7 +117,23 @@ def run(
         BatonError: a stage failed.
     """
     loaded = load(recipe, overrides, store=store, chunks=chunks, image=image)
-    return LocalRun.of(loaded, name).start(on_event, containers=containers)
+    local = LocalRun.of(loaded, name)
+    with _without_main():
+        return local.start(on_event, containers=containers)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps the processes of stages from running the caller's script again, as multiprocessing's do to find what they
+    are given: they are given nothing of it, and a script need not guard its lines by `__name__`."""
+    main = vars(sys.modules["__main__"])
+    kept = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.update(kept)
 
 
 def result(run_uri: str) -> Result:

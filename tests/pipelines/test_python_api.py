@@ -60,14 +60,12 @@ def test_it_compiles_to_the_bytes_of_the_command(tmp_path: Path) -> None:
     path, told = str(RECIPES / "scratch.yaml"), []
     ours, theirs, picture = (str(tmp_path / name) for name in ("ours.yaml", "theirs.yaml", "graph.svg"))
     compiled = baton.compile(path, ours, store="s3://bucket", chunks=3, picture=picture, tell=told.append)
-    code, printed = _command("compile", path, "-o", theirs, "--store", "s3://bucket", "--chunks", "3")
-    assert code == 0
+    assert _command("compile", path, "-o", theirs, "--store", "s3://bucket", "--chunks", "3")[0] == 0
     assert Path(ours).read_bytes() == Path(theirs).read_bytes()
     assert (compiled.path, compiled.num_chunks, compiled.bytes) == (ours, 3, Path(ours).stat().st_size)
     assert compiled.workflow.ends
     assert "<svg" in Path(picture).read_text(encoding="utf-8")
     assert any("is a placeholder" in line for line in told)
-    assert [line for line in told if line not in " ".join(printed.split())] == []
 
 
 def test_it_submits_what_the_command_submits(kfp_api: Any) -> None:
@@ -85,7 +83,9 @@ def test_it_submits_what_the_command_submits(kfp_api: Any) -> None:
 @pytest.mark.slow
 def test_a_run_is_told_as_the_command_tells_it_and_shown_in_a_notebook(tmp_path: Path) -> None:
     heard: list[Any] = []
-    loaded = baton.load(RECIPES / "scratch.yaml", {"training.max_steps": 4}, store=str(tmp_path), chunks=2)
+    loaded = baton.load(
+        RECIPES / "scratch.yaml", {"training.max_steps": 4, "training.epochs": None}, store=str(tmp_path), chunks=2
+    )
     result = baton.run(loaded, "a", on_event=heard.append)
     assert (result["state"], result["steps"], result["run"]) == ("succeeded", 4, "a")
     assert {event.kind for event in heard} >= {"stage", "step", "checkpoint"}

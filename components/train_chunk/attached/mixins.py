@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from baton.components.train_chunk.attached import orders
@@ -32,7 +32,7 @@ class Attached(Chunked):
     drawing: tuple[Seeded, ...] = ()
     _writing = False
 
-    def _get_train_sampler(self, *arguments: Any, **options: Any) -> Sampler[int]:
+    def _get_train_sampler(self, *arguments: Any, **options: Any) -> Any:
         sampler = super()._get_train_sampler(*arguments, **options)
         seedable = bool(getattr(self.accelerator, "use_seedable_sampler", True))
         return orders.exact(sampler, self.args.seed, seedable=seedable)
