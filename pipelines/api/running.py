@@ -7,6 +7,7 @@ import html
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.components.shared.core.events import Event
 from baton.components.shared.recipe import Recipe
@@ -127,7 +128,7 @@ def _without_main() -> Iterator[None]:
     """Keeps the processes of stages from running the caller's script again, as multiprocessing's do to find what they
     are given: they are given nothing of it, and a script need not guard its lines by `__name__`."""
     main = vars(sys.modules["__main__"])
-    kept = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+    kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
     main["__spec__"] = None
     main.pop("__file__", None)
     try:
