@@ -6,19 +6,15 @@ import logging
 import time
 
 from baton.components.checkpoint import page
-from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.proof import proof_part
+from baton.components.shared.checkpoints.proof import prove
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.forks import forking
 from baton.components.shared.runs.documents.sweeps import TrialNote
-from baton.components.shared.runs.documents.training import Attempt, ChunkRecord, Place, Promoted, ProofPart
-from baton.components.shared.runs.run import Run, now
+from baton.components.shared.runs.documents.training import ChunkRecord, ProofPart
+from baton.components.shared.runs.run import Run
 
 logger = logging.getLogger("baton")
-
-FIGURES = frozenset(Attempt.model_fields)
 
 
 def read_back(run_uri: str, index: int) -> str:
@@ -70,26 +66,8 @@ def promote_in(run: Run, index: int) -> ProofPart | None:
     if checkpoint is None:
         run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
         return None
-    store.require_whole(checkpoint, store.verify(checkpoint))
-    verify_seconds = time.time() - started
-    # Before retention, which keeps the newest checkpoint that was read back.
-    _mark(run, store, checkpoint)
-    removed = retention.prune(store, recipe.chunks.keep, targets=plan.targets)
-    part = proof_part(store, checkpoint).model_copy(
-        update={
-            "chunk": index,
-            "attempts": [_figures(attempt) for attempt in attempts],
-            "verified": True,
-            "verified_at": now(),
-            "verify_seconds": verify_seconds,
-            "removed": retention.summary(removed),
-        }
-    )
-    # Last: from here on nobody reads these bytes again to trust them, and retention need not keep them for a retry of
-    # this stage.
-    run.write(part, index)
+    part = prove(store, checkpoint, index, attempts, keep=recipe.chunks.keep, targets=plan.targets)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
-    events.emit(events.Verified(step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest))
     return part
 
 
@@ -122,23 +100,3 @@ def _left_by(store: CheckpointStore, target: int, attempt: ChunkRecord | None) -
         raise DamagedError(f"{store.storage.uri(store.prefix(target))}: the chunk left no checkpoint there.")
     # The chunk after it may have come further and let retention take this one.
     return store.newest()
-
-
-def _figures(record: ChunkRecord) -> Attempt:
-    """Returns what an attempt cost, without what the proof says already."""
-    return Attempt.model_validate({name: value for name, value in record.to_json().items() if name in FIGURES})
-
-
-def _mark(run: Run, store: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Writes which checkpoint is newest and which has the lowest evaluation loss so far."""
-    before = run.read(Promoted)
-    if before and before.newest.step > checkpoint.step:
-        return
-    losses = store.evaluation_losses(checkpoint)
-    measured = (found for found in store.committed() if found.step in losses)
-    best = min(measured, key=lambda found: losses[found.step], default=None)
-    promoted = Promoted(newest=Place(step=checkpoint.step, uri=store.uri(checkpoint)))
-    if best is not None:
-        place = Place(step=best.step, uri=store.uri(best), eval_loss=losses[best.step])
-        promoted = promoted.model_copy(update={"best": place})
-    run.write(promoted)

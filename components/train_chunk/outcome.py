@@ -52,6 +52,11 @@ class Outcome:
     digest: str = ""
     interrupted: str = ""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the target is committed, or the run has ended before it."""
+        return self.ending in (Ending.DONE, Ending.ALREADY_DONE, Ending.FINISHED)
+
     @classmethod
     def at(cls, ending: Ending, store: CheckpointStore, checkpoint: Checkpoint | None) -> Outcome:
         """Returns the outcome of a chunk that has come to a checkpoint, or to none."""
@@ -95,7 +100,7 @@ def conclude(context: TrainContext, manager: CheckpointManager) -> Outcome:
 
 def record(context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None) -> None:
     """Keeps what an attempt did with the run."""
-    storage = context.run.storage
+    storage, tokens = context.run.storage, context.run.read(Tokens)
     context.run.record(
         f"train-chunk-{context.index:03d}",
         {
@@ -105,7 +110,7 @@ def record(context: TrainContext, ending: Ending, from_step: int, to_step: int, 
             "outcome": ending.value,
             "seconds": context.clock.split(),
             "total_seconds": context.clock.total(),
-            "tokens": context.run.need(Tokens).tokens,
+            "tokens": tokens.tokens if tokens else 0,  # a script's own rows are not counted
             "bytes_sent": storage.sent,
             "bytes_received": storage.received,
             **(figures or {}),

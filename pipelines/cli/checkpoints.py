@@ -12,7 +12,7 @@ import typer
 from baton.components.shared.checkpoints import merging, retention
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.runs.run import Run
+from baton.pipelines.api.checkpoints import checkpoints, chosen, chunks_of, existing
 from baton.pipelines.cli.options import Output, OutputOption, RunUri, as_json, print_json, reported
 from baton.pipelines.local import results
 
@@ -25,8 +25,7 @@ Row = TypeVar("Row", results.Listed, results.Verified)
 def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
     """Lists the committed checkpoints of a run."""
     with reported(output):
-        rows = results.list_checkpoints(_existing(run_uri))
-        _answer(output, rows, _listed)
+        _answer(output, list(checkpoints(run_uri)), _listed)
 
 
 @app.command("show")
@@ -37,12 +36,9 @@ def show_checkpoint(
 ) -> None:
     """Shows all that a checkpoint's manifest says."""
     with reported(output):
-        store = CheckpointStore(_existing(run_uri))
-        wanted = step if step is not None else max(store.steps(), default=0)
-        checkpoint = store.read(wanted)
-        if checkpoint is None:
-            raise UserError(f"run {run_uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
-        document = {"step": wanted, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
+        store = CheckpointStore(existing(run_uri))
+        checkpoint = chosen(store, step)
+        document = {"step": checkpoint.step, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
         print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
 
 
@@ -50,7 +46,7 @@ def show_checkpoint(
 def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
     """Reads every checkpoint back, compares all hashes, and checks that they continue each other."""
     with reported(output):
-        rows = results.verify_checkpoints(_existing(run_uri))
+        rows = checkpoints(run_uri).verify()
         _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
         if not all(row["ok"] for row in rows):
             raise typer.Exit(1)
@@ -64,8 +60,8 @@ def prune_checkpoints(
 ) -> None:
     """Removes the checkpoints that the recipe's chunks.keep does not hold."""
     with reported(output):
-        run = _existing(run_uri)
-        store, keep, targets = CheckpointStore(run), run.recipe().chunks.keep, run.plan().targets
+        run = existing(run_uri)
+        store, keep, targets = CheckpointStore(run), chunks_of(run).keep, run.plan().targets
         take = retention.removals if dry_run else retention.prune
         rows = retention.summary(take(store, keep, targets=targets))
         if output is Output.json:
@@ -104,7 +100,7 @@ def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
     """
     uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
-    store = CheckpointStore(_existing(uri if is_step else address))
+    store = CheckpointStore(existing(uri if is_step else address))
     for checkpoint in store.committed():
         if not is_step or checkpoint.step == int(step):
             return store, checkpoint
@@ -112,12 +108,6 @@ def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
         f"run {store.run.uri!r} has no whole checkpoint{f' of step {step}' if is_step else ''}.",
         remedy="`baton checkpoints list` shows those that it has.",
     )
-
-
-def _existing(run_uri: str) -> Run:
-    run = Run.open(run_uri)
-    run.require("recipe.json")
-    return run
 
 
 def _listed(row: results.Listed) -> str:

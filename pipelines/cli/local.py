@@ -9,13 +9,12 @@ import typer
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.models import prompting
 from baton.components.shared.models.prompting import Prompting
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run, check_name
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.api import recipes as api
+from baton.pipelines.api.running import LocalRun
 from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
-from baton.pipelines.compiling import prepare, resumable
 from baton.pipelines.local import results
 
 
@@ -36,41 +35,29 @@ def run(
     recipe's gate rejects the model.
     """
     with reported(output):
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks, image=image)
-        name = check_name(run_name or prepare.new_run_name(loaded))
-        training_run = Run(prepare.check_store(loaded), prepare.last_run_name(loaded, name))
-        resumable.check(loaded, training_run.storage, name)
-        if not loaded.phases:
-            training_run.require_same(loaded)
+        loaded = api.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        local = LocalRun.of(loaded, run_name)
         try:
-            _run_pipeline(loaded, Run(training_run.storage, name), runner)
+            result = _shown(local, runner)
         except BatonError as error:
             if isinstance(error, UserError) or output is Output.text:
                 raise
-            print_json({**results.result(training_run), "state": "failed", "error": str(error)})
+            print_json({**local.result(), "state": "failed", "error": str(error)})
             typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
             raise typer.Exit(error.exit_code) from None
-        result = results.result(training_run)
         if output is Output.json:
             print_json(result)
         else:
-            _print_end(result, (training_run.get("evaluation.json") or {}).get("samples", []))
+            _print_end(result, (local.last.get("evaluation.json") or {}).get("samples", []))
         if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
 
 
-def _run_pipeline(recipe: Recipe, training_run: Run, runner: options.Runner) -> None:
-    from baton.pipelines.local import engine
-
-    console.print(f"run [bold]{training_run.name}[/] at {training_run.uri}")
-    with Display(0 if recipe.phases else recipe.num_chunks) as display:
-        engine.run_recipe(
-            recipe,
-            training_run.name,
-            arguments={"run_name": training_run.name},
-            on_event=display.heard,
-            containers=runner is options.Runner.docker,
-        )
+def _shown(local: LocalRun, runner: options.Runner) -> results.Result:
+    """Runs the pipeline, and shows how far it is."""
+    console.print(f"run [bold]{local.run.name}[/] at {local.run.uri}")
+    with Display(0 if local.recipe.phases else local.recipe.num_chunks) as display:
+        return local.start(display.heard, containers=runner is options.Runner.docker)
 
 
 def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated
 
 import typer
 
 from baton.components.shared.recipe import Guard, Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
+from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import fits, memory, origin, prepare, profiles, rendering
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.pipelines.cli.submit import note
+from baton.pipelines.compiling import memory, origin, prepare, profiles, rendering
+from baton.pipelines.compiling.package import Pipeline
 
 app = typer.Typer(help="Lists the recipes that Baton brings along, and prints one.")
 
@@ -182,25 +182,27 @@ def compile_recipe(
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
     with reported():
-        from baton.pipelines.compiling import graph
-
-        if picture:
-            graph.check_ending(picture)
-        loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        write_package(prepare.for_cluster(loaded), output, pipeline)
-        size = fits.check_fits(output, loaded, pipeline)
-        note = fits.frozen_note(size)
-        if picture:
-            graph.write(output, picture)
+        compiled = cluster.compile(
+            recipe,
+            output,
+            overrides=overrides or (),
+            store=store,
+            chunks=chunks,
+            image=image,
+            pipeline=pipeline,
+            picture=picture,
+            tell=note,
+        )
+        size = compiled.workflow
         if options.as_json():
             at_end = size.spec + size.nodes
-            figures = {"bytes": os.path.getsize(output), "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
-            about = {"package": output, "chunks": loaded.num_chunks, "note": note, "graph": picture}
+            figures = {"bytes": compiled.bytes, "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
+            about = {"package": output, "chunks": compiled.num_chunks, "note": compiled.note, "graph": picture}
             print_json({"state": "compiled", **about, **figures})
             return
-        typer.echo(f"{output}: {loaded.num_chunks} chunk(s), {os.path.getsize(output) / 1000:.0f} kB")
+        typer.echo(f"{output}: {compiled.num_chunks} chunk(s), {compiled.bytes / 1000:.0f} kB")
         typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
-        if note:
-            typer.echo(f"note: {note}")
+        if compiled.note:
+            typer.echo(f"note: {compiled.note}")
         if picture:
             typer.echo(picture)

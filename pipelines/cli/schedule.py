@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods, packaged_to_fit
+from baton.pipelines.cli.submit import load_for_pods, note
 from baton.pipelines.compiling import prepare
 from baton.pipelines.compiling.package import Pipeline
 
@@ -41,7 +42,8 @@ def schedule(
 
         line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        with packaged_to_fit(prepare.for_cluster(loaded), f"{loaded.name}-retrain", Pipeline.retrain) as package:
+        made_for = prepare.for_cluster(loaded)
+        with cluster.packaged_to_fit(made_for, f"{loaded.name}-retrain", Pipeline.retrain, note) as package:
             made = recurring.create(
                 package,
                 endpoint,

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.links import KUBEFLOW_PAGE
+from baton.pipelines.api import cluster
 from baton.pipelines.cli import following, options
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
-from baton.pipelines.compiling import fits, prepare, rendering, resumable
-from baton.pipelines.compiling.package import Pipeline, packaged
-from baton.pipelines.kubeflow import capacity
+from baton.pipelines.compiling.package import Pipeline
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.submit import Submission
-
-NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
-"""Pipeline → its parameters for the name."""
 
 
 def submit(
@@ -50,25 +42,19 @@ def submit(
     fails, 3 where the gate rejects the model.
     """
     with reported(output):
-        from baton.pipelines.kubeflow import endpoint as connection
-        from baton.pipelines.kubeflow import submit as kubeflow
-
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        name = resumable.named(loaded, run_name)
-        with packaged_to_fit(_for_pods(loaded, endpoint, namespace, pipeline), loaded.name, pipeline) as package:
-            post = functools.partial(
-                kubeflow.submit,
-                package,
-                endpoint,
-                experiment=experiment or loaded.name,
-                run_name=name,
-                arguments=dict.fromkeys(NAMED_BY[pipeline], name),
-                token=connection.token(),
-                namespace=namespace,
-                service_account=service_account,
-                cache=cache,
-                registers=registers,
-            )
+        with cluster.submitting(
+            loaded,
+            endpoint,
+            run_name,
+            pipeline=pipeline,
+            experiment=experiment,
+            namespace=namespace,
+            service_account=service_account,
+            cache=cache,
+            registers=registers,
+            tell=note,
+        ) as post:
             shown = _started(loaded, endpoint, submission := post(), pipeline)
             _tell_losses(endpoint, namespace)
             if wait:
@@ -105,37 +91,9 @@ def load_for_pods(
     recipe: str, overrides: Sequence[str] | None, store: str | None, chunks: int | None, image: str | None
 ) -> Recipe:
     """Reads a recipe with the command line's changes, and tells what will not work in pods; see `prepare.load`."""
-    loaded = prepare.load(recipe, overrides or (), store=store, chunks=chunks, image=image, here=False)
-    rendering.check(loaded)
-    for warning in prepare.cluster_warnings(loaded):
-        console.print(f"[yellow]note:[/] {warning}")
-    return loaded
+    return cluster.load_for_pods(recipe, overrides or (), store, chunks, image, tell=note).recipe
 
 
-@contextlib.contextmanager
-def packaged_to_fit(recipe: Recipe, name: str, pipeline: Pipeline) -> Iterator[str]:
-    """Yields the path of a recipe's package, and tells from where on Kubeflow's record of the run cannot be read.
-
-    Raises:
-        UserError: the workflow would be too large to end.
-    """
-    with packaged(recipe, name, pipeline) as package:
-        if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
-            console.print(f"[yellow]note:[/] {note}")
-        yield package
-
-
-def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline) -> Recipe:
-    """Returns the recipe as its pods get it."""
-    recipe = prepare.for_cluster(_with_page(recipe, endpoint))
-    return capacity.fitted(recipe, namespace, console.print) if pipeline is Pipeline.sweep else recipe
-
-
-def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
-    """Returns the recipe with the address of the Kubeflow page in the pods' environment, for links from MLflow."""
-    page = os.environ.get(KUBEFLOW_PAGE) or endpoint
-    is_private = "://localhost" in page or "://127." in page
-    if is_private or KUBEFLOW_PAGE in recipe.resources.env:
-        return recipe
-    env = {**recipe.resources.env, KUBEFLOW_PAGE: page}
-    return recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"env": env})})
+def note(line: str) -> None:
+    """Tells what somebody should know before a run."""
+    console.print(f"[yellow]note:[/] {line}")

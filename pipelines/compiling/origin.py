@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,17 @@ class Origin:
         name: What messages call it.
         text: What it says.
         folder: Where its relative paths begin.
+        values: What it says, where that is no text.
     """
 
     name: str
     text: str
     folder: str
+    values: Mapping[str, Any] | None = None
 
     def document(self, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
         """Returns its values, not checked yet; see `recipe_file.read`."""
-        return recipe_file.parse(self.text, overrides, origin=self.name)
+        return recipe_file.parse(self.text if self.values is None else self.values, overrides, origin=self.name)
 
     @property
     def summary(self) -> str:

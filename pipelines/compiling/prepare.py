@@ -41,10 +41,15 @@ def load(
     Raises:
         UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, or an address holds a credential.
     """
+    return load_explained(path, [*overrides, *options(store, chunks, image)], here=here)[0]
+
+
+def options(store: str | None = None, chunks: int | None = None, image: str | None = None) -> list[str]:
+    """Returns the options that have a name of their own as changes to a recipe."""
     extra = [f"store.uri={json.dumps(store)}"] if store else []
     extra += [f"chunks.count={chunks}"] if chunks is not None else []
     extra += [f"resources.image={json.dumps(image)}"] if image else []
-    return load_explained(path, [*overrides, *extra], here=here)[0]
+    return extra
 
 
 def load_here(

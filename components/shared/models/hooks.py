@@ -80,12 +80,13 @@ class SeededCollator:
     def __call__(self, rows: list[Any]) -> Any:
         """Returns the batch."""
         drawn = hashlib.sha256(f"{self.seed}:{self.epoch}:{rows!r}".encode()).digest()
-        with _seeded(int.from_bytes(drawn[:4], "big")):
+        with seeded(int.from_bytes(drawn[:4], "big")):
             return self.collator(rows)
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators of the CPU for a block, and puts them back to where they were."""
     with rng.undisturbed(cuda=False):  # a data loader's worker is forked
         random.seed(seed)
         np.random.seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import typing
 from pathlib import Path
@@ -45,11 +46,13 @@ def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
     return parse(text, overrides, origin=path)
 
 
-def parse(text: str, overrides: typing.Sequence[str] = (), *, origin: str) -> dict[str, Any]:
-    """Reads a recipe's text as plain values, not checked yet; see `read`.
+def parse(
+    source: str | typing.Mapping[str, Any], overrides: typing.Sequence[str] = (), *, origin: str
+) -> dict[str, Any]:
+    """Reads a recipe as plain values, not checked yet; see `read`.
 
     Args:
-        text: YAML.
+        source: YAML, or plain values, which are not changed.
         overrides: `dotted.path=value` strings.
         origin: What messages call it.
 
@@ -57,9 +60,10 @@ def parse(text: str, overrides: typing.Sequence[str] = (), *, origin: str) -> di
         UserError: the text is not YAML, or an override is malformed.
     """
     try:
-        document = yaml.load(text, yaml_text.Loader)
+        is_text = isinstance(source, str)
+        document = yaml.load(source, yaml_text.Loader) if is_text else copy.deepcopy(dict(source))
     except yaml.YAMLError as error:
-        raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(text, error)}") from None
+        raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(str(source), error)}") from None
     if document is None:
         raise UserError(f"recipe {origin!r} is empty, expected keys and values.")
     if not isinstance(document, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.runs.documents import skips
+from baton.components.shared.runs.documents.attached import Attached
 from baton.components.shared.runs.documents.data import RunHead
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
 from baton.components.shared.runs.documents.sweeps import TrialNote
@@ -159,7 +161,8 @@ def _known(storage: Storage, name: str) -> Member | None:
         run = Run(storage, name)
         present = set(storage.list(run.path()))
         head = run.read(RunHead) if RunHead.NAME in present else None
-        if head is None:
+        attached = run.read(Attached) if Attached.NAME in present and not head else None
+        if head is None and attached is None:
             return None
         plan = run.read(Plan) if Plan.NAME in present else None
         fork = run.read(ForkNote) if ForkNote.NAME in present else None
@@ -167,8 +170,8 @@ def _known(storage: Storage, name: str) -> Member | None:
         steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
         member = Member(
             name,
-            created=head.created,
-            recipe=head.recipe_name,
+            created=head.created if head else attached.created if attached else "",
+            recipe=head.recipe_name if head else os.path.basename(attached.script.path) if attached else "",
             step=max(map(int, steps), default=0),
             num_steps=plan.num_steps if plan else None,
             skips=len(run.skips()) if skips.FOLDER in present else 0,
@@ -179,7 +182,7 @@ def _known(storage: Storage, name: str) -> Member | None:
         if fork:
             member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
             member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
-        elif base := _run_of(head.base, storage):
+        elif head and (base := _run_of(head.base, storage)):
             member.parent, member.kind = (base, "goes on") if base != name else (None, "")
         return member
     except (KeyError, TypeError, ValueError, BatonError) as error:

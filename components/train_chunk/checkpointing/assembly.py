@@ -52,6 +52,7 @@ def attach(
     level: str,
     skipped: list[str],
     leave_out: tuple[str, ...],
+    reports: bool = True,
 ) -> Assembly:
     """Makes a trainer resume, save and report.
 
@@ -62,11 +63,11 @@ def attach(
         level: How exactly it does; see `compatibility.adapt`.
         skipped: Why newer checkpoints were passed over.
         leave_out: Parts of the state not to restore.
+        reports: Whether metrics go where the recipe says.
     """
     context, recipe = services.context, services.context.recipe
-    trainer.ranks, trainer.watchdog = context.ranks, services.watchdog
+    trainer.ranks, trainer.watchdog, trainer.guard = context.ranks, services.watchdog, recipe.training.guard
     trainer.resumption = resuming.resumption(restored, context, leave_out)
-    trainer.guard = recipe.training.guard
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None
@@ -80,8 +81,9 @@ def attach(
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        folder = services.staging.folder(0)
-        report = observers.attach(context, trainer, folder, lead.live, newest=lambda: lineage.parent)
+        if reports:
+            folder = services.staging.folder(0)
+            report = observers.attach(context, trainer, folder, lead.live, newest=lambda: lineage.parent)
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,

@@ -9,17 +9,21 @@ from transformers import Trainer
 from trl import DistillationConfig, DistillationTrainer
 
 from baton.components.train_chunk.trainer import generating
-from baton.components.train_chunk.trainer.base import all_counted
+from baton.components.train_chunk.trainer.base import ChunkTrainer, all_counted
 from baton.components.train_chunk.trainer.chunked import Setup
 
 
-class ChunkedDistillationTrainer(generating.Completing, DistillationTrainer):
-    """`DistillationTrainer` in chunks."""
+class Counted(ChunkTrainer):
+    """Mixin for `DistillationTrainer`: no figure of a step is cut off."""
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """Computes the loss; in training each process's figures count, also in the last step of a pass."""
         with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)
+
+
+class ChunkedDistillationTrainer(Counted, generating.Completing, DistillationTrainer):
+    """`DistillationTrainer` in chunks."""
 
 
 def build(setup: Setup) -> Trainer:
