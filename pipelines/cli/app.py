@@ -21,6 +21,7 @@ from baton.pipelines.cli import (
     sweep,
     use,
 )
+from baton.pipelines.cli.trust import keys, verifying
 
 app = typer.Typer(
     name="baton",
@@ -30,9 +31,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 data.app.command()(data_show.show)
+checkpoints.app.command()(verifying.verify)
+checkpoints.app.command()(verifying.signature)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(imports.app, name="import")
+app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedule.app, name="schedules")
 app.add_typer(sweep.app, name="sweep")

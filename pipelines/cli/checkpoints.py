@@ -19,14 +19,17 @@ from baton.pipelines.local import results
 app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
 
 Row = TypeVar("Row", results.Listed, results.Verified)
+Chosen = Annotated[
+    str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
+]
 
 
 @app.command("list")
 def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
     """Lists the committed checkpoints of a run."""
     with reported(output):
-        rows = results.list_checkpoints(_existing(run_uri))
-        _answer(output, rows, _listed)
+        rows = results.list_checkpoints(existing(run_uri))
+        answer(output, rows, _listed)
 
 
 @app.command("show")
@@ -37,23 +40,13 @@ def show_checkpoint(
 ) -> None:
     """Shows all that a checkpoint's manifest says."""
     with reported(output):
-        store = CheckpointStore(_existing(run_uri))
+        store = CheckpointStore(existing(run_uri))
         wanted = step if step is not None else max(store.steps(), default=0)
         checkpoint = store.read(wanted)
         if checkpoint is None:
             raise UserError(f"run {run_uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
         document = {"step": wanted, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
         print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
-
-
-@app.command("verify")
-def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
-    """Reads every checkpoint back, compares all hashes, and checks that they continue each other."""
-    with reported(output):
-        rows = results.verify_checkpoints(_existing(run_uri))
-        _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
-        if not all(row["ok"] for row in rows):
-            raise typer.Exit(1)
 
 
 @app.command("prune")
@@ -64,7 +57,7 @@ def prune_checkpoints(
 ) -> None:
     """Removes the checkpoints that the recipe's chunks.keep does not hold."""
     with reported(output):
-        run = _existing(run_uri)
+        run = existing(run_uri)
         store, keep, targets = CheckpointStore(run), run.recipe().chunks.keep, run.plan().targets
         take = retention.removals if dry_run else retention.prune
         rows = retention.summary(take(store, keep, targets=targets))
@@ -79,16 +72,14 @@ def prune_checkpoints(
 
 @app.command("merge")
 def merge_checkpoint(
-    run_uri: Annotated[
-        str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
-    ],
+    run_uri: Chosen,
     folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
     shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
     as_json: Annotated[bool, typer.Option("--json", help="Print one object on standard output.")] = False,
 ) -> None:
     """Writes the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
     with reported(Output.json if as_json else Output.text):
-        made = merging.merge(*_chosen(run_uri), folder, shard_size)
+        made = merging.merge(*chosen(run_uri), folder, shard_size)
         if as_json:
             print_json(made)
         elif made["was_sharded"]:
@@ -97,7 +88,7 @@ def merge_checkpoint(
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
 
 
-def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
+def chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
     """Returns a checkpoint by the run's address and a step after an @, the newest without one.
 
     Raises:
@@ -105,7 +96,7 @@ def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
     """
     uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
-    store = CheckpointStore(_existing(uri if is_step else address))
+    store = CheckpointStore(existing(uri if is_step else address))
     for checkpoint in store.committed():
         if not is_step or checkpoint.step == int(step):
             return store, checkpoint
@@ -115,7 +106,12 @@ def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
     )
 
 
-def _existing(run_uri: str) -> Run:
+def existing(run_uri: str) -> Run:
+    """Opens a run that is there.
+
+    Raises:
+        UserError: it is not.
+    """
     run = Run.open(run_uri)
     run.require("recipe.json")
     return run
@@ -127,7 +123,8 @@ def _listed(row: results.Listed) -> str:
     return row.get("problem") or f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}{note}"
 
 
-def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
+def answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
+    """Prints a line for each checkpoint, or all of them as one object."""
     if output is Output.json:
         print_json({"checkpoints": rows})
         return

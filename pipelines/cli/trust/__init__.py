@@ -1,0 +1,1 @@
+"""Commands by which a stranger need not trust a run: keys, signatures, an audit."""
