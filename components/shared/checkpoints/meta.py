@@ -27,7 +27,7 @@ class Sources(Document):
     data: str = ""
     """Of the document with the digest of the rows."""
     tokens: str = ""
-    """Of the names and SHA-256 of the files of the tokenized rows."""
+    """Of what the run and the manifest of the tokenized rows say of them, the SHA-256 of their files among it."""
     models: str = ""
     code: str = ""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton.components.shared.checkpoints.meta import Sources
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import DamagedError, UserError
 from baton.components.shared.core.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, SplitData, Tokens
 from baton.components.shared.runs.plan import Plan
@@ -47,15 +47,23 @@ def sources_of(run: Run) -> Sources:
     """Returns what a run's checkpoints are made of, as it lies in the store: recipe, plan, rows, tokens, models, code.
 
     Raises:
-        UserError: some of it is not there.
+        DamagedError: some of it is not JSON.
+        UserError: some of it is not there, or a newer Baton wrote it.
     """
+    try:
+        return _sources_of(run)
+    except ValueError as error:
+        raise DamagedError(f"a document of {run.uri} is not JSON: {error}.") from None
+
+
+def _sources_of(run: Run) -> Sources:
     tokens = run.read(Tokens)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(
         recipe=_digest(run.require("recipe.json").get("recipe")),
         plan=_digest(run.get(Plan.NAME)),
         data=_digest(run.get(SplitData.NAME)),
-        tokens=_digest({name: entry["sha256"] for name, entry in manifest.files.items()} if manifest else None),
+        tokens=_digest([run.get(Tokens.NAME), manifest_digest(manifest)] if manifest else None),
         models=_digest(run.get(PinnedModels.NAME)),
         code=_digest(run.get(OwnCode.NAME)),
     )
@@ -119,7 +127,7 @@ def sign(manifest: Manifest, public: PublicKey) -> Bundle:
             f"the run's checkpoints are to be signed by {public.name}…, and {KEY_FILE} holds {signer.public.name}….",
             remedy="Give it the private key that belongs to chunks.signing.public_key.",
         )
-    return signer.sign(_statement(manifest))
+    return signer.sign(statement(manifest))
 
 
 def require_signer(public: PublicKey) -> None:
@@ -158,13 +166,15 @@ def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
     if bundle is None:
         return "it is not signed."
     try:
-        statement = public.open(bundle)
+        is_same = public.open(bundle) == statement(unsigned(manifest))
     except SignatureError as error:
         return error.message
-    return None if statement == _statement(unsigned(manifest)) else "it is not what was signed."
+    except (ValueError, TypeError):  # the digest of a file is none
+        is_same = False
+    return None if is_same else "it is not what was signed."
 
 
-def _statement(manifest: Manifest) -> dict[str, Any]:
+def statement(manifest: Manifest) -> dict[str, Any]:
     """Returns what is signed of a manifest: an in-toto statement as model-signing reads it."""
     resources = [
         {"name": name, "algorithm": "sha256", "digest": entry["sha256"]}

@@ -147,8 +147,11 @@ class Verification:
         objects.problems += bundles.verify(self._storage, self._store.prefix(number), manifest)
         strange = sorted(objects.attempts[manifest.folder] - manifest.files.keys())
         objects.problems += [f"{name}: not in the manifest" for name in strange]
+        if objects.problems:
+            return
         try:
             objects.current = self._store.as_checkpoint(number, manifest)
+            objects.problems += self._store.code(objects.current)
         except BatonError as error:
             objects.problems.append(str(error))
 
@@ -195,7 +198,7 @@ class Verification:
                 manifest = bundles.read_manifest(self._storage, tokens.prefix)
                 problems = bundles.verify(self._storage, tokens.prefix, manifest) if manifest else ["they are gone"]
                 yield from (f"tokens: {problem}" for problem in problems)
-        except BatonError as error:
+        except (BatonError, ValueError) as error:
             yield str(error)
 
     def _notes(self, head: int) -> Iterator[str]:
