@@ -21,7 +21,7 @@ from baton.pipelines.cli import (
     sweep,
     use,
 )
-from baton.pipelines.cli.trust import keys, verifying
+from baton.pipelines.cli.trust import audit, keys, verifying
 
 app = typer.Typer(
     name="baton",
@@ -47,6 +47,7 @@ app.command()(recipes.doctor)
 app.command("compile")(recipes.compile_recipe)
 app.command()(local.run)
 app.command()(prove.prove)
+app.command()(audit.audit)
 app.command()(submit.submit)
 app.command()(kubeflow.status)
 app.command()(kubeflow.cancel)
