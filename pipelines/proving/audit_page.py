@@ -50,7 +50,7 @@ def proven(audit: Audit) -> list[str]:
         f"{count(audit['numbers'], 'number')} in {count(audit['files'], 'file')}, weights and optimizer among them."
     )
     signed = (
-        f"Both checkpoints are signed by the key {audit['signed_by']}…."
+        f"What it began with and what it ended on are signed by the key {audit['signed_by']}."
         if audit["signed_by"]
         else "Whether anybody has signed the checkpoints was not asked (--key)."
     )

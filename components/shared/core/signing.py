@@ -104,10 +104,10 @@ class PublicKey:
         if bundle != (expected := _bundle(payload, signature, self)):
             hint = bundle.get("verificationMaterial", {}) if isinstance(bundle, dict) else {}
             if hint != expected["verificationMaterial"]:
-                raise SignatureError(f"it is signed by another key than {self.name}….")
+                raise SignatureError(f"it is signed by another key than {self.name}.")
             raise SignatureError("its signature's bundle is not in the form in which it was written.")
         if not _verifies(_loaded(base64.b64decode(self.line)), signature, _encoding(payload)):
-            raise SignatureError(f"its signature is not one of the key {self.name}….")
+            raise SignatureError(f"its signature is not one of the key {self.name}.")
         statement: dict[str, Any] = json.loads(payload)
         return statement
 
@@ -208,8 +208,8 @@ def required(line: str, what: str) -> PublicKey:
     wanted, here = PublicKey.parse(line), trusted_here()
     if here and here != wanted:
         raise UserError(
-            f"{what} names the signing key {wanted.name}… (chunks.signing.public_key), and this process was given "
-            f"{here.name}… ({SIGNED_BY}).",
+            f"{what} names the signing key {wanted.name} (chunks.signing.public_key), and this process was given "
+            f"{here.name} ({SIGNED_BY}).",
             remedy="Give it the key that belongs to the recipe. If you have not changed the recipe in the store, find "
             "out who did.",
         )

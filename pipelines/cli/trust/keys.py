@@ -81,6 +81,6 @@ def _tell(output: Output, file: str, public: PublicKey) -> None:
     if output is Output.json:
         print_json({"file": os.path.abspath(file), "public_key": public.line, "name": public.hint})
         return
-    typer.echo(f"public key {public.name}…; in the recipe:")
+    typer.echo(f"public key {public.name}; in the recipe:")
     typer.echo(f"  chunks: {{signing: {{public_key: {public.line}}}}}")
     typer.echo(f"to sign: {KEY_FILE}={os.path.abspath(file.removesuffix('.pub'))}")
