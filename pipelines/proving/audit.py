@@ -15,7 +15,7 @@ from baton.components.shared.core.signing import PublicKey
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.proving.comparing import MAX_TOLD, Comparison, Entry, Value, compare
-from baton.pipelines.proving.replaying import Replay, Stretch, stretch
+from baton.pipelines.proving.replaying import Replay, Stretch, fetch, stretch
 
 
 class Audit(TypedDict):
@@ -87,7 +87,8 @@ def audit(
         if differing:
             return _told(run, chunk, created, began, Comparison(), None, recipe, key, differing)
         again = replay.train()
-        theirs = store.fetch(chunk.after, f"{scratch}/theirs")
+        prefix = store.prefix(chunk.after.step)
+        theirs = fetch(store.storage, prefix, chunk.after.manifest, f"{scratch}/theirs")
         comparison = compare(theirs, replay.folder(again), chunk.start)
         return _told(run, chunk, created, began, comparison, again, recipe, key, [])
 

@@ -6,15 +6,15 @@ Nothing is written to the run's own store.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, DamagedError, UserError
 from baton.components.shared.core.events import Event
 from baton.components.shared.core.patience import through_skips
 from baton.components.shared.core.signing import SIGNED_BY
@@ -25,6 +25,7 @@ from baton.components.shared.runs.documents.training import ForkNote
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run, identity
 from baton.components.shared.store import bundles
+from baton.components.shared.store.bundles import Manifest
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import processes, warm
 from baton.pipelines.local.processes import TRAIN_CHUNK
@@ -157,7 +158,7 @@ class Replay:
         with _unsigned():
             arguments = [self._run.uri, str(self._chunk.index)]
             through_skips(partial(processes.run, TRAIN_CHUNK, arguments, self._on_event, launch))
-        reached = CheckpointStore(self._run).newest()
+            reached = CheckpointStore(self._run).newest()
         if reached is None or reached.step <= self._chunk.start:
             raise BatonError(f"chunk {self._chunk.index} left no checkpoint when it was trained again.")
         return reached
@@ -198,10 +199,32 @@ class Replay:
         if manifest is None:
             raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
         target = Path(self._run.storage.key(prefix))
-        target.mkdir(parents=True, exist_ok=True)
-        bundles.fetch(storage, prefix, manifest, str(target / manifest.folder), in_place=False)
-        name = max(name for name in storage.list(prefix) if name.startswith("manifest"))
-        storage.download(f"{prefix}/{name}", str(target / "manifest.json"))
+        fetch(storage, prefix, manifest, str(target / manifest.folder))
+        (target / "manifest.json").write_bytes(json.dumps(vars(manifest)).encode())
+
+
+def fetch(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:
+    """Downloads a bundle as `bundles.fetch` does, but marks nothing in the store: an audit only reads there.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DamagedError: a file is missing or its SHA-256 differs.
+    """
+    for name, entry in sorted(manifest.files.items()):
+        local = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(local), exist_ok=True)
+        try:
+            digest = storage.download(manifest.path(prefix, name), local, entry["size"])
+        except FileNotFoundError:
+            digest = "missing"
+        if digest != entry["sha256"]:
+            raise DamagedError(
+                f"{storage.uri(manifest.path(prefix, name))} is not what was committed: its SHA-256 is {digest}, "
+                f"committed was {entry['sha256']}."
+            )
+    return folder
 
 
 def _tokens(run: Run) -> object:
@@ -224,8 +247,3 @@ def _unsigned() -> Iterator[None]:
     finally:
         if before is not None:
             os.environ[SIGNED_BY] = before
-
-
-def clear(folder: str) -> None:
-    """Removes a store of its own."""
-    shutil.rmtree(folder, ignore_errors=True)
