@@ -51,11 +51,15 @@ class Planter:
     def __init__(self, run: Run, others: list[Path], stranger: Signer, seed: int) -> None:
         self.run = run
         self.folder = Path(run.storage.key(run.path()))
-        self.data = Path(run.storage.key("data"))
+        self.data = Path(run.storage.key(run.require("tokens.json")["prefix"]))
         self.others = others
         self.stranger = stranger
         self.random = Random(seed)
         self.kept = {path: path.read_bytes() for root in (self.folder, self.data) for path in _files(root)}
+        self.seen = {path: _seen(path) for path in self.kept}
+        manifest = json.loads((self.data / "manifest.json").read_bytes())
+        named = [self.data / manifest["folder"] / name for name in manifest["files"]]
+        self.documents = [*named, self.data / "manifest.json", *(self.folder / name for name in DOCUMENTS)]
         self.steps = sorted(path.name for path in (self.folder / "checkpoints").iterdir())
         self.kinds: list[Callable[[], Planted | None]] = [
             *(self.flip, self.flip, self.flip_in_manifest, self.field, self.field, self.swap, self.remove),
@@ -84,10 +88,10 @@ class Planter:
                 if path not in self.kept:
                     path.unlink()
         for path, data in self.kept.items():
-            if not path.is_file() or path.read_bytes() != data:
+            if not path.is_file() or _seen(path) != self.seen[path]:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)  # its bytes may be another checkpoint's too
-                path.write_bytes(data)
+                _put(path, data)
+                self.seen[path] = _seen(path)
 
     def flip(self) -> Planted:
         """Flips a bit of any file."""
@@ -241,8 +245,7 @@ class Planter:
 
     def document(self) -> Planted:
         """Flips a bit of a document of the run, or of its tokens."""
-        paths = [self.folder / name for name in DOCUMENTS] + [path for path in self.kept if self.data in path.parents]
-        return self._flip(self.random.choice(sorted(paths)), "bit of a document")
+        return self._flip(self.random.choice(self.documents), "bit of a document")
 
     def _flip(self, path: Path, kind: str) -> Planted:
         data = bytearray(path.read_bytes())
@@ -284,8 +287,7 @@ class Planter:
         return self.random.choice(sorted(_files(self._attempt(self._step()))))
 
     def _any(self) -> Path:
-        paths = [path for path in self.kept if self.folder / "checkpoints" in path.parents or self.data in path.parents]
-        return self.random.choice(sorted(paths))
+        return self.random.choice(sorted(path for path in self.kept if self.folder / "checkpoints" in path.parents))
 
 
 def check(run: Run, signer: Signer, planter: Planter, number: int) -> tuple[list[Planted], dict[str, int]]:
@@ -314,6 +316,12 @@ def look(run: Run, signer: Signer, step: int | None = None, digest: str | None =
 
 def _files(root: Path) -> list[Path]:
     return [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
+
+
+def _seen(path: Path) -> tuple[int, int, int]:
+    """Returns what tells that a file was written since: every change here makes a new one."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _put(path: Path, data: bytes) -> None:

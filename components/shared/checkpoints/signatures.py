@@ -30,7 +30,7 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
 def manifest_digest(manifest: Manifest) -> str:
     """Returns the SHA-256 of all that a manifest says, but its signature: what the next checkpoint knows it by."""
-    return hashlib.sha256(as_written(unsigned(manifest))).hexdigest()
+    return _digest(vars(unsigned(manifest)))
 
 
 def as_written(manifest: Manifest) -> bytes:
