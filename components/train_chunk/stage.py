@@ -6,7 +6,6 @@ job of several machines; or this process.
 
 from __future__ import annotations
 
-from baton.components.shared.checkpoints.signatures import require_signer
 from baton.components.shared.core import machine
 from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Preemption
@@ -57,8 +56,7 @@ def run_chunk(
     if trainjob.is_wanted(recipe):
         return trainjob.run(context, scoring)
     machine.require_gpus(recipe.resources.image)
-    if context.store.signed_by:
-        require_signer(context.store.signed_by)  # before hours are trained that nobody may restore
+    context.store.require_signer()  # before hours are trained that nobody may restore
     if recipe.world_size > 1 and not ranks.launched:
         return _launch(context, (run_uri, index, leave_out, context.clock))
     devices.pin(recipe, ranks)

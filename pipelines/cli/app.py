@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from baton.pipelines.cli import (
-    checkpoints,
     data,
     data_show,
     drill,
@@ -19,9 +18,9 @@ from baton.pipelines.cli import (
     schedule,
     submit,
     sweep,
+    trust,
     use,
 )
-from baton.pipelines.cli.trust import audit, keys, verifying
 
 app = typer.Typer(
     name="baton",
@@ -31,12 +30,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 data.app.command()(data_show.show)
-checkpoints.app.command()(verifying.verify)
-checkpoints.app.command()(verifying.signature)
-app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(imports.app, name="import")
-app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedule.app, name="schedules")
 app.add_typer(sweep.app, name="sweep")
@@ -47,7 +42,7 @@ app.command()(recipes.doctor)
 app.command("compile")(recipes.compile_recipe)
 app.command()(local.run)
 app.command()(prove.prove)
-app.command()(audit.audit)
+trust.add_to(app)
 app.command()(submit.submit)
 app.command()(kubeflow.status)
 app.command()(kubeflow.cancel)

@@ -22,7 +22,6 @@ from baton.components.shared.forks import forking
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import ORIGINS, OwnCode, RunHead, Tokens
 from baton.components.shared.runs.documents.training import ForkNote
-from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run, identity
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
@@ -138,7 +137,7 @@ class Replay:
         """Takes the rows, as tokens, from the run's store, every byte compared with what was committed there."""
         theirs = self._theirs.run
         self._run.put(RunHead.NAME, theirs.require(RunHead.NAME) | {"recipe": self._plain(theirs.recipe())})
-        for name in (*forking.CARRIED, Plan.NAME):
+        for name in (*forking.CARRIED, "plan.json"):
             if document := theirs.get(name):
                 self._run.put(name, document)
         tokens, code = theirs.need(Tokens), theirs.read(OwnCode)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +104,25 @@ def require_no_strangers(names: Sequence[str], where: str) -> None:
             f"{where} is refused: {', '.join(names)} was not signed.",
             remedy="Find out who put it there, and remove it.",
         )
+
+
+def signed_meta(
+    run: Run, meta: Mapping[str, Any], manifest: Callable[[Mapping[str, Any]], Manifest], public: PublicKey
+) -> dict[str, Any]:
+    """Returns what a manifest says besides its files, with what they were made of and a signature.
+
+    Args:
+        run: The run.
+        meta: The rest; of a fork's first checkpoint it has its parent's signature.
+        manifest: Returns the manifest that says so.
+        public: The key that the run asks for.
+
+    Raises:
+        UserError: this process cannot sign for it.
+    """
+    stated = {name: value for name, value in meta.items() if name != SIGNATURE}
+    stated["sources"] = sources_of(run).to_json()
+    return {**stated, SIGNATURE: sign(manifest(stated), public)}
 
 
 def sign(manifest: Manifest, public: PublicKey) -> Bundle:

@@ -14,11 +14,10 @@ from typing import Any
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
 from baton.components.shared.checkpoints.signatures import (
-    SIGNATURE,
     require_no_strangers,
     require_signed,
-    sign,
-    sources_of,
+    require_signer,
+    signed_meta,
 )
 from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.core.scratch import scratch_folder
@@ -91,11 +90,7 @@ class CheckpointStore:
 
     @classmethod
     def of(cls, run: Run, recipe: Recipe) -> CheckpointStore:
-        """Returns the checkpoints of a run whose recipe may ask for signatures.
-
-        Raises:
-            UserError: it asks for another key's than this process was given.
-        """
+        """Returns the checkpoints of a run whose recipe may ask for signatures; see `signing.required`."""
         signing = recipe.chunks.signing
         return cls(run, required(signing.public_key, f"run {run.name!r}") if signing else None)
 
@@ -187,12 +182,14 @@ class CheckpointStore:
         # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            # Of a fork's first checkpoint both are its parent's.
-            stated.pop(SIGNATURE, None)
-            stated["sources"] = sources_of(self.run).to_json()
-            stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
+            stated = signed_meta(self.run, stated, writer.manifest, self.signed_by)
         manifest, ours = writer.commit(stated)
         return self._checked(step, manifest), ours
+
+    def require_signer(self) -> None:
+        """Checks that this process can sign, where signatures are asked for; see `signatures.require_signer`."""
+        if self.signed_by:
+            require_signer(self.signed_by)
 
     def fetch(
         self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
@@ -284,9 +281,9 @@ class CheckpointStore:
             require_signed(manifest, self.signed_by, f"the checkpoint of step {step} in {where}")
         stated = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
         if stated != ("checkpoint", self.run.name, step):
-            problem = f"{where}: its manifest says {stated}, not this run's."
             # One that is signed and lies elsewhere was put there.
-            raise SignatureError(problem, remedy="Remove it.") if self.signed_by else DamagedError(problem)
+            kind = SignatureError if self.signed_by else DamagedError
+            raise kind(f"{where}: its manifest says {stated}, not this run's.")
         return self.as_checkpoint(step, manifest)
 
     def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
