@@ -83,8 +83,9 @@ def audit(
     chunk = stretch(store, index)
     with scratch_folder("audit") as scratch:
         replay = Replay(store, chunk, f"{scratch}/store", on_event)
-        differing = replay.make_data(recipe) if recipe else replay.copy_data() or []
-        if differing:
+        if recipe is None:
+            replay.copy_data()
+        elif differing := replay.make_data(recipe):
             return _told(run, chunk, created, began, Comparison(), None, recipe, key, differing)
         again = replay.train()
         prefix = store.prefix(chunk.after.step)

@@ -30,8 +30,8 @@ SETTINGS = (
 TARGETS = (3, 6, 9)
 
 
-def _chunk(run: Run, index: int, *arguments: str) -> None:
-    processes.run(processes.TRAIN_CHUNK, [run.uri, str(index), *arguments], print, warm.launcher())
+def _chunk(run: Run, index: int) -> None:
+    processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, warm.launcher())
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +114,13 @@ def _with_chunk_2_of(dishonest: Run, run: Run) -> None:
     shutil.copytree(path.parent, target)
 
 
-def _train_chunk_2(run: Run, *arguments: str) -> None:
-    """Trains chunk 2 anew by what the run's documents say now."""
+def _begin_chunk_2(run: Run) -> None:
+    """Puts a run back to where chunk 2 began, by what its documents say now."""
     for step in TARGETS[1:]:
         shutil.rmtree(_manifest(run, step)[0].parent)
     path, document = _manifest(run, TARGETS[0])
     document["meta"]["identity"] = state_identity(run, run.resolved_recipe(), run.plan())
     _rewrite(path, document)
-    _chunk(run, 2, *arguments)
 
 
 def _losses(run: Run) -> dict[int, float]:
@@ -168,10 +167,14 @@ def test_the_first_chunk_begins_with_the_base(honest: Run, tmp_path: Path) -> No
     assert "at the run&#39;s start" in page
 
 
-def test_another_learning_rate_shows_where_it_is_used_first(copied: Callable[[str], Run], tmp_path: Path) -> None:
+def test_another_learning_rate_shows_where_it_is_used_first(
+    copied: Callable[[str], Run], legs: Any, tmp_path: Path
+) -> None:
     dishonest, run = copied("dishonest"), copied("run")
     # The schedule begins anew in the middle of the run: each step of the chunk has another rate than the recipe's.
-    _train_chunk_2(dishonest, "--leave-out", "scheduler")
+    _begin_chunk_2(dishonest)
+    code, printed = legs.leg(legs.chunk, dishonest.uri, 2, ("scheduler",))
+    assert code == 0, printed
     ours, theirs = _losses(run), _losses(dishonest)
     unlike = [step for step in ours if ours[step] != theirs[step]]
     assert unlike
@@ -237,7 +240,8 @@ def test_a_row_that_was_changed_shows_in_the_step_it_is_part_of(copied: Callable
     data = file.read_bytes()
     document["files"][name] |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     _rewrite(path, document)
-    _train_chunk_2(dishonest)
+    _begin_chunk_2(dishonest)
+    _chunk(dishonest, 2)
     ours, theirs = _losses(run), _losses(dishonest)
     unlike = [step for step in ours if ours[step] != theirs[step]]
     assert unlike  # the row is part of the chunk
