@@ -236,8 +236,6 @@ class CheckpointStore:
     def code(self, checkpoint: Checkpoint) -> list[str]:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `pickles.code_in`."""
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
-        if self.storage.is_local:
-            return code_in(self.storage.key(manifest.path(prefix)))
         with scratch_folder("pickles") as folder:
             for name in manifest.files:
                 if may_be_pickle(name):

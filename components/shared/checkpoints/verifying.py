@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
+from baton.components.shared.checkpoints.pickles import code_in
 from baton.components.shared.checkpoints.signatures import (
     as_written,
     changed_sources,
@@ -151,9 +152,15 @@ class Verification:
             return
         try:
             objects.current = self._store.as_checkpoint(number, manifest)
-            objects.problems += self._store.code(objects.current)
+            objects.problems += self._code(objects.current)
         except BatonError as error:
             objects.problems.append(str(error))
+
+    def _code(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns a line for each pickle of a checkpoint that holds code, where its files are those of its manifest."""
+        if self._storage.is_local:
+            return code_in(self._storage.key(checkpoint.manifest.path(self._store.prefix(checkpoint.step))))
+        return self._store.code(checkpoint)
 
     def _of_manifest(self, number: int, manifest: Manifest, data: bytes) -> str | None:
         if problem := signature_problem(manifest, self._public):
