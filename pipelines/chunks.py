@@ -34,6 +34,7 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
         resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+        resources.with_signatures(task, recipe)
         if compute:
             resources.on_compute_pod(task, recipe)
         return task

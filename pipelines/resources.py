@@ -5,8 +5,10 @@ from __future__ import annotations
 from kfp import kubernetes
 from kfp.dsl import PipelineConfig, PipelineTask
 
+from baton.components.shared.core.signing import KEY_FILE, SIGNED_BY
 from baton.components.shared.recipe import Recipe, Resources
 from baton.components.shared.recipe.base import seconds
+from baton.components.shared.recipe.chunks import SIGNING_FOLDER
 from baton.components.shared.runs.links import KUBEFLOW_RUN
 
 BACKOFF_LIMIT = "24h"
@@ -98,13 +100,24 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Gives a train-chunk the name of the node that it watches, and the port at which Prometheus finds its figures."""
+    """Gives a train-chunk the name of the node that it watches, the port at which Prometheus finds its figures, and the
+    key that it signs with."""
+    signing = recipe.chunks.signing
+    if signing and signing.secret:
+        kubernetes.use_secret_as_volume(task, signing.secret.partition("/")[0], mount_path=SIGNING_FOLDER)
+        task.set_env_variable(KEY_FILE, signing.key_file)
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
     port = recipe.tracking.prometheus_port
     if port and recipe.max_nodes == 1:
         kubernetes.add_pod_annotation(task, "prometheus.io/scrape", "true")
         kubernetes.add_pod_annotation(task, "prometheus.io/port", str(port))
+
+
+def with_signatures(task: PipelineTask, recipe: Recipe) -> None:
+    """Tells a stage whose signature to ask for: from the pipeline, which who writes to the store cannot change."""
+    if recipe.chunks.signing:
+        task.set_env_variable(SIGNED_BY, recipe.chunks.signing.public_key)
 
 
 def _whole_seconds(time: str | None) -> int | None:

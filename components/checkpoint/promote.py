@@ -55,7 +55,8 @@ def promote(run_uri: str, index: int) -> ProofPart | None:
 def promote_in(run: Run, index: int) -> ProofPart | None:
     """Does what `promote` does, in a run that is open."""
     started = time.time()
-    store, plan, recipe = CheckpointStore(run), run.plan(), run.recipe()
+    plan, recipe = run.plan(), run.recipe()
+    store = CheckpointStore.of(run, recipe)
     attempts = run.attempts(index)
     is_last = index >= plan.slots(recipe.chunks.spare)
     if (before := _gone_since(run, store, index, plan.target(index), is_last=is_last)) is not None:

@@ -63,7 +63,7 @@ class TrainContext:
             run=run,
             recipe=recipe,
             plan=plan,
-            store=CheckpointStore(run),
+            store=CheckpointStore.of(run, recipe),
             index=index,
             target=plan.target(index),
             identity=state_identity(run, recipe, plan),

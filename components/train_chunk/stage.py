@@ -56,6 +56,7 @@ def run_chunk(
     if trainjob.is_wanted(recipe):
         return trainjob.run(context, scoring)
     machine.require_gpus(recipe.resources.image)
+    context.store.require_signer()  # before hours are trained that nobody may restore
     if recipe.world_size > 1 and not ranks.launched:
         return _launch(context, (run_uri, index, leave_out, context.clock))
     devices.pin(recipe, ranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from baton.pipelines.cli import (
-    checkpoints,
     data,
     drill,
     imports,
@@ -19,6 +18,7 @@ from baton.pipelines.cli import (
     runs,
     schedule,
     sweep,
+    trust,
     use,
 )
 
@@ -29,7 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(imports.app, name="import")
 app.add_typer(recipes.app, name="recipes")
@@ -45,6 +44,7 @@ app.command("compile")(recipes.compile_recipe)
 app.command()(local.run)
 app.command()(prove.prove)
 kubeflow.add_to(app)
+trust.add_to(app)
 app.command()(drill.drill)
 app.command()(use.generate)
 app.command()(use.serve)

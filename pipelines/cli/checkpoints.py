@@ -12,20 +12,24 @@ import typer
 from baton.components.shared.checkpoints import merging, retention
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import UserError
-from baton.pipelines.api.checkpoints import checkpoints, chosen, chunks_of, existing
+from baton.pipelines.api.checkpoints import checkpoints, chunks_of, existing
+from baton.pipelines.api.checkpoints import chosen as of_step
 from baton.pipelines.cli.options import Output, OutputOption, RunUri, as_json, print_json, reported
 from baton.pipelines.local import results
 
 app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
 
 Row = TypeVar("Row", results.Listed, results.Verified)
+Chosen = Annotated[
+    str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
+]
 
 
 @app.command("list")
 def list_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
     """Lists the committed checkpoints of a run."""
     with reported(output):
-        _answer(output, list(checkpoints(run_uri)), _listed)
+        answer(output, list(checkpoints(run_uri)), _listed)
 
 
 @app.command("show")
@@ -37,19 +41,9 @@ def show_checkpoint(
     """Shows all that a checkpoint's manifest says."""
     with reported(output):
         store = CheckpointStore(existing(run_uri))
-        checkpoint = chosen(store, step)
+        checkpoint = of_step(store, step)
         document = {"step": checkpoint.step, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
         print_json(document) if output is Output.json else typer.echo(json.dumps(document, indent=2))
-
-
-@app.command("verify")
-def verify_checkpoints(run_uri: RunUri, output: OutputOption = Output.text) -> None:
-    """Reads every checkpoint back, compares all hashes, and checks that they continue each other."""
-    with reported(output):
-        rows = checkpoints(run_uri).verify()
-        _answer(output, rows, lambda row: "whole" if row["ok"] else f"DAMAGED: {'; '.join(row['problems'])}")
-        if not all(row["ok"] for row in rows):
-            raise typer.Exit(1)
 
 
 @app.command("prune")
@@ -75,15 +69,13 @@ def prune_checkpoints(
 
 @app.command("merge")
 def merge_checkpoint(
-    run_uri: Annotated[
-        str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
-    ],
+    run_uri: Chosen,
     folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
     shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
 ) -> None:
     """Writes the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
     with reported():
-        made = merging.merge(*_chosen(run_uri), folder, shard_size)
+        made = merging.merge(*chosen(run_uri), folder, shard_size)
         if as_json():
             print_json(made)
         elif made["was_sharded"]:
@@ -92,7 +84,7 @@ def merge_checkpoint(
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
 
 
-def _chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
+def chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
     """Returns a checkpoint by the run's address and a step after an @, the newest without one.
 
     Raises:
@@ -116,7 +108,8 @@ def _listed(row: results.Listed) -> str:
     return row.get("problem") or f"{row['digest'][:16]}  {row['bytes'] / 1e6:8.1f} MB  {row['uri']}{note}"
 
 
-def _answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
+def answer(output: Output, rows: list[Row], line: Callable[[Row], str]) -> None:
+    """Prints a line for each checkpoint, or all of them as one object."""
     if output is Output.json:
         print_json({"checkpoints": rows})
         return

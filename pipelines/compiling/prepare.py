@@ -14,7 +14,7 @@ from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_f
 from baton.components.shared.recipe.data import OLDER
 from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering
+from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering, signed
 from baton.pipelines.compiling.origin import Origin
 from baton.pipelines.compiling.profiles import Document
 
@@ -204,7 +204,12 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
 
 
 def for_cluster(recipe: Recipe) -> Recipe:
-    """Returns the recipe for pods: tracking in a local database is turned off."""
+    """Returns the recipe for pods: tracking in a local database is turned off.
+
+    Raises:
+        UserError: its checkpoints are signed, and no Secret has the key.
+    """
+    signed.require_secret(recipe)
     document = recipe.model_dump(mode="json")
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
         document["tracking"]["mlflow"] = None

@@ -17,7 +17,7 @@ from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Error, Event
 from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.recipe import Recipe, extras
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import prepare, signed
 from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.local import warm
 from baton.pipelines.local.processes import MadeAnew, error_of
@@ -50,10 +50,11 @@ def run_recipe(
 
     Raises:
         UserError: containers cannot be had, the recipe's model cannot be made, a package that it needs is not
-            installed, or it takes several machines.
+            installed, it takes several machines, or this one has not the key to sign with.
         BatonError: a stage failed, with the message that the stage gave.
     """
     require_one_machine(recipe)
+    recipe = signed.here(recipe)
     if not containers:
         for part in recipe.phase_recipes() or [recipe]:
             zero.require_package(part)
@@ -62,7 +63,7 @@ def run_recipe(
     prepare.check_model(recipe)
     # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
     at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
-    with packaged(at_once, "pipeline", pipeline) as package:
+    with packaged(at_once, "pipeline", pipeline) as package, _environment(**signed.environment(recipe)):
         run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
 
 

@@ -15,6 +15,21 @@ class Parent(Document):
 
     step: int
     digest: str
+    manifest: str = ""
+    """SHA-256 of its manifest, where that is signed; see `signatures.manifest_digest`."""
+
+
+class Sources(Document):
+    """SHA-256 of what the state was made of, in a checkpoint that is signed."""
+
+    recipe: str = ""
+    plan: str = ""
+    data: str = ""
+    """Of the document with the digest of the rows."""
+    tokens: str = ""
+    """Of what the run and the manifest of the tokenized rows say of them, the SHA-256 of their files among it."""
+    models: str = ""
+    code: str = ""
 
 
 class Restoration(Document):
@@ -59,5 +74,7 @@ class CheckpointMeta(Document):
     forked_from: Origin | None = None
     skips: list[int] = Field(default_factory=list)
     """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
+    sources: Sources | None = None
+    """What it was made of, where it is signed."""
     made: Made = Made()
     """What it was written with."""

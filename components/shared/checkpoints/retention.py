@@ -233,6 +233,9 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
     # Also the run's last, which evaluation and export read, and the newest that was read back: what is newer may yet
     # turn out damaged.
     staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
+    if keep.audit:
+        # From each of them its chunk's successor can be trained again, and its own be compared.
+        staying |= {*targets} & whole.keys()
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
     if keep.best:

@@ -9,11 +9,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
+from baton.components.shared.checkpoints.signatures import (
+    require_no_strangers,
+    require_signed,
+    require_signer,
+    signed_meta,
+)
 from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.core.scratch import scratch_folder
+from baton.components.shared.core.signing import PublicKey, SignatureError, required, trusted_here
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.training import Promoted, ProofPart
 from baton.components.shared.runs.formats import OF_CHECKPOINT
 from baton.components.shared.runs.run import Run
@@ -66,11 +75,24 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, `runs/<run>/checkpoints/step-NNNNNNNN/`."""
+    """The checkpoints of one run, `runs/<run>/checkpoints/step-NNNNNNNN/`.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: The run.
+        signed_by: Key whose signature they must have, and by which new ones are signed; when left out, the one that
+            this process was given, if it was.
+    """
+
+    def __init__(self, run: Run, signed_by: PublicKey | None = None) -> None:
         self.run = run
         self.storage = run.storage
+        self.signed_by = signed_by or trusted_here()
+
+    @classmethod
+    def of(cls, run: Run, recipe: Recipe) -> CheckpointStore:
+        """Returns the checkpoints of a run whose recipe may ask for signatures; see `signing.required`."""
+        signing = recipe.chunks.signing
+        return cls(run, required(signing.public_key, f"run {run.name!r}") if signing else None)
 
     def prefix(self, step: int) -> str:
         """Returns where the checkpoint of a step lies in the store."""
@@ -158,15 +180,30 @@ class CheckpointStore:
     def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
         """Commits what was sent; see `bundles.BundleWriter.commit`."""
         # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
-        manifest, ours = writer.commit({**meta.to_json(), "run": self.run.name, "step": step})
+        stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
+        if self.signed_by:
+            stated = signed_meta(self.run, stated, writer.manifest, self.signed_by)
+        manifest, ours = writer.commit(stated)
         return self._checked(step, manifest), ours
+
+    def require_signer(self) -> None:
+        """Checks that this process can sign, where signatures are asked for; see `signatures.require_signer`."""
+        if self.signed_by:
+            require_signer(self.signed_by)
 
     def fetch(
         self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
     ) -> str:
         """Downloads a checkpoint, every byte checked; see `bundles.fetch`."""
         prefix = self.prefix(checkpoint.step)
+        if self.signed_by:
+            require_no_strangers(self.strangers(checkpoint), self.uri(checkpoint))
         return bundles.fetch(self.storage, prefix, checkpoint.manifest, local_dir, cache, names)
+
+    def strangers(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the files in a checkpoint's folder that its manifest does not name."""
+        present = self.storage.find(checkpoint.manifest.path(self.prefix(checkpoint.step)))
+        return sorted(present.keys() - checkpoint.manifest.files.keys())
 
     def verify(self, checkpoint: Checkpoint) -> list[str]:
         """Reads a checkpoint back; see `bundles.verify`."""
@@ -229,17 +266,32 @@ class CheckpointStore:
         return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
-        """Returns a manifest with its meta read.
+        """Returns a manifest that was found, with its meta read.
 
         Raises:
             DamagedError: it belongs to another run or step, or is not that of a checkpoint.
+            SignatureError: nobody signed it whose signature is asked for. It is never passed over: whoever may write to
+                the store would decide where the run goes on.
             FormatError: a newer Baton wrote it.
         """
         where = self.storage.uri(self.prefix(step))
+        if self.signed_by:
+            require_signed(manifest, self.signed_by, f"the checkpoint of step {step} in {where}")
         stated = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
         if stated != ("checkpoint", self.run.name, step):
-            raise DamagedError(f"{where}: its manifest says {stated}, not this run's.")
-        meta = CheckpointMeta.read(manifest.meta, where)
+            # One that is signed and lies elsewhere was put there.
+            kind = SignatureError if self.signed_by else DamagedError
+            raise kind(f"{where}: its manifest says {stated}, not this run's.")
+        return self.as_checkpoint(step, manifest)
+
+    def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
+        """Returns a manifest with its meta read.
+
+        Raises:
+            DamagedError: it is not that of a checkpoint.
+            FormatError: a newer Baton wrote it.
+        """
+        meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
         # Refused to every reader: one that is passed over as damaged would be written anew, and retention take others.
         meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")
         return Checkpoint(step, manifest, meta)

@@ -95,7 +95,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     after = recipe_file.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
     changed = fork_rules.require_warm(before, after) if warm else fork_rules.require_cold(before, after)
-    store = CheckpointStore(parent)
+    store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
     fork_rules.require_continued(parent, checkpoint, warm=warm)
     step, digest = checkpoint.step, checkpoint.digest
@@ -207,7 +207,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     if ORIGINS in parent.storage.list(parent.path()):
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
     run.write_once(plan)
-    store = CheckpointStore(run)
+    store = CheckpointStore.of(run, recipe)
     step = start.checkpoint.step
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile

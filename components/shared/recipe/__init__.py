@@ -7,7 +7,7 @@ those between them.
 
 from baton.components.shared.recipe.adapter import Adapter
 from baton.components.shared.recipe.base import Name, Quantity, Section
-from baton.components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Keep, Preemption, Store
+from baton.components.shared.recipe.chunks import MAX_CHUNKS, Chunks, Keep, Preemption, Signing, Store
 from baton.components.shared.recipe.data import COLUMNS, Data, Source, Split
 from baton.components.shared.recipe.evaluation import GATE, Evaluation, Tasks
 from baton.components.shared.recipe.export import GGUF, ONNX, Export, Hub, KServe
@@ -92,6 +92,7 @@ __all__ = [
     "Router",
     "Search",
     "Section",
+    "Signing",
     "Source",
     "Split",
     "Store",

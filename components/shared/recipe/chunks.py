@@ -6,10 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from baton.components.shared.core.signing import PublicKey
 from baton.components.shared.recipe.base import DURATION, Positive, Quantity, Section, duration, near_duration, seconds
 
 CONTINUOUS = "continuous"
 """Word for checkpoints of which one is always on its way."""
+SIGNING_FOLDER = "/var/run/baton-signing"
+"""Where pods have the Secret with the private key."""
 MAX_CHUNKS = 100
 """A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""
 
@@ -23,6 +26,28 @@ class Keep(Section):
     """Those with the lowest evaluation loss, where `evaluation.every` or `per_epoch` measures it."""
     every: Positive | None = None
     """Those whose step is a multiple of this."""
+    audit: bool = False
+    """The last one of each chunk, from which anybody can train any chunk again: see `baton audit`."""
+
+
+class Signing(Section):
+    """Whose signature the checkpoints of a run must have. A chunk signs its own and restores no other."""
+
+    public_key: str
+    """The public key in one line, as `baton keys new FILE` prints it, or the text of a PEM file; Ed25519 or ECDSA on
+    P-256. The private key is in the file that `BATON_SIGNING_KEY_FILE` names, and never in a recipe."""
+    secret: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")] | None = None
+    """On a cluster, the Secret with the private key, as `secret/key`: it is mounted into the chunks' pods."""
+
+    @field_validator("public_key")
+    @classmethod
+    def _one_line(cls, value: str) -> str:
+        return PublicKey.parse(value).line
+
+    @property
+    def key_file(self) -> str:
+        """Path of the private key in a pod."""
+        return f"{SIGNING_FOLDER}/{(self.secret or '').partition('/')[2]}"
 
 
 class Preemption(Section):
@@ -64,6 +89,8 @@ class Chunks(Section):
     before the one on its way has arrived is taken when it has."""
     keep: Keep = Keep()
     """Which checkpoints stay."""
+    signing: Signing | None = None
+    """Sign checkpoints, and resume from none that is not signed: see [signing.md](signing.md)."""
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
     """How long training continues while the store takes no checkpoint; then the chunk fails."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2

@@ -121,7 +121,7 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
         return None
     path = f"{prefix}/{manifest_name(generation)}"
     try:
-        manifest = _parsed(storage.read(path), storage.uri(path))
+        manifest = parsed(storage.read(path), storage.uri(path))
     except FileNotFoundError:  # retention took it between the listing and this
         return None
     # Before the mark of damage: what retention is removing is absent, and no error.
@@ -138,7 +138,13 @@ def _highest(names: Sequence[str]) -> int:
     return max((int(match[1] or 1) for match in matches if match), default=0)
 
 
-def _parsed(data: bytes, where: str) -> Manifest:
+def parsed(data: bytes, where: str) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        DamagedError: it is none, or names files outside its folder.
+        FormatError: a newer Baton wrote it.
+    """
     try:
         document = json.loads(data)
         version = document["version"]

@@ -105,6 +105,10 @@ class BundleWriter:
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}"
 
+    def manifest(self, meta: Mapping[str, object]) -> Manifest:
+        """Returns what `commit` would write."""
+        return Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
+
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
         """Writes the manifest, unless another writer was first.
 
@@ -114,7 +118,7 @@ class BundleWriter:
         Raises:
             UnavailableError: other writers come and go, and none of their manifests stays.
         """
-        manifest = Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
+        manifest = self.manifest(meta)
         data = json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
         for attempt in range(ROUNDS):
             # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers

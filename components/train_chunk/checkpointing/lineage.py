@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
+from baton.components.shared.checkpoints.signatures import manifest_digest
 from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.runs.documents.training import Transfer, Work
@@ -77,7 +78,7 @@ class Lineage:
         meta = CheckpointMeta(
             digest=digest,
             state=capture.digests,
-            parent=Parent(step=parent.step, digest=parent.digest) if parent else None,
+            parent=self._as_parent(parent) if parent else None,
             chain=hashlib.sha256(f"{parent.meta.chain if parent else ''}{digest}".encode()).hexdigest(),
             restored=Restoration(
                 step=self.start_step, checked=capture.checked or None, level=self._level, skipped=self._skipped
@@ -94,3 +95,10 @@ class Lineage:
             made=Made.here(OF_CHECKPOINT),
         )
         return meta.model_copy(update={"skips": list(capture.skips)}) if capture.skips else meta
+
+    def _as_parent(self, parent: Checkpoint) -> Parent:
+        """Returns what a checkpoint knows its parent by: where they are signed, by all that its manifest says."""
+        known = Parent(step=parent.step, digest=parent.digest)
+        if self._context.store.signed_by is None:
+            return known
+        return known.model_copy(update={"manifest": manifest_digest(parent.manifest)})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in
+from baton.components.shared.checkpoints.signatures import require_same_sources
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import DamagedError, ExactnessError
@@ -121,6 +122,7 @@ class Restorer:
         Raises:
             ExactnessError: a checkpoint was made from something else.
             FormatError: it was made with what this Baton does not continue.
+            SignatureError: it must be signed, and is not; or tokens are not those that it was signed with.
         """
         restored = None
         for _ in range(TRIES):
@@ -148,6 +150,8 @@ class Restorer:
                     f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
                     remedy="Start a run under another name.",
                 )
+            if self._store.signed_by:
+                require_same_sources(self._store.run, checkpoint.meta.sources, checkpoint.step)
             try:
                 folder = self._store.fetch(checkpoint, self._place(checkpoint), self._cache)
             except DamagedError as error:

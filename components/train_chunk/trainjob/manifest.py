@@ -7,8 +7,10 @@ import json
 import os
 from dataclasses import dataclass
 
+from baton.components.shared.core.signing import KEY_FILE, SIGNED_BY
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.base import seconds
+from baton.components.shared.recipe.chunks import SIGNING_FOLDER
 from baton.components.shared.runs import servers
 from baton.components.shared.runs.links import KUBEFLOW_RUN, kubeflow_run
 from baton.components.train_chunk.trainjob.objects import EnvironmentVariable, JobSpec, OwnerReference, TrainJob
@@ -135,6 +137,12 @@ def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     for secret, variables in recipe.resources.secrets:
         for key, variable in variables.items():
             environment.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    signing = recipe.chunks.signing
+    # The chunk's pod has it from the pipeline; the recipe comes from the store, where somebody may have changed it.
+    if signed_by := os.environ.get(SIGNED_BY) or (signing.public_key if signing else None):
+        environment.append({"name": SIGNED_BY, "value": signed_by})
+    if signing and signing.secret:
+        environment.append({"name": KEY_FILE, "value": signing.key_file})
     if recipe.chunks.preemption.node_taints:
         environment.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     return environment
@@ -151,6 +159,9 @@ def _pod(recipe: Recipe) -> dict[str, object]:
     if resources.cache_claim and recipe.store.cache_dir:
         volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": resources.cache_claim}})
         mounts.append({"name": "cache", "mountPath": recipe.store.cache_dir})
+    if recipe.chunks.signing and recipe.chunks.signing.secret:
+        volumes.append({"name": "signing", "secret": {"secretName": recipe.chunks.signing.secret.partition("/")[0]}})
+        mounts.append({"name": "signing", "mountPath": SIGNING_FOLDER})
     port = recipe.tracking.prometheus_port
     capacity = {"baton/capacity": resources.capacity} if resources.capacity else {}
     pod_security = {"seccompProfile": {"type": "RuntimeDefault"}}
