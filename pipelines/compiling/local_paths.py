@@ -1,12 +1,15 @@
-"""Models and code that a recipe names by paths on this machine."""
+"""Models, rows and code that a recipe names by paths on this machine."""
 
 from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.near import near_path
+from baton.components.shared.recipe import Recipe
+from baton.components.shared.store import sources
 
 LIKE_A_PATH = 0.8
 """Likeness from which a hub id is taken for the path of a folder with a letter wrong."""
@@ -39,6 +42,15 @@ def model(base: str, base_dir: str, setting: str = "model.base", *, revision: st
     if not setting.startswith("evaluation."):  # where no revision could say that a hub id is meant
         _refuse_near(base, (base_dir, os.getcwd()), setting, revision)
     return None
+
+
+def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
+    """Returns the sources as a recipe has them, local paths made absolute."""
+    resolved: list[str | dict[str, Any]] = []
+    for entry, source in zip(recipe.data.source, recipe.data.sources, strict=True):
+        uri = sources.resolve(source.uri, base_dir=base_dir)
+        resolved.append(uri if isinstance(entry, str) else {**entry.model_dump(mode="json"), "uri": uri})
+    return resolved
 
 
 def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: str | None) -> None:

@@ -12,7 +12,6 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, exportable, loading, own_tokenizer
 from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_file
 from baton.components.shared.recipe.data import OLDER
-from baton.components.shared.store import sources
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering, signed
 from baton.pipelines.compiling.origin import Origin
@@ -96,9 +95,9 @@ def localise(recipe: Recipe, path: str | Origin) -> Recipe:
     base_dir = path.folder if isinstance(path, Origin) else os.path.dirname(os.path.abspath(path))
     document: Document = recipe.model_dump(mode="json")
     if not recipe.phases:
-        document["data"]["source"] = _sources(recipe, base_dir)
+        document["data"]["source"] = local_paths.data_sources(recipe, base_dir)
     for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
-        phase["data"]["source"] = _sources(part, base_dir)
+        phase["data"]["source"] = local_paths.data_sources(part, base_dir)
         if part.hooks.source:
             phase["hooks"]["source"] = local_paths.code(part.hooks.source, base_dir)
     if "://" not in recipe.store.uri:
@@ -237,15 +236,6 @@ def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
 def new_run_name(recipe: Recipe) -> str:
     """Returns a name for a new run: the recipe's and the time."""
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
-
-
-def _sources(recipe: Recipe, base_dir: str) -> list[str | Document]:
-    """Returns the sources as a recipe has them, local paths made absolute."""
-    resolved: list[str | Document] = []
-    for entry, source in zip(recipe.data.source, recipe.data.sources, strict=True):
-        uri = sources.resolve(source.uri, base_dir=base_dir)
-        resolved.append(uri if isinstance(entry, str) else {**entry.model_dump(mode="json"), "uri": uri})
-    return resolved
 
 
 def _template(template: str, base_dir: str) -> str:

@@ -106,7 +106,8 @@ def _kernels() -> dict[str, Any]:
     """Returns the versions of what a GPU computes with besides torch's own kernels."""
     import torch
 
-    found: dict[str, Any] = {"cudnn": torch.backends.cudnn.version()}
+    cudnn: Any = torch.backends.cudnn  # carries no types
+    found: dict[str, Any] = {"cudnn": cudnn.version()}
     for name in KERNELS:
         with contextlib.suppress(PackageNotFoundError):
             found[name.replace("-", "_")] = version(name)

@@ -60,8 +60,7 @@ def parse(
         UserError: the text is not YAML, or an override is malformed.
     """
     try:
-        is_text = isinstance(source, str)
-        document = yaml.load(source, yaml_text.Loader) if is_text else copy.deepcopy(dict(source))
+        document = yaml.load(source, yaml_text.Loader) if isinstance(source, str) else copy.deepcopy(dict(source))
     except yaml.YAMLError as error:
         raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(str(source), error)}") from None
     if document is None:

@@ -13,6 +13,7 @@ from baton.components.train_chunk.checkpointing.lineage import Lineage
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.pace import Pace
 from baton.components.train_chunk.checkpointing.restore import Restored
+from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.reporting import observers
 from baton.components.train_chunk.reporting.accounting import Accounting
 from baton.components.train_chunk.reporting.cadence import EvaluationsPerEpoch
@@ -74,16 +75,13 @@ def attach(
     report: LiveReport | None = None
     if context.ranks.is_first:
         lineage = Lineage(context, restored, level, skipped)
-        progress = ProgressNotes(context.run, context.index)
-        work = restored.meta.work if restored else Work()
-        lost, restarts = progress.lost(lineage.start_step), context.run.num_restarts()
-        accounting = Accounting(context.clock, progress, work, lost, restarts)
+        accounting = _accounting(context, restored, lineage.start_step)
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
         if reports:
-            folder = services.staging.folder(0)
-            report = observers.attach(context, trainer, folder, lead.live, newest=lambda: lineage.parent)
+            folder, newest = services.staging.folder(0), lambda: lineage.parent
+            report = observers.attach(context, trainer, folder, lead.live, newest=newest)
     manager = lead or CollectiveCheckpointManager(services)
     schedule = Schedule(
         target=context.target,
@@ -96,3 +94,10 @@ def attach(
     )
     callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)
     return Assembly(callback, manager, lead, report)
+
+
+def _accounting(context: TrainContext, restored: Restored | None, start_step: int) -> Accounting:
+    """Returns what counts a chunk's work, from where those before have brought the run."""
+    progress = ProgressNotes(context.run, context.index)
+    work = restored.meta.work if restored else Work()
+    return Accounting(context.clock, progress, work, progress.lost(start_step), context.run.num_restarts())
