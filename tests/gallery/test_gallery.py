@@ -16,8 +16,6 @@ from tests.gallery import page, recipes, twins
 ROOT = Path(__file__).parents[2]
 BATON = str(Path(sys.executable).parent / "baton")
 NAMES = [path.stem for path in recipes.PATHS]
-QUICK = ("qwen3-sft", "smollm2-phases", "smollm2-pretrain")
-"""Whose estimates `make test` looks at."""
 GATED = ("meta-llama/", "google/gemma", "mistralai/")
 """What models are called that may ask for a token."""
 
@@ -113,17 +111,14 @@ def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == page.page(memory), "run `make docs`"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(x, id=x.stem, marks=[] if x.stem in QUICK else [pytest.mark.slow]) for x in recipes.PATHS],
-)
+@pytest.mark.parametrize("path", recipes.PATHS, ids=NAMES)
 def test_a_header_says_what_is_estimated(path: Path, tmp_path: Path) -> None:
     assert recipes.header(path).fields["memory"] == recipes.estimated(path, tmp_path), "run `make docs`"
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(x, id=x.stem, marks=[] if x.stem == QUICK[0] else [pytest.mark.slow]) for x in recipes.PATHS],
+    [pytest.param(x, id=x.stem, marks=[] if x.stem == "qwen3-sft" else [pytest.mark.slow]) for x in recipes.PATHS],
 )
 def test_validate_takes_it_and_says_what_it_could_not_see(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
