@@ -40,9 +40,10 @@ AFTER = """
 - **Twin tested** says that the same recipe runs in Baton's own tests with a tiny model of the same architecture: the
   model's configuration with two layers of width 32 and everything else as it is (shared keys, windows, norms on all
   sides, tied embeddings, experts and router, sinks, MXFP4 files, layers without positions), random weights, rows of the
-  same shape, six steps on a CPU. Two chunks must end on the bits of one, and the export must be loaded by
-  `from_pretrained`. What needs CUDA is off there: 4 and 8 bits, 16-bit precision, flash attention, `torch.compile`.
-  `make test` runs two of them, `make test-all` all.
+  same shape, a small tokenizer with the model's kind of chat template, six steps on a CPU. Two chunks must end on the
+  bits of one, and the export must be loaded by `from_pretrained`. What needs CUDA is off there: 4 and 8 bits, 16-bit
+  precision, flash attention; so are `torch.compile`, and evaluation and gate but in the retraining. `make test` runs
+  two of them, `make test-all` all.
 - The configurations ([tests/gallery/configs](../tests/gallery/configs/README.md)) were written down from public
   sources; each comes to the published number of weights, to the last one.
 - Names of models and data sets, their licences, and which are gated were looked up in public sources, not at the hub
