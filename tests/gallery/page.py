@@ -18,9 +18,10 @@ learning rate, batch, precision, chunks and checkpoints for spot GPUs, with the 
 the nearest one, change `data.source`, and look at what `baton validate` says.
 
 ```
-baton validate pipelines/recipes/gallery/qwen3-sft.yaml
-baton run pipelines/recipes/gallery/qwen3-sft.yaml --set data.source=rows.jsonl
-baton submit pipelines/recipes/gallery/qwen3-sft.yaml --store s3://bucket --image REGISTRY/baton-gpu:0.1.0 --wait
+baton validate qwen3-sft
+baton recipes show qwen3-sft > mine.yaml
+baton run qwen3-sft --set data.source=rows.jsonl
+baton submit qwen3-sft --store s3://bucket --image REGISTRY/baton-gpu:0.1.0 --wait
 ```
 
 """
