@@ -106,7 +106,7 @@ def _kernels() -> dict[str, Any]:
     """Returns the versions of what a GPU computes with besides torch's own kernels."""
     import torch
 
-    found: dict[str, Any] = {"cudnn": torch.backends.cudnn.version()}
+    found: dict[str, Any] = {"cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
     for name in KERNELS:
         with contextlib.suppress(PackageNotFoundError):
             found[name.replace("-", "_")] = version(name)
