@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from torch.optim import Optimizer
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError
@@ -100,6 +100,7 @@ def find(run_uri: str) -> Finding:
                 "output_dir": scratch,
             }
             trainer = preparation.prepare_trial(context, spec.steps, scratch, changed)
+            trainer.remove_callback(EarlyStoppingCallback)  # nothing is evaluated here, which it insists on
             trainer.add_callback(ramp)
             events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
             trainer.train()

@@ -60,7 +60,7 @@ def _broken(path: str, text: str) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) if name else path
-        if not (ROOT / target).exists():
+        if target != path and not (ROOT / target).exists():
             broken.append(f"{link}: there is no {target}")
         elif anchor and (
             not target.endswith(".md") or anchor not in _anchors(text if target == path else _text(target))

@@ -31,7 +31,12 @@ def test_the_run_is_that_of_the_rate_written_out(recipes: dict[str, Recipe], leg
 
 
 def test_a_second_search_finds_what_the_first_did(recipes: dict[str, Recipe], legs: Any) -> None:
-    run = legs.prepare(legs.changed(recipes["scratch"], training__lr_find=SPEC.model_dump(mode="json")), "lr-twice")
+    stopping: dict[str, Any] = {
+        "training__early_stopping": {"patience": 2},
+        "evaluation__every": 2,
+    }  # has no part in it
+    searched = legs.changed(recipes["scratch"], training__lr_find=SPEC.model_dump(mode="json"), **stopping)
+    run = legs.prepare(searched, "lr-twice")
     for _ in range(2):
         code, printed = legs.leg(legs.find_lr, run.uri)
         assert code == 0, printed
