@@ -60,7 +60,10 @@ def value(given: object) -> str:
 
 def _note(text: str, indent: str = "") -> Iterator[str]:
     """Yields a comment, in lines as wide as people write them."""
-    yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    mark = f"{indent}# "
+    yield from textwrap.wrap(
+        text, WIDTH, initial_indent=mark, subsequent_indent=mark, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _model(plan: Plan, model: str) -> Iterator[str]:
