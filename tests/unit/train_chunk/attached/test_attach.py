@@ -12,9 +12,11 @@ import datasets
 import pytest
 import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer
+from typer.testing import CliRunner
 
 import baton
 from baton.components.shared.core.errors import ExactnessError, OtherRunError
+from baton.pipelines.cli.app import app
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
 
@@ -303,3 +305,30 @@ def test_told_to_leave_it_saves_and_says_so(build: Any, tmp_path: Path) -> None:
     assert (outcome.ending, outcome.is_done) == (baton.Ending.PARTIAL, False)
     assert 3 <= outcome.step < 12
     assert baton.attach(build(callbacks=[Preempts()]), uri).train().step == 12
+
+
+def test_the_commands_read_its_run_and_damage_is_passed_over(build: Any, tmp_path: Path) -> None:
+    def command(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, list(arguments))
+        return done.exit_code, done.stdout
+
+    uri, whole = str(tmp_path / "runs" / "a"), str(tmp_path / "runs" / "whole")
+    baton.attach(build(), whole).train()
+    baton.attach(build(), uri, 6, checkpoint_every=3).train()
+    code, printed = command("checkpoints", "list", uri)
+    assert (code, [line.split()[1] for line in printed.splitlines()]) == (0, ["3", "6"])
+    assert command("checkpoints", "verify", uri)[0] == 0
+    assert json.loads(command("checkpoints", "show", uri, "--output", "json")[1])["meta"]["chunk"] == 1
+    listed = json.loads(command("runs", "list", "--store", str(tmp_path), "--output", "json")[1])["runs"]
+    assert {row["name"]: (row["step"], row["num_steps"], row["state"]) for row in listed} == {
+        "a": (6, 12, "unfinished"),
+        "whole": (12, 12, "trained"),
+    }
+    weights = Path(baton.checkpoints(uri)[-1]["uri"]) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    assert command("checkpoints", "verify", uri)[0] == 1
+    outcome = baton.attach(build(), uri).train()
+    assert outcome.step == 12
+    assert baton.checkpoints(uri).open().meta.restored.step == 3
+    assert _state(uri) == _state(whole)
+    assert command("checkpoints", "prune", uri, "--dry-run")[0] == 0
