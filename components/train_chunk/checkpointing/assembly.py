@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.components.shared.runs.documents.training import Work
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.checkpointing import resuming
 from baton.components.train_chunk.checkpointing.callback import CheckpointCallback, Schedule
@@ -13,12 +12,10 @@ from baton.components.train_chunk.checkpointing.lineage import Lineage
 from baton.components.train_chunk.checkpointing.manager import CheckpointManager
 from baton.components.train_chunk.checkpointing.pace import Pace
 from baton.components.train_chunk.checkpointing.restore import Restored
-from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.reporting import observers
 from baton.components.train_chunk.reporting.accounting import Accounting
 from baton.components.train_chunk.reporting.cadence import EvaluationsPerEpoch
 from baton.components.train_chunk.reporting.live import LiveReport
-from baton.components.train_chunk.reporting.progress import ProgressNotes
 from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 
@@ -75,7 +72,7 @@ def attach(
     report: LiveReport | None = None
     if context.ranks.is_first:
         lineage = Lineage(context, restored, level, skipped)
-        accounting = _accounting(context, restored, lineage.start_step)
+        accounting = Accounting.of(context, restored.meta.work if restored else None, lineage.start_step)
         cache = NodeCache.of(recipe.store)
         lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
         # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
@@ -94,10 +91,3 @@ def attach(
     )
     callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)
     return Assembly(callback, manager, lead, report)
-
-
-def _accounting(context: TrainContext, restored: Restored | None, start_step: int) -> Accounting:
-    """Returns what counts a chunk's work, from where those before have brought the run."""
-    progress = ProgressNotes(context.run, context.index)
-    work = restored.meta.work if restored else Work()
-    return Accounting(context.clock, progress, work, progress.lost(start_step), context.run.num_restarts())

@@ -9,6 +9,7 @@ from typing import TypedDict
 import psutil
 
 from baton.components.shared.runs.documents.training import Work
+from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.reporting.clock import Clock
 from baton.components.train_chunk.reporting.progress import Lost, ProgressNotes
 
@@ -41,6 +42,18 @@ class Accounting:
     lost: Lost
     restarts: int = 0
     stalls: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, context: TrainContext, before: Work | None, start_step: int) -> Accounting:
+        """Returns the costs of an attempt that begins.
+
+        Args:
+            context: Its chunk.
+            before: What the run had cost at the checkpoint that is restored, None where there is none.
+            start_step: The step that it begins at.
+        """
+        progress = ProgressNotes(context.run, context.index)
+        return cls(context.clock, progress, before or Work(), progress.lost(start_step), context.run.num_restarts())
 
     def work(self, trained_for: float) -> Work:
         """Returns what the run has cost, all its chunks together.
