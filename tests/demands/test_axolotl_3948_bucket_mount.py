@@ -31,6 +31,7 @@ def test_upstream_goes_on_without_its_optimizer(tmp_path: Path, legs: Any) -> No
     assert told["again"] != told["whole"]
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_baton_commits_in_the_bucket(recipes: dict[str, Recipe], adapted: Run, s3_store: str, legs: Any) -> None:
     run = legs.prepare(legs.changed(recipes["lora"], store=s3_store), "mounted")
