@@ -105,7 +105,7 @@ def test_every_image_has_what_stages_import_for_metrics_and_sweeps():
 def test_an_extra_that_is_not_there_is_named(tmp_path):
     done = requirements(tmp_path, "flash")
     assert done.returncode == 1
-    assert done.stderr.startswith("EXTRAS names flash; pyproject.toml has dev, evaluate")
+    assert done.stderr.startswith("EXTRAS names flash; pyproject.toml has dev, docs, evaluate")
 
 
 @pytest.mark.parametrize(
