@@ -180,7 +180,8 @@ COMMANDS = [
     "doctor",
     "checkpoints",
 ]
-COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "prune", "merge")]
+COMMANDS += [f"checkpoints {name}" for name in ("list", "show", "verify", "signature", "prune", "merge")]
+COMMANDS += ["audit", "keys", "keys new", "keys show"]
 COMMANDS += ["data", "data check", "data show", "import", "import axolotl", "import llamafactory"]
 COMMANDS += ["recipes", "recipes list", "recipes show"]
 COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
@@ -199,7 +200,7 @@ def test_help(command: str):
 def test_no_command_is_without_a_test_of_its_help():
     top: Any = get_command(app)
     names = set(top.commands)
-    groups = ("checkpoints", "data", "import", "recipes", "runs", "schedules", "sweep")
+    groups = ("checkpoints", "data", "import", "keys", "recipes", "runs", "schedules", "sweep")
     names |= {f"{group} {name}" for group in groups for name in top.commands[group].commands}
 
     assert names == set(COMMANDS) - {""}

@@ -96,6 +96,7 @@ DONE: dict[str, tuple[list[str], dict[str, Any]]] = {
     "runs tree": (["begun", "--store", "store"], {}),
     "checkpoints list": (["store/runs/begun"], {"checkpoints": []}),
     "checkpoints verify": (["store/runs/begun"], {"checkpoints": []}),
+    "keys new": (["own.key"], {}),
 }
 """Command → its arguments, and some of what it answers."""
 FAILED: dict[str, tuple[list[str], str]] = {
@@ -117,6 +118,9 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "schedules delete": (["tiny", *ENDPOINT], "127.0.0.1:9"),
     "checkpoints show": (["store/runs/begun"], "has no checkpoint of step 0"),
     "checkpoints prune": (["store/runs/absent"], "absent/recipe.json does not exist"),
+    "checkpoints signature": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
+    "keys show": (["absent.key"], "key 'absent.key' cannot be read"),
+    "audit": (["store/runs/absent"], "absent/recipe.json does not exist"),
     "checkpoints merge": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
     "runs fork": (["begun", "--store", "store"], "checkpoint"),
     "sweep run": (["recipe.yaml"], "sweep"),
