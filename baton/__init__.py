@@ -5,10 +5,10 @@ What a program or a notebook calls is here by name, and imported when it is firs
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own would have to be imported, before a stage asks the disk for what it reads
 if TYPE_CHECKING:
+    from typing import Any
+
     from baton.components.shared.checkpoints.store import Checkpoint as Checkpoint
     from baton.components.shared.core.errors import BatonError as BatonError
     from baton.components.shared.core.errors import UserError as UserError
@@ -62,6 +62,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'baton' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(f"baton.{_PLACES[name]}"), name)
     globals()[name] = value
     return value
