@@ -17,8 +17,8 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.gallery import recipes, rows, twins
 
-QUICK = ("gemma3-dpo", "gpt-oss-lora")
-"""Sandwich norms, windows and a tied embedding of many words; experts in MXFP4, sinks, a template of our own."""
+QUICK = ("gemma3-dpo",)
+"""Sandwich norms, windows and a tied embedding of many words."""
 CASES = [
     pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow, pytest.mark.timeout(600)])
     for path in recipes.PATHS

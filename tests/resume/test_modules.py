@@ -40,7 +40,12 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+COMPILES = pytest.mark.slow  # C++, for more than a minute on a machine that has not compiled it before
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=COMPILES) if name == "compiled" else name for name in CONFIGURATIONS]
+)
 def test_a_chunk_has_not_loaded(recipes: dict[str, Recipe], legs: Any, name: str) -> None:
     base, changes, absent = CONFIGURATIONS[name]
     run = legs.prepare(legs.changed(recipes[base], chunks__count=2, **changes), f"modules-{name.lower()}")
