@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -106,6 +107,7 @@ def _opened(path: str) -> BinaryIO:
                 raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
             if tries == TRIES:
                 raise
+            time.sleep(tries / 10_000)  # at one pace, whoever tidies could come in between each time
 
 
 def _write_synced(path: str, data: bytes) -> None:
