@@ -1,4 +1,7 @@
-"""Each recipe of the gallery with a tiny twin of its model: two chunks end on the bits of one, and the export loads."""
+"""Each recipe of the gallery with a tiny twin of its model: two chunks end on the bits of one, and the export loads.
+
+A part of CI by itself: a minute and a half with two workers.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,8 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.gallery import recipes, rows, twins
 
-QUICK = ("gemma3-dpo",)
-"""Sandwich norms, windows and a tied embedding of many words."""
-CASES = [
-    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow, pytest.mark.timeout(600)])
-    for path in recipes.PATHS
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+CASES = [pytest.param(path, id=path.stem) for path in recipes.PATHS]
 
 
 @pytest.fixture
@@ -80,7 +79,6 @@ def test_two_chunks_end_on_the_bits_of_one_and_the_export_loads(
         folder = exported(compared(part, part.name, legs), legs)
 
 
-@pytest.mark.slow
 def test_without_its_optimizer_a_chunk_ends_on_other_bits(twin: Callable[[Path], Recipe], legs: Any) -> None:
     recipe = twin(recipes.GALLERY / "gemma3-dpo.yaml")
     whole, parts = legs.prepare(recipe, "whole"), legs.prepare(recipe, "parts")
@@ -90,8 +88,6 @@ def test_without_its_optimizer_a_chunk_ends_on_other_bits(twin: Callable[[Path],
     assert legs.final(parts).meta.state["weights"] != legs.final(whole).meta.state["weights"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_it_is_trained_again_on_from_the_model_in_use(
     tmp_path: Path, twin: Callable[[Path], Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
