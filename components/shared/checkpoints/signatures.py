@@ -33,11 +33,6 @@ def manifest_digest(manifest: Manifest) -> str:
     return _digest(vars(unsigned(manifest)))
 
 
-def as_written(manifest: Manifest) -> bytes:
-    """Returns a manifest as it lies in the store."""
-    return json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
-
-
 def unsigned(manifest: Manifest) -> Manifest:
     """Returns a manifest without its signature."""
     return replace(manifest, meta={name: value for name, value in manifest.meta.items() if name != SIGNATURE})

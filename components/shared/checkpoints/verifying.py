@@ -16,7 +16,6 @@ from typing import NotRequired, TypedDict
 
 from baton.components.shared.checkpoints.pickles import code_in
 from baton.components.shared.checkpoints.signatures import (
-    as_written,
     changed_sources,
     manifest_digest,
     signature_problem,
@@ -28,7 +27,7 @@ from baton.components.shared.core.signing import PublicKey
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import state_identity
 from baton.components.shared.store import bundles
-from baton.components.shared.store.manifests import DAMAGED, REMOVED, Manifest, parsed
+from baton.components.shared.store.manifests import DAMAGED, REMOVED, Manifest, as_written, parsed
 
 _OBJECT = re.compile(r"step-(\d{8,})/(?:manifest(?:-([1-9]\d*))?\.json|(?:([^/]+)/)?(.+))")
 

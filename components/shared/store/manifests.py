@@ -138,6 +138,11 @@ def _highest(names: Sequence[str]) -> int:
     return max((int(match[1] or 1) for match in matches if match), default=0)
 
 
+def as_written(manifest: Manifest) -> bytes:
+    """Returns a manifest as it lies in the store."""
+    return json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
+
+
 def parsed(data: bytes, where: str) -> Manifest:
     """Reads a manifest.
 

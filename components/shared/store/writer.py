@@ -6,7 +6,6 @@ What an earlier bundle has already is copied inside the store: see `store.ancest
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -14,7 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from baton.components.shared.core.errors import StoreError, UnavailableError
 from baton.components.shared.store.ancestors import Ancestors, Source
-from baton.components.shared.store.manifests import REMOVED, FileEntry, Manifest, manifest_name, newest_usable
+from baton.components.shared.store.manifests import (
+    REMOVED,
+    FileEntry,
+    Manifest,
+    as_written,
+    manifest_name,
+    newest_usable,
+)
 from baton.components.shared.store.object_store import BLOCK
 from baton.components.shared.store.storage import Storage
 
@@ -119,7 +125,7 @@ class BundleWriter:
             UnavailableError: other writers come and go, and none of their manifests stays.
         """
         manifest = self.manifest(meta)
-        data = json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
+        data = as_written(manifest)
         for attempt in range(ROUNDS):
             # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
             # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
