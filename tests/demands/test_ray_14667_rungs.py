@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.sweeps import Score, SweepHead, TrialNote
-from baton.components.shared.store.storage import Storage
+from baton.components.shared.runs.documents.sweeps import Score
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep.judge import judge
 from tests.demands import chunks
+from tests.unit.sweep.swept import in_rungs
 
-RATES = [1e-4, 1e-3, 1e-2, 1e-1]
 LOSSES = {1: {"t0": 4.0, "t1": 2.0, "t2": 1.0, "t3": 3.0}, 2: {"t1": 0.5, "t2": 0.9}, 4: {"t1": 0.25}}
 """By chunk."""
 
@@ -47,29 +45,7 @@ def test_upstream_compares_with_nobody_after_a_restart() -> None:
 
 def made(folder: Path) -> Sweep:
     """A sweep of four trials in four chunks, all scores there."""
-    recipe = recipe_file.validate(
-        {
-            "name": "swept",
-            "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
-            "data": {"source": "rows.jsonl"},
-            "training": {"max_steps": 8, "batch_size": 8},
-            "chunks": {"count": 4},
-            "tracking": {"mlflow": None},
-            "sweep": {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": {"eta": 2}},
-        },
-        origin="test",
-    )
-    sweep = Sweep(Storage(str(folder)), "s")
-    trials = [
-        {"id": f"t{at}", "run": f"s-t{at}", "bracket": 1, "values": {"training.learning_rate": rate}, "parent": None}
-        for at, rate in enumerate(RATES)
-    ]
-    rungs = [{"rung": at, "bracket": 1, "chunk": chunk, "keep": 1} for at, chunk in enumerate((1, 2, 4), 1)]
-    head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), "metric": "eval_loss"}
-    sweep.create(SweepHead.model_validate({**head, "mode": "min", "rungs": rungs, "trials": trials}))
-    for trial in sweep.trials():
-        sweep.run(trial).put(TrialNote.NAME, {"sweep": "s", "id": trial.id})
-        sweep.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
+    sweep = in_rungs(folder)
     for chunk, losses in LOSSES.items():
         for trial, value in losses.items():
             score(sweep, chunk, trial, value)

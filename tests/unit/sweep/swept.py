@@ -10,7 +10,8 @@ from typing import Any
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead, TrialEntry
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead, TrialEntry, TrialNote
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
@@ -164,3 +165,35 @@ class Swept:
         uri = Run(self.storage, origin["run"]).uri
         note = {"parent": uri, "step": step, "digest": "d", "warm": True, "changed": changed}
         Run(self.storage, trial["run"]).put("fork.json", note)
+
+
+RATES = [1e-4, 1e-3, 1e-2, 1e-1]
+
+
+def in_rungs(folder: Path) -> Sweep:
+    """A sweep of four trials in 4 chunks, none trained yet; two advance after chunk 1, one after chunk 2."""
+    recipe = recipe_file.validate(
+        {
+            "name": "swept",
+            "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
+            "data": {"source": "rows.jsonl"},
+            "training": {"max_steps": 8, "batch_size": 8},
+            "chunks": {"count": 4},
+            "tracking": {"mlflow": None},
+            "sweep": {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": {"eta": 2}},
+        },
+        origin="test",
+    )
+    made = Sweep(Storage(str(folder)), "s")
+    trials = [
+        {"id": f"t{at}", "run": f"s-t{at}", "bracket": 1, "values": {"training.learning_rate": rate}, "parent": None}
+        for at, rate in enumerate(RATES)
+    ]
+    rungs = [{"rung": at, "bracket": 1, "chunk": chunk, "keep": 1} for at, chunk in enumerate((1, 2, 4), 1)]
+    document = {"metric": "eval_loss", "mode": "min", "rungs": rungs, "trials": trials}
+    head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), **document}
+    made.create(SweepHead.model_validate(head))
+    for trial in made.trials():
+        made.run(trial).put(TrialNote.NAME, {"sweep": "s", "id": trial.id})
+        made.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
+    return made

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.sweeps import Score, SweepHead, TrialEntry, TrialNote
-from baton.components.shared.store.storage import Storage
+from baton.components.shared.runs.documents.sweeps import Score, TrialEntry
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep.judge import decide, judge
+from tests.unit.sweep.swept import in_rungs
 
 
 @pytest.mark.parametrize(
@@ -32,37 +31,9 @@ def test_decide(
     assert decide(["a", "b", "c"], values, keep, mode, stopped) == (kept, beaten)
 
 
-RATES = [1e-4, 1e-3, 1e-2, 1e-1]
-
-
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    """A sweep of four trials in 4 chunks; two advance after chunk 1, one after chunk 2."""
-    recipe = recipe_file.validate(
-        {
-            "name": "swept",
-            "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
-            "data": {"source": "rows.jsonl"},
-            "training": {"max_steps": 8, "batch_size": 8},
-            "chunks": {"count": 4},
-            "tracking": {"mlflow": None},
-            "sweep": {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": {"eta": 2}},
-        },
-        origin="test",
-    )
-    made = Sweep(Storage(str(tmp_path / "store")), "s")
-    trials = [
-        {"id": f"t{at}", "run": f"s-t{at}", "bracket": 1, "values": {"training.learning_rate": rate}, "parent": None}
-        for at, rate in enumerate(RATES)
-    ]
-    rungs = [{"rung": at, "bracket": 1, "chunk": chunk, "keep": 1} for at, chunk in enumerate((1, 2, 4), 1)]
-    document = {"metric": "eval_loss", "mode": "min", "rungs": rungs, "trials": trials}
-    head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), **document}
-    made.create(SweepHead.model_validate(head))
-    for trial in made.trials():
-        made.run(trial).put(TrialNote.NAME, {"sweep": "s", "id": trial.id})
-        made.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
-    return made
+    return in_rungs(tmp_path / "store")
 
 
 def _score(sweep: Sweep, chunk: int, **values: float | None) -> None:
