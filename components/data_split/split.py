@@ -36,7 +36,7 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     run = Run(Storage(recipe.store.uri), check_name(run_name))
     # First: a name that is another recipe's is refused before a row is read or anything is written.
     run.create(recipe)
-    code.ship(run, recipe.hooks.source)
+    code.ship(run, recipe.hooks.source, recipe.trust)
     tracking.start(run, recipe)
     with scratch_folder("split") as scratch:
         split = split_into(recipe, run, scratch)

@@ -33,10 +33,11 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     """Compares the trained model with what it started from and with the one in use, on rows it has not seen.
 
     Returns:
-        `before`, `after` and `production` (None without one), each the figures of `measures.measure`, of the recipe's
-        metrics and tasks; `production_model`, what that is or why there is none; `side`, the rows that were taken;
-        `intervals`, see `figures.intervals`; `signatures` of metrics; `without_reference`, the number of samples that
-        no metric counts; the first `samples` and where all `examples` are; `parameters`, and a `summary` in words.
+        `before`, `after` and `production` (None without one), each the figures of `measures.measure`, of the
+        recipe's metrics and tasks; `production_model`, what that is or why there is none; `side`, the rows that
+        were taken, in passes of `batch_size` rows; `intervals`, see `figures.intervals`; `signatures` of
+        metrics; `without_reference`, the number of samples that no metric counts; the first `samples` and where
+        all `examples` are; `parameters`, and a `summary` in words.
 
     Raises:
         BatonError: the run has not come to its end.
@@ -140,6 +141,7 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
     over_rows = {when: each.figures for when, each in judged.items()}
     return values | {
         "side": evaluation_set.side,
+        "batch_size": evaluation_set.recipe.evaluation_batch_size,
         "intervals": figures.intervals(over_rows, recipe.evaluation.confidence, recipe.seed),
         "signatures": signatures,
         "without_reference": evaluation_set.without_reference,

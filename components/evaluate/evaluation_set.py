@@ -64,10 +64,9 @@ class EvaluationSet:
         self.tokenizer = loading.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
         self.rows = trained.open_rows(f"{tokens}/{self.side}")
         self.prompts = self._prompts(self.tokenizer)
-        batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
-        self.judging = Judge(recipe.evaluation, self.prompts, batch_size)
+        self.judging = Judge(recipe.evaluation, self.prompts, recipe.evaluation_batch_size)
         tasks = None if recipe.training.spec.scores else recipe.evaluation.tasks  # such a model writes nothing
-        self.harness = Harness(tasks, scratch) if tasks else None
+        self.harness = Harness(tasks, scratch, recipe.trust) if tasks else None
         self.asks_in_turns = prompting.asks_in_turns(run, recipe, self.tokenizer)
 
     def judge(
@@ -82,7 +81,7 @@ class EvaluationSet:
                 are left out, and the prompts are rendered anew.
         """
         evaluation, tokenizer = self.recipe.evaluation, own_tokenizer or self.tokenizer
-        batch_size = evaluation.batch_size or self.recipe.micro_batch_size_per_process
+        batch_size = self.recipe.evaluation_batch_size
         findings = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))

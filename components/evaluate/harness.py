@@ -6,15 +6,16 @@ import contextlib
 import difflib
 import logging
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import generation
 from baton.components.shared.models.metrics.figures import Figure, mean
+from baton.components.shared.models.own_code import tasks as own_tasks
 from baton.components.shared.recipe import Tasks, extras
-from baton.components.shared.store.storage import Storage
+from baton.components.shared.recipe.hooks import Trust
+from baton.components.shared.runs import code
 
 NO_FILTER = "none"
 """What the harness calls answers that are taken as they are."""
@@ -26,18 +27,21 @@ class Harness:
     Args:
         tasks: Names and settings.
         scratch: Folder for tasks that come from a store.
+        trust: What somebody has consented to, as in the recipe: tasks may call functions.
 
     Raises:
-        UserError: the package is missing, or a task is unknown or cannot be loaded.
+        UserError: the package is missing, a task is unknown or cannot be loaded, or nobody has consented to it.
     """
 
-    def __init__(self, tasks: Tasks, scratch: str) -> None:
+    def __init__(self, tasks: Tasks, scratch: str, trust: Trust = None) -> None:
         extras.require(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
         from lm_eval.tasks import TaskManager
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         self._tasks = tasks
-        self._folder = _local(tasks.include_path, scratch) if tasks.include_path else None
+        self._folder = own_tasks.fetch(tasks.include_path, scratch) if tasks.include_path else None
+        if self._folder:
+            code.require_trusted(trust, own_tasks.SETTING, self._folder, own_tasks.ENDINGS)
         self._manager: Any = TaskManager(include_path=self._folder, include_defaults=False)
         single = set(self._manager.all_tasks) - {*self._manager.all_groups, *self._manager.all_tags}
         if not single.issuperset(tasks.names):  # reading the harness's own thirteen thousand files takes ten seconds
@@ -154,24 +158,3 @@ def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> Figu
         return None
     figure = mean([float(one) for one in each if one is not None])
     return figure if math.isclose(figure.value, value, rel_tol=1e-9, abs_tol=1e-12) else None
-
-
-def _local(include_path: str, scratch: str) -> str:
-    """Returns a local folder with the user's tasks.
-
-    Raises:
-        UserError: there is none.
-    """
-    folder = include_path
-    if "://" in include_path:
-        storage, folder = Storage(include_path), os.path.join(scratch, "tasks")
-        os.makedirs(folder, exist_ok=True)
-        for name in storage.find(""):
-            storage.download(name, os.path.join(folder, name))
-    names = [name for _, _, files in os.walk(folder) for name in files]
-    if not any(name.endswith((".yaml", ".yml")) for name in names):
-        raise UserError(
-            f"evaluation.tasks.include_path {include_path!r} holds no task.",
-            remedy="Give a folder with the YAML files of your tasks.",
-        )
-    return os.path.abspath(folder)

@@ -61,7 +61,7 @@ def measure(
         completions, for methods judged by rewards; `divergence` from a second model that the method's settings name.
         And for pairs the log-likelihoods of both answers.
     """
-    batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
+    batch_size = recipe.evaluation_batch_size
     limit = recipe.data.max_length
     if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
@@ -235,7 +235,7 @@ def _completions(
         prompts,
         max_new_tokens=settings.max_completion_length,
         max_length=recipe.data.max_length,
-        batch_size=recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
+        batch_size=recipe.evaluation_batch_size,
         progress=progress,
     )
     return some, prompts, completions

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
+from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import ACCEPTED, Recipe
 from baton.components.shared.runs import accepted, servers
 from baton.components.shared.runs.documents.outcome import RetrainNote
@@ -64,8 +65,9 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
     """Loads a model as the recipe's own are, with its tokenizer; an adapter is put on its base.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: it cannot be loaded, or nobody has consented to code that comes with it.
     """
+    _require_trusted(recipe, folder)
     try:
         tokenizer = loading.load_tokenizer(
             _holding(folder, "tokenizer_config.json") or folder, trust_remote_code=recipe.model.trust_remote_code
@@ -74,6 +76,7 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
             return loading.load_model(whole, recipe), tokenizer
         adapter = _holding(folder, "adapter_config.json") or folder
         base = loading.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
+        _require_trusted(recipe, base)
         return loading.adapted(loading.load_model(base, recipe), adapter, tokenizer), tokenizer
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
@@ -86,6 +89,11 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Tells whether two tokenizers have the same vocabulary, so that losses per token can be compared."""
     return bool(one.get_vocab() == other.get_vocab())
+
+
+def _require_trusted(recipe: Recipe, folder: str) -> None:
+    if recipe.model.trust_remote_code:
+        remote.require_trusted(recipe.trust, "evaluation.production", folder)
 
 
 def _accepted(run: Run, recipe: Recipe) -> Production:

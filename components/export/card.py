@@ -207,4 +207,6 @@ def _loading(recipe: Recipe, export_format: str, target: str) -> str:
     kind = "SequenceClassification" if recipe.training.spec.scores else "CausalLM"
     file = next((name for name in sorted(os.listdir(target)) if name.endswith(".gguf")), "")
     code = f"{IMPORTS[export_format]}\n\n{LOADING[export_format]}".format(kind=kind, file=file)
+    if recipe.model.trust_remote_code:
+        code = code.replace("from_pretrained(folder)", "from_pretrained(folder, trust_remote_code=True)")
     return f"```python\n{code}\n```"

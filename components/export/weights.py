@@ -28,7 +28,7 @@ def write_whole(
         target: Folder to write to.
     """
     spec = recipe.export
-    changed = recipe.adapter or spec.dtype not in (None, recipe.model.dtype) or _has_experts(checkpoint)
+    changed = recipe.adapter or spec.dtype not in (None, recipe.model.dtype) or _has_experts(recipe, checkpoint)
     if not changed and _largest(checkpoint) <= _bytes(spec.shard_size):
         copy_model(checkpoint, target)
         return
@@ -54,11 +54,12 @@ def _bytes(size: str) -> int:
     return int(size[:-2]) * UNITS[size[-2:]]
 
 
-def _has_experts(checkpoint: str) -> bool:
+def _has_experts(recipe: Recipe, checkpoint: str) -> bool:
     """Tells whether weights are of a mixture of experts, which a checkpoint holds under the names in memory."""
     from transformers import AutoConfig
 
     if not os.path.isfile(f"{checkpoint}/config.json"):
         return False
-    config: Any = AutoConfig.from_pretrained(checkpoint).get_text_config()
+    runs_code = recipe.model.trust_remote_code
+    config: Any = AutoConfig.from_pretrained(checkpoint, trust_remote_code=runs_code).get_text_config()
     return any(hasattr(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))

@@ -15,7 +15,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import SplitData, Tokens, TokensMeta
+from baton.components.shared.runs.documents.data import PinnedModels, SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -141,7 +141,7 @@ def _job(run_uri: str) -> Job:
     recipe = run.recipe()
     folders = pinned.fetch(recipe)
     pinned.check_second_model(recipe, folders)
-    base, pins = folders.get(pinned.BASE), pinned.document(folders)
+    base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, run.read(PinnedModels))
     run.write_once(pins)
     split = run.need(SplitData).digest
     digest, turned = address.of(run, recipe, split, base, pins.base_sha256)

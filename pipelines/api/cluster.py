@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
 from baton.pipelines.api.recipes import LoadedRecipe, Overrides, Source, load
-from baton.pipelines.compiling import fits, prepare, rendering, resumable
+from baton.pipelines.compiling import fits, for_pods, rendering, resumable
 from baton.pipelines.compiling.package import Pipeline, packaged, write_package
 from baton.pipelines.kubeflow import capacity
 
@@ -76,7 +76,7 @@ def load_for_pods(
     """Reads a recipe that will run in pods, and tells what will not work there; see `load`."""
     loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
     rendering.check(loaded.recipe)
-    for warning in prepare.cluster_warnings(loaded.recipe):
+    for warning in for_pods.warnings(loaded.recipe):
         tell(warning)
     return loaded
 
@@ -115,7 +115,7 @@ def compile(
         graph.check_ending(picture)
     kind = Pipeline(pipeline)
     loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell).recipe
-    write_package(prepare.for_cluster(loaded), path, kind)
+    write_package(for_pods.settled(loaded), path, kind)
     size = fits.check_fits(path, loaded, kind)
     if picture:
         graph.write(path, picture)
@@ -211,7 +211,7 @@ def packaged_to_fit(recipe: Recipe, name: str, pipeline: Pipeline, tell: Tell) -
 
 def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline, tell: Tell) -> Recipe:
     """Returns the recipe as its pods get it."""
-    recipe = prepare.for_cluster(_with_page(recipe, endpoint))
+    recipe = for_pods.settled(_with_page(recipe, endpoint))
     return capacity.fitted(recipe, namespace, tell) if pipeline is Pipeline.sweep else recipe
 
 

@@ -55,24 +55,29 @@ def load(
     chunks: int | None = None,
     image: str | None = None,
     here: bool = True,
+    trust: bool = False,
 ) -> LoadedRecipe:
     """Reads and checks a recipe.
 
     Args:
-        source: Path of a YAML file, name of a bundled recipe, a YAML text, plain values, or a recipe that was read.
+        source: Path or address of a YAML file, name of a bundled recipe, a YAML text, plain values, or a recipe that
+            was read.
         overrides: Changes to it: `{"training.learning_rate": 1e-4}`, or `["training.learning_rate=1e-4"]`.
         store: URI instead of the recipe's.
         chunks: Number of chunks instead of the recipe's.
         image: Container image instead of the recipe's.
         here: Whether it runs on this machine, so that the profile `auto` can look at it.
+        trust: Consent to run the code of a recipe from elsewhere, as it is now.
 
     Raises:
-        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each.
+        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or nobody
+            has consented to the code of a recipe from elsewhere.
     """
     changed = [*lines(overrides), *prepare.options(store, chunks, image)]
     if isinstance(source, LoadedRecipe) and not changed:
         return source
     found = _origin(source)
+    found = replace(found, is_trusted=True) if trust else found
     return LoadedRecipe(prepare.load(found, changed, here=here), found)
 
 

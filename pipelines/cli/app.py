@@ -54,4 +54,10 @@ app.command()(schedule.schedule)
 
 WITHOUT_JSON = {"serve": "it answers over HTTP until it is ended, and has no result"}
 """Command → why it has no `--json`."""
+READING = {
+    "outcome": "it reads a recipe's name and store, and runs nothing of it",
+    "runs fork": "it writes a recipe, of a run that it is to begin in the same store",
+}
+"""Command with a recipe → why it has no `--trust`."""
+options.give_trust(app, READING)
 options.give_json(app, WITHOUT_JSON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -82,14 +83,19 @@ class Loaded:
         return generation.rendered(prompting.begun(content, system), self.tokenizer)
 
 
-def load(uri: str) -> Loaded:
+def load(uri: str, *, trust: bool) -> Loaded:
     """Loads a model onto the GPU, where there is one.
 
+    Args:
+        uri: Its address.
+        trust: Run Python code that comes with it.
+
     Raises:
-        UserError: there is no such model, or this Baton does not read it.
+        UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
     """
     prompting.require_readable(uri)
-    model, tokenizer = generation.load(uri)
+    with _asking_for_trust(uri):
+        model, tokenizer = generation.load(uri, trust_remote_code=trust)
     trained = prompting.of_model(uri, loading.local_model(uri), tokenizer)
     return Loaded(uri, placement.place(model), tokenizer, trained)
 
@@ -200,18 +206,23 @@ def _inputs(console: Console) -> Iterator[str]:
             yield line
 
 
-def servable(uri: str) -> str:
+def servable(uri: str, *, trust: bool) -> str:
     """Returns a local folder with a whole model that answers as it was trained to, where need be one in the cache.
 
     An adapter is folded into its base. `data.system` becomes part of the chat template, for conversations without a
     system turn, and what the template closes an answer with one of the tokens that end it.
 
+    Args:
+        uri: Its address.
+        trust: Run Python code that comes with it.
+
     Raises:
-        UserError: there is no such model, or this Baton does not read it.
+        UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
     """
     prompting.require_readable(uri)
     folder = loading.local_model(uri)
-    tokenizer = loading.load_tokenizer(folder)
+    with _asking_for_trust(uri):
+        tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust)
     trained = prompting.of_model(uri, folder, tokenizer)
     is_whole = os.path.isfile(f"{folder}/config.json")
     system = trained.system if trained else None
@@ -223,13 +234,31 @@ def servable(uri: str) -> str:
     if is_whole:
         _linked(folder, target)
     elif not os.path.isfile(f"{target}/config.json"):
-        whole: Any = generation.load(uri)[0]
+        whole: Any = generation.load(uri, trust_remote_code=trust)[0]
         whole.merge_and_unload().save_pretrained(target)
     if system:
         tokenizer.chat_template = prompting.with_system(str(tokenizer.chat_template), system)
     tokenizer.save_pretrained(target)
     prompting.write_ends(target, tokenizer)
     return target
+
+
+@contextlib.contextmanager
+def _asking_for_trust(uri: str) -> Iterator[None]:
+    """Says what is missing where Transformers loads a model with code of its own alone.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UserError(
+            f"{uri!r} comes with Python code, without which Transformers does not load it.",
+            remedy="Read its .py files, then give --trust.",
+        ) from None
 
 
 def _linked(folder: str, target: str) -> None:

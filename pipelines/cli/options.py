@@ -18,6 +18,7 @@ import typer
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Store as StoreSection
+from baton.pipelines.compiling import origin
 from baton.pipelines.compiling.package import Pipeline
 
 REJECTED = 3
@@ -46,7 +47,9 @@ class Control(StrEnum):
     rng = "rng"
 
 
-RECIPE_HELP = "YAML file, - for standard input, or a name that `baton recipes` lists; see docs/recipe.md."
+RECIPE_HELP = (
+    "YAML file or its address, - for standard input, or a name that `baton recipes` lists; see docs/recipe.md."
+)
 RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RunUri = Annotated[str, typer.Argument(metavar="RUN_URI", help="STORE/runs/NAME, as `baton run` prints it.")]
 Overrides = Annotated[
@@ -112,6 +115,11 @@ OutputOption = Annotated[Output, typer.Option("--output", help="json prints one 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Consent to run the code of a recipe from elsewhere, as it is now.")
+]
+MAY_TAKE_RECIPE = ("data check",)
+"""Commands that take a recipe as one of several things."""
 
 
 @dataclass
@@ -126,7 +134,7 @@ _answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
 Function = Callable[..., None]
 
 
-def give_json(app: typer.Typer, without: Mapping[str, str], path: str = "") -> None:
+def give_json(app: typer.Typer, without: Mapping[str, str]) -> None:
     """Gives every command of an app, and of those below it, the option `--json`.
 
     A command with `--output json` has `--json` as another word for it. A command without asks `as_json`.
@@ -134,23 +142,52 @@ def give_json(app: typer.Typer, without: Mapping[str, str], path: str = "") -> N
     Args:
         app: The app, its commands registered.
         without: Command → why it has no such option.
-        path: What stands before the names of its commands.
     """
+    _replace(app, lambda name, function: function if name in without else _with_json(function))
+
+
+def give_trust(app: typer.Typer, reading: Mapping[str, str]) -> None:
+    """Gives every command of an app that runs something of a recipe, and of those below it, the option `--trust`.
+
+    Args:
+        app: The app, its commands registered.
+        reading: Command with a recipe → why it has no such option.
+    """
+
+    def replace(name: str, function: Function) -> Function:
+        takes_recipe = "recipe" in inspect.signature(function).parameters or name in MAY_TAKE_RECIPE
+        return _with_trust(function) if takes_recipe and name not in reading else function
+
+    _replace(app, replace)
+
+
+def _replace(app: typer.Typer, replace: Callable[[str, Function], Function], path: str = "") -> None:
+    """Puts other functions behind the commands of an app, by their names."""
     for info in app.registered_commands:
         assert info.callback is not None
-        if f"{path}{info.name or info.callback.__name__.replace('_', '-')}" not in without:
-            info.callback = _with_json(info.callback)
+        name = info.name or info.callback.__name__.replace("_", "-")
+        info.callback = replace(f"{path}{name}", info.callback)
     if app.registered_callback and app.registered_callback.callback:
-        app.registered_callback.callback = _with_json(app.registered_callback.callback)
+        app.registered_callback.callback = replace(path.strip(), app.registered_callback.callback)
     for group in app.registered_groups:
         assert group.typer_instance is not None
-        give_json(group.typer_instance, without, f"{path}{group.name} ")
+        _replace(group.typer_instance, replace, f"{path}{group.name} ")
+
+
+def _with_trust(function: Function) -> Function:
+    """Returns a command with the option `--trust`."""
+
+    @functools.wraps(function)
+    def command(*, trust: bool, **given: Any) -> None:
+        with origin.consenting(trust):
+            function(**given)
+
+    return _announced(command, function, "trust", Trust)
 
 
 def _with_json(function: Function) -> Function:
     """Returns a command with the option `--json`."""
-    signature = inspect.signature(function, eval_str=True)
-    takes_output = signature.parameters.get("output")
+    takes_output = inspect.signature(function, eval_str=True).parameters.get("output")
     has_output = takes_output is not None and isinstance(takes_output.default, Output)
 
     @functools.wraps(function)
@@ -160,9 +197,15 @@ def _with_json(function: Function) -> Function:
         with answering(Output.json if json_wanted or (has_output and given["output"] is Output.json) else Output.text):
             function(**given)
 
-    option = inspect.Parameter("json_wanted", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    command.__annotations__ = {**function.__annotations__, "json_wanted": AsJson}
+    return _announced(command, function, "json_wanted", AsJson)
+
+
+def _announced(command: Function, function: Function, name: str, annotation: Any) -> Function:
+    """Tells typer that a command has the parameters of a function, and a switch besides."""
+    signature = inspect.signature(function, eval_str=True)
+    switch = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), switch])  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, name: annotation}
     return command
 
 

@@ -13,7 +13,7 @@ from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import note
-from baton.pipelines.compiling import memory, origin, prepare, profiles, rendering
+from baton.pipelines.compiling import for_pods, memory, origin, prepare, profiles, rendering
 from baton.pipelines.compiling.package import Pipeline
 
 app = typer.Typer(help="Lists the recipes that Baton brings along, and prints one.")
@@ -83,7 +83,7 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
             "profile": list(profiles.explained(loaded, chosen)),
             "rendering": list(rendering.report(localised)),
             "memory": list(memory.report(localised)),
-            "on_a_cluster": prepare.cluster_warnings(loaded),
+            "on_a_cluster": for_pods.warnings(loaded),
         }
         if options.as_json():
             print_json({"state": "valid", "recipe": source.name, **_extent(loaded), **reports})

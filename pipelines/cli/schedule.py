@@ -11,7 +11,7 @@ from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import load_for_pods, note
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import for_pods
 from baton.pipelines.compiling.package import Pipeline
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
@@ -42,7 +42,7 @@ def schedule(
 
         line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        made_for = prepare.for_cluster(loaded)
+        made_for = for_pods.settled(loaded)
         with cluster.packaged_to_fit(made_for, f"{loaded.name}-retrain", Pipeline.retrain, note) as package:
             made = recurring.create(
                 package,

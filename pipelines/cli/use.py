@@ -15,6 +15,7 @@ from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 
 ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run Python code that comes with the model.")]
 Chat = Annotated[
     bool | None,
     typer.Option(
@@ -42,6 +43,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability to sample from.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Decides what is sampled.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
+    trust: Trust = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Writes text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
@@ -52,22 +54,19 @@ def generate(
         from baton.components.shared.core import events
         from baton.pipelines.cli import chat as using
 
-        if prompt is not None and file is not None:
-            raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
-        if prompt is None and file is None and chat and output is Output.json:
-            raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
-        if prompt is None and file is None and not chat:
-            raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
+        _require_one(prompt, file, chat=bool(chat), in_json=output is Output.json)
         events.setup_logging()
         out = Console(highlight=False)
         settings = using.Settings(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, system=system
         )
         if prompt is None and file is None:
-            using.converse(out, [using.load(uri) for uri in model_uris], settings)
+            using.converse(out, [using.load(uri, trust=trust) for uri in model_uris], settings)
             return
         prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
-        texts_by_model = {uri: using.write(using.load(uri), prompts, settings, batch_size) for uri in model_uris}
+        texts_by_model = {
+            uri: using.write(using.load(uri, trust=trust), prompts, settings, batch_size) for uri in model_uris
+        }
         for number, item in enumerate(prompts):
             answers = {uri: texts[number] for uri, texts in texts_by_model.items()}
             if output is Output.json:
@@ -78,6 +77,20 @@ def generate(
                 using.show(out, item.shown(), answers)
 
 
+def _require_one(prompt: str | None, file: str | None, *, chat: bool, in_json: bool) -> None:
+    """Makes sure that there is one thing to continue.
+
+    Raises:
+        UserError: there is none, or there are two.
+    """
+    if prompt is not None and file is not None:
+        raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
+    if prompt is None and file is None and chat and in_json:
+        raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
+    if prompt is None and file is None and not chat:
+        raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
+
+
 def serve(
     model_uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="Exported model, checkpoint or hub id.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
@@ -85,6 +98,7 @@ def serve(
     arguments: Annotated[
         list[str] | None, typer.Option("--arg", help="Further argument of `transformers serve`.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Answers OpenAI's API with a model, by `transformers serve`: for trying out, not for production.
 
@@ -96,7 +110,8 @@ def serve(
 
         from baton.pipelines.cli import chat as using
 
-        folder = using.servable(model_uri)
+        folder = using.servable(model_uri, trust=trust)
+        further = [*(["--trust-remote-code"] if trust else []), *(arguments or ())]
         os.makedirs(HF_HUB_CACHE, exist_ok=True)  # `transformers serve` looks into it and fails where it is not there
         console.print(
             f"http://{host}:{port}/v1 answers as model [bold]{folder}[/]; Ctrl-C ends it. Try:", soft_wrap=True
@@ -105,4 +120,4 @@ def serve(
         call = f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{example}'"
         console.print(call, soft_wrap=True)
         command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", folder]
-        os.execv(command[0], [*command, "--host", host, "--port", str(port), *(arguments or ())])
+        os.execv(command[0], [*command, "--host", host, "--port", str(port), *further])

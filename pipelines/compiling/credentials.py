@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.hooks import leaves
 from baton.components.shared.store.registry import environment_of
 
 _CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
@@ -34,8 +35,8 @@ def require_none(recipe: Recipe) -> None:
     Raises:
         UserError: one does; the message holds the address without it, and never the credential.
     """
-    for path, value in _texts(recipe.model_dump(mode="json", exclude_defaults=True), ""):
-        if path == _MAY_NAME_A_USER:
+    for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
+        if path == _MAY_NAME_A_USER or not isinstance(value, str):
             continue
         if match := _IN_ADDRESS.match(value):
             address = match["scheme"] + match["rest"]
@@ -59,17 +60,6 @@ def not_named(recipe: Recipe) -> Iterator[str]:
             f"neither resources.secret nor resources.secret_env names the store's credentials ({variables[0]}…): "
             "pods must get them from their service account"
         )
-
-
-def _texts(node: object, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, str):
-        yield place, node
-    elif isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _texts(value, f"{place}.{key}".lstrip("."))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _texts(value, f"{place}.{index}")
 
 
 def is_credential_name(name: str) -> bool:

@@ -1,25 +1,43 @@
-"""Where a recipe comes from: a file, a pipe, standard input, or the recipes that Baton brings along."""
+"""Where a recipe comes from: a file, a pipe, standard input, an address, or the recipes that Baton brings along."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.near import near_path
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.store.storage import Storage
 
 STDIN = "-"
 ENDINGS = (".yaml", ".yml")
 RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "recipes")
 """Folder of the recipes that Baton brings along."""
 LISTED = "`baton recipes` lists the bundled ones"
+LONGEST = 2**20
+"""Bytes of a recipe at most that comes from an address."""
+SCHEMES = ("https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""Addresses that a recipe is read from: those whose other side proves who it is."""
+_consent: ContextVar[bool] = ContextVar("consent", default=False)
+
+
+@contextlib.contextmanager
+def consenting(given: bool) -> Iterator[None]:
+    """Takes recipes that are read in this block with consent to run their code, or without."""
+    token = _consent.set(given)
+    try:
+        yield
+    finally:
+        _consent.reset(token)
 
 
 @dataclass(frozen=True)
@@ -31,12 +49,16 @@ class Origin:
         text: What it says.
         folder: Where its relative paths begin.
         values: What it says, where that is no text.
+        is_foreign: Whether somebody else may have written it: it came through a pipe or from an address.
+        is_trusted: Whether somebody has consented to run its code.
     """
 
     name: str
     text: str
     folder: str
     values: Mapping[str, Any] | None = None
+    is_foreign: bool = False
+    is_trusted: bool = field(default_factory=lambda: _consent.get())
 
     def document(self, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
         """Returns its values, not checked yet; see `recipe_file.read`."""
@@ -71,8 +93,9 @@ def find(given: str | Origin) -> Origin:
     """Reads a recipe.
 
     Args:
-        given: `-` for standard input, the path of a file or pipe, or where there is none the name of a bundled recipe:
-            its file's without the ending, or below `recipes`; in any case of letters.
+        given: `-` for standard input, the path of a file or pipe, an address such as `s3://bucket/recipe.yaml` or
+            `https://…`, or where there is none the name of a bundled recipe: its file's without the ending, or below
+            `recipes`; in any case of letters.
 
     Raises:
         UserError: there is none, or nothing in it.
@@ -82,7 +105,9 @@ def find(given: str | Origin) -> Origin:
     if given == STDIN:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise _terminal()
-        return Origin(STDIN, _piped(sys.stdin.buffer.read(), given), os.getcwd())
+        return Origin(STDIN, _piped(sys.stdin.buffer.read(), given), os.getcwd(), is_foreign=True)
+    if "://" in given:
+        return Origin(given, _text(_fetched(given), given), os.getcwd(), is_foreign=True)
     path = os.path.expanduser(given)
     if is_readable(path):
         try:
@@ -94,7 +119,8 @@ def find(given: str | Origin) -> Origin:
             raise UserError(f"recipe {given!r} cannot be read: {error.strerror}.") from None
         is_pipe = not os.path.isfile(path) or path.startswith(("/dev/", "/proc/"))
         folder = os.getcwd() if is_pipe else os.path.dirname(os.path.abspath(path))
-        return Origin(given, _piped(data, given) if is_pipe else _text(data, given), folder)
+        text = _piped(data, given) if is_pipe else _text(data, given)
+        return Origin(given, text, folder, is_foreign=is_pipe)
     if bundled_name(given):
         return of_bundle(given)
     raise _absent(given)
@@ -175,6 +201,35 @@ def bundled_name(given: str) -> str:
         remedy = f"Say which: {_either(names)}."
         raise UserError(f"{given!r} is the name of {len(names)} bundled recipes.", remedy=remedy)
     return names[0] if names else ""
+
+
+def _fetched(uri: str) -> bytes:
+    """Returns what lies at an address.
+
+    Raises:
+        UserError: nothing does, it is no recipe by its size, or who answers there could be anybody.
+        StoreError: it cannot be reached.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme not in SCHEMES and not (scheme == "http" and _LOOPBACK.match(rest)):
+        raise UserError(
+            f"recipe {uri!r} cannot be read: {scheme}:// is none of {', '.join(SCHEMES)}.",
+            remedy="Use https://, a bucket or hf://, or save it to a file.",
+        )
+    folder, _, name = uri.rpartition("/")
+    storage = Storage(folder)
+    with storage.translated():
+        try:
+            with storage.fs.open(storage.key(name), "rb", block_size=LONGEST + 1) as file:
+                data = bytes(file.read(LONGEST + 1))
+        except FileNotFoundError:
+            raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None
+    if len(data) > LONGEST:
+        raise UserError(f"recipe {uri!r} has more than {LONGEST:,} bytes.", remedy="Check the address.")
+    return data
+
+
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 
 
 def _text(data: bytes, given: str) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, exportable, loading, own_tokenizer
-from baton.components.shared.recipe import ACCEPTED, Recipe, Resources, recipe_file
+from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
 from baton.components.shared.recipe.data import OLDER
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering, signed
+from baton.pipelines.compiling import credentials, local_paths, origin, profiles, rendering, trust
 from baton.pipelines.compiling.origin import Origin
 from baton.pipelines.compiling.profiles import Document
 
@@ -38,7 +38,8 @@ def load(
         here: Whether it runs on this machine, so that the profile `auto` can look at it.
 
     Raises:
-        UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, or an address holds a credential.
+        UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, an address holds a
+            credential, or nobody has consented to the code of a recipe from elsewhere.
     """
     return load_explained(path, [*overrides, *options(store, chunks, image)], here=here)[0]
 
@@ -76,6 +77,7 @@ def load_explained(
             logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
     recipe_file.require_effects(recipe, origin=source.name)
     credentials.require_none(recipe)
+    recipe = trust.settle(recipe, source)
     if recipe.model.chat_template:
         template = _template(recipe.model.chat_template, source.folder)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
@@ -176,43 +178,6 @@ def check_store(recipe: Recipe) -> Storage:
     storage = Storage(recipe.store.uri)
     storage.check()
     return storage
-
-
-def cluster_warnings(recipe: Recipe) -> list[str]:
-    """Returns what will not work in pods, for a recipe that is compiled or submitted."""
-    lines = []
-    if "://" not in recipe.store.uri:
-        lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
-    if recipe.resources.image == Resources.model_fields["image"].default:
-        lines.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
-    lines += credentials.not_named(recipe)
-    for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
-        if "://" not in source and not source.startswith("builtin:"):
-            lines.append(
-                f"data.source {source!r} is a local path, which pods do not see; use s3://, gs://, az:// or hf://"
-            )
-    if recipe.hooks.source and "://" not in recipe.hooks.source:
-        lines.append(
-            f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; put it into a bucket"
-        )
-    if recipe.resources.profile == "mps":
-        lines.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
-    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
-        lines.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
-    return lines
-
-
-def for_cluster(recipe: Recipe) -> Recipe:
-    """Returns the recipe for pods: tracking in a local database is turned off.
-
-    Raises:
-        UserError: its checkpoints are signed, and no Secret has the key.
-    """
-    signed.require_secret(recipe)
-    document = recipe.model_dump(mode="json")
-    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
-        document["tracking"]["mlflow"] = None
-    return recipe_file.validate(document, origin=recipe.name)
 
 
 def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:

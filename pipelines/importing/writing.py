@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe.hooks import ASK, code_in
 from baton.components.shared.recipe.training import SECTIONS
 from baton.pipelines.importing.draft import Document, Draft, Fate
 from baton.pipelines.importing.reading import name_for, shown
@@ -21,6 +22,8 @@ def recipe_of(draft: Draft) -> Recipe:
         UserError: what the file asks for is no valid recipe; the message names the recipe's keys.
     """
     document = {"name": name_for(draft.origin), **draft.document}
+    if code_in(document):
+        document["trust"] = ASK
     return recipe_file.validate(document, origin=f"made from {draft.origin}")
 
 
@@ -102,6 +105,9 @@ def report(draft: Draft, target: str) -> Iterator[str]:
         for remark in remarks:
             value = f" {shown(remark.key, remark.value)}" if remark.key in draft.given else ""
             yield f"  {remark.key}:{value} – {remark.text}"
+    if code := code_in(draft.document):
+        yield f"code waits until you have read it: remove trust: {ASK} then, or give --trust"
+        yield from (f"  {line}" for line in code)
     if draft.idle:
         yield f"off or without a value: {', '.join(draft.idle)}"
     if draft.assumed:

@@ -5,7 +5,7 @@ Upstream: reproduced. lm-eval 0.4.13 on a tiny model in fp32: log-likelihoods of
     batches of 1, 4 and 7.
 Baton: measures all models that a verdict compares in the same batches, so that a model that has not changed has the
     scores of its base to the last bit at any batch size; between batch sizes losses still differ by rounding, while the
-    texts that the model writes, and what is counted in them, do not.
+    texts that the model writes, and what is counted in them, do not. `evaluation.json` says the size.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def test_baton_compares_like_with_like(tiny_base: str, tmp_path: Path) -> None:
         recipe = recipe_of(tiny_base, batch_size=size, metrics=["exact_match", "chrf"], gate={"loss": "<= baseline"})
         run = finished(tmp_path, recipe, {"eval": CHATTY}, train=lambda model: None, name=f"by-{size}")
         found[size] = evaluate_run(run.uri)
+        assert found[size]["batch_size"] == size
         assert found[size]["after"] == found[size]["before"]
         assert judge_run(run.uri).passed
     one = found[1]

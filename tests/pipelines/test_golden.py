@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import conformance, graph, prepare
+from baton.pipelines.compiling import conformance, for_pods, graph
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ PICTURES: dict[str, Source] = {
 
 def _compile(source: Source, target: Path) -> None:
     recipe, settings, pipeline = source
-    write_package(prepare.for_cluster(recipe_file.load(str(recipe), settings)), str(target), pipeline)
+    write_package(for_pods.settled(recipe_file.load(str(recipe), settings)), str(target), pipeline)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -15,7 +15,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import for_pods
 from baton.pipelines.compiling.package import write_package
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "phases.yaml"
@@ -110,7 +110,7 @@ def test_commands_for_one_training_refuse_phases(recipe: Path) -> None:
 
 
 def test_the_pods_of_a_phase_are_what_its_recipe_asks_for(recipe: Path, tmp_path: Path) -> None:
-    write_package(prepare.for_cluster(recipe_file.load(str(recipe))), str(tmp_path / "pipeline.yaml"))
+    write_package(for_pods.settled(recipe_file.load(str(recipe))), str(tmp_path / "pipeline.yaml"))
     spec, platform = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
     settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for phase, count in (("pretrain", 6), ("sft", 9)):

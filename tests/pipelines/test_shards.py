@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import conformance, prepare
+from baton.pipelines.compiling import conformance, for_pods
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ BATON = str(Path(sys.executable).parent / "baton")
 
 
 def _compile(target: Path, *settings: str) -> dict[str, Any]:
-    recipe = prepare.for_cluster(recipe_file.load(str(QUICKSTART), settings))
+    recipe = for_pods.settled(recipe_file.load(str(QUICKSTART), settings))
     write_package(recipe, str(target), Pipeline.finetune)
     assert conformance.check(str(target)) == []
     spec: dict[str, Any] = next(yaml.safe_load_all(target.read_text()))

@@ -157,8 +157,15 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
     return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
 
 
-def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads an exported model, a checkpoint or a hub model; an adapter is put on its base.
+
+    Args:
+        model_uri: Folder, URI or hub id.
+        trust_remote_code: Run Python code that comes with it.
+
+    Returns:
+        The model, ready to write, and its tokenizer.
 
     Raises:
         UserError: there is no such model.
@@ -170,9 +177,10 @@ def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     transformers.utils.logging.disable_progress_bar()
     folder = loading.local_model(model_uri)
-    tokenizer = loading.load_tokenizer(folder)
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
     if os.path.isfile(f"{folder}/config.json"):
-        return loading.load_model(folder).eval(), tokenizer
+        return loading.load_model(folder, trust_remote_code=trust_remote_code).eval(), tokenizer
     with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
         base = json.load(file)["base_model_name_or_path"]
-    return loading.adapted(loading.load_model(loading.local_model(base)), folder, tokenizer).eval(), tokenizer
+    whole = loading.load_model(loading.local_model(base), trust_remote_code=trust_remote_code)
+    return loading.adapted(whole, folder, tokenizer).eval(), tokenizer

@@ -171,12 +171,13 @@ def auto_class(recipe: Recipe) -> Any:
     return AutoModelForSequenceClassification if recipe.training.spec.scores else AutoModelForCausalLM
 
 
-def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
+def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """Loads a model from safetensors files; pickled weights are refused.
 
     Args:
         folder: Local files.
-        recipe: Says kind, type, quantization and attention; a causal language model as it was saved without one.
+        recipe: Says kind, type, quantization, attention and more; a causal language model as it was saved without one.
+        trust_remote_code: Run Python code that comes with it, where no recipe says.
     """
     from transformers import AutoModelForCausalLM
 
@@ -184,6 +185,7 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
     is_packed = bool(settings)
     if recipe is None:
         _require_writer(folder)
+        settings["trust_remote_code"] = trust_remote_code
     else:
         kind, settings = auto_class(recipe), settings | load_settings(recipe)
         settings |= {"num_labels": 1} if recipe.training.spec.scores else {}

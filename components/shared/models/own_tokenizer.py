@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, loading, vocabulary
+from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def make(recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | No
         folder = loading.local_model(spec.base) if spec and spec.base else base
         if folder is None:
             raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
+        if spec and spec.base and recipe.model.trust_remote_code:
+            remote.require_trusted(recipe.trust, "model.tokenizer.base", folder)
         tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
     before = tokenizer.get_vocab()
     if spec:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baton.components.shared.core.errors import ExactnessError, UserError
 from baton.components.shared.models import loading, own_tokenizer
+from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.recipe.hooks import Trust
 from baton.components.shared.runs.documents.data import PinnedModels
 from baton.components.shared.runs.run import Run
 
@@ -21,16 +23,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BASE = "base"
-_compared: dict[tuple[str, str | None, str | None], str] = {}
-"""Folders whose content this process has compared, by address, revision and digest."""
+_compared: dict[tuple[str, str | None, str | None, str | None], str] = {}
+"""Folders whose content this process has compared, by address, revision and digests."""
 
 
 class Origin(NamedTuple):
-    """A model's address, and the setting that names it."""
+    """A model's address, the setting that names it, and whether Python code that comes with it is run."""
 
     setting: str
     base: str
     revision: str | None
+    runs_code: bool
 
     @property
     def pin(self) -> str:
@@ -42,10 +45,12 @@ def origins(recipe: Recipe) -> dict[str, Origin]:
     """Returns the models that a recipe names, by role; no base for a model from scratch."""
     by_role = {}
     if recipe.model.base:
-        by_role[BASE] = Origin("model.base", recipe.model.base, recipe.model.revision)
+        model = recipe.model
+        by_role[BASE] = Origin("model.base", recipe.model.base, model.revision, model.trust_remote_code)
     if second := recipe.training.second_model:
         role, named = second
-        by_role[role] = Origin(f"training.{recipe.training.method}.{role}", named.base, named.revision)
+        setting = f"training.{recipe.training.method}.{role}"
+        by_role[role] = Origin(setting, named.base, named.revision, named.trust_remote_code)
     return by_role
 
 
@@ -53,17 +58,27 @@ def fetch(recipe: Recipe) -> dict[str, str]:
     """Fetches the models that a recipe names, side by side, and returns their local folders by role.
 
     Raises:
-        UserError: one cannot be had.
+        UserError: one cannot be had, or nobody has consented to code that comes with it.
     """
     named = origins(recipe)
     with ThreadPoolExecutor(max(1, len(named))) as pool:
-        folders = pool.map(lambda origin: loading.local_model(origin.base, origin.revision), named.values())
+        folders = pool.map(lambda origin: _trusted(origin, recipe.trust), named.values())
         return dict(zip(named, folders, strict=True))
 
 
-def document(folders: dict[str, str]) -> PinnedModels:
-    """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch."""
+def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:
+    """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch, and
+    that of the Python code that comes with it, where it is run.
+
+    Args:
+        recipe: The recipe.
+        folders: As `fetch` returns them.
+        known: What the run has noted before; an older Baton noted no code.
+    """
     digests = {f"{role}_sha256": loading.model_identity(folder) for role, folder in folders.items()}
+    for role, origin in origins(recipe).items():
+        if origin.runs_code and (known is None or known.digest(f"{role}_code")):
+            digests[f"{role}_code_sha256"] = remote.digest(folders[role])
     return PinnedModels.model_validate({f"{BASE}_sha256": None, **digests})
 
 
@@ -72,12 +87,16 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
 
     Raises:
         ExactnessError: the files of one are not those that the run began with.
+        UserError: nobody has consented to code that comes with one.
     """
     pins = run.need(PinnedModels)
     named = origins(recipe)
+
+    def compare(role: str) -> str:
+        return _compare(named[role], recipe.trust, pins.digest(role), pins.digest(f"{role}_code"))
+
     with ThreadPoolExecutor(max(1, len(named))) as pool:
-        folders = pool.map(lambda role: _compare(named[role], pins.digest(role)), named)
-        return dict(zip(named, folders, strict=True))
+        return dict(zip(named, pool.map(compare, named), strict=True))
 
 
 def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
@@ -132,15 +151,29 @@ def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
     require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
-def _compare(origin: Origin, digest: str | None) -> str:
+def _compare(origin: Origin, trust: Trust, digest: str | None, code_digest: str | None) -> str:
     """Returns a model's local folder; what this process has compared before is not read again."""
-    key = (origin.base, origin.revision, digest)
+    key = (origin.base, origin.revision, digest, code_digest)
     if key not in _compared:
-        folder = loading.local_model(origin.base, origin.revision)
-        if loading.model_identity(folder) != digest:
+        folder = _trusted(origin, trust)
+        is_other = loading.model_identity(folder) != digest
+        if is_other or (origin.runs_code and code_digest and remote.digest(folder) != code_digest):
+            what = "is not the model" if is_other else "comes with other Python code than"
             raise ExactnessError(
-                f"{origin.setting} {origin.base!r} is not the model that this run began with.",
+                f"{origin.setting} {origin.base!r} {what} that this run began with.",
                 remedy=f"Put it back, pin {origin.pin}, or start another run.",
             )
         _compared[key] = folder
     return _compared[key]
+
+
+def _trusted(origin: Origin, trust: Trust) -> str:
+    """Returns a model's local folder, fetched if need be.
+
+    Raises:
+        UserError: it cannot be had, or nobody has consented to code that comes with it.
+    """
+    folder = loading.local_model(origin.base, origin.revision)
+    if origin.runs_code:
+        remote.require_trusted(trust, origin.setting, folder)
+    return folder

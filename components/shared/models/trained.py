@@ -9,6 +9,7 @@ from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.models import loading, prompt_columns
+from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import Run
@@ -97,8 +98,14 @@ def tokens_manifest(run: Run) -> tuple[str, Manifest]:
 
 
 def base_folder(recipe: Recipe) -> str | None:
-    """Returns a local folder with the base model's files, None for a model from scratch."""
-    return loading.local_model(recipe.model.base, recipe.model.revision) if recipe.model.base else None
+    """Returns a local folder with the base model's files, None for a model from scratch.
+
+    Raises:
+        UserError: it cannot be had, or nobody has consented to code that comes with it.
+    """
+    if recipe.model.base is None:
+        return None
+    return _trusted(recipe, "model.base", loading.local_model(recipe.model.base, recipe.model.revision))
 
 
 def trained_model(
@@ -115,8 +122,14 @@ def trained_model(
     if whole and recipe.model.quantization:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:
-        return loading.load_model(folder, recipe)
+        return loading.load_model(_trusted(recipe, "checkpoint", folder), recipe)
     return loading.adapted(loading.start_model(recipe, tokenizer, base_folder(recipe)), folder, tokenizer)
+
+
+def _trusted(recipe: Recipe, what: str, folder: str) -> str:
+    if recipe.model.trust_remote_code:
+        remote.require_trusted(recipe.trust, what, folder)
+    return folder
 
 
 def open_rows(folder: str) -> Dataset:

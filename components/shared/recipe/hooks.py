@@ -1,9 +1,10 @@
-"""The user's own code."""
+"""The user's own code, and consent to run somebody else's."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -52,3 +53,38 @@ class Hooks(Section):
         if value is not None and re.search(r"\.(zip|whl|egg|tar|gz)$", value):
             raise ValueError(f"is {value!r}; expected a Python file or a folder of them")
         return value
+
+
+ASK = "ask"
+"""Of a recipe that somebody else has written: its code waits for consent."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Trust = Literal["ask"] | list[Sha256] | None
+"""`ask`, or the digests of the files that somebody has consented to; None for a recipe of one's own."""
+
+_CODE = re.compile(r"(^|\.)hooks\..+|\.trust_remote_code(\.\d+)?$|\.tasks\.include_path(\.\d+)?$|^resources\.env\.")
+"""Settings that are code or name some: the user's functions and files, code that comes with a model, tasks of the
+evaluation harness, which may call functions, and variables, which may be those of an interpreter."""
+_MAY_BE_CODE = re.compile(r"(^|\.)use$|(^|\.)(rewards|functions)(\.\d+)+$")
+"""Settings that name a function: one of Baton's, or `module:object`."""
+
+
+def leaves(node: object, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a document that hold no others, each with its dotted path."""
+    children = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else None
+    if children is None:
+        yield place, node
+    for key, value in children or ():
+        yield from leaves(value, f"{place}.{key}".lstrip("."))
+
+
+def code_in(document: Mapping[str, Any]) -> list[str]:
+    """Returns the settings of a recipe that run code of somebody's, each as `path: value`.
+
+    Args:
+        document: The recipe as plain values; what its phases say and what its sweep tries counts as well.
+    """
+    return [f"{path}: {value}" for path, value in leaves(document) if value and _is_code(path, value)]
+
+
+def _is_code(path: str, value: object) -> bool:
+    return bool(_CODE.search(path) or (_MAY_BE_CODE.search(path) and ":" in str(value)))

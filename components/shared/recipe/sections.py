@@ -14,7 +14,7 @@ from baton.components.shared.recipe.chunks import Chunks, Store
 from baton.components.shared.recipe.data import Data
 from baton.components.shared.recipe.evaluation import Evaluation
 from baton.components.shared.recipe.export import Export
-from baton.components.shared.recipe.hooks import Hooks, short
+from baton.components.shared.recipe.hooks import Hooks, Trust, short
 from baton.components.shared.recipe.model import Model
 from baton.components.shared.recipe.parallel import Parallel
 from baton.components.shared.recipe.phases import ShortPhase, merged
@@ -61,6 +61,10 @@ class Sections(Section):
     """What happens when data or recipe change."""
     sweep: Search | None = None
     """Many configurations compared, by `baton sweep`; the other commands leave it out."""
+    trust: Trust = None
+    """Of a recipe from elsewhere. `ask`: its code runs only where somebody gives `--trust`. Else the SHA-256 of each
+    file of code that somebody has consented to so, which Baton writes when it compiles, submits or runs the recipe;
+    other code is refused. Left out of a recipe of your own."""
 
     def phase_recipes(self) -> list[Self]:
         """Returns a recipe for each phase, none where there are no phases.
@@ -147,6 +151,15 @@ class Sections(Section):
                 remedy="Let the first chunk run, or give a number.",
             )
         return size or self.training.batch_size // self.workers
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Rows per forward pass of an evaluation; figures differ by rounding between sizes.
+
+        Raises:
+            UserError: it follows from the micro-batch size, which no chunk has found yet.
+        """
+        return self.evaluation.batch_size or self.micro_batch_size_per_process
 
     @property
     def gradient_accumulation_steps(self) -> int:

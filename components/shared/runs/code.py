@@ -1,4 +1,4 @@
-"""The user's Python files: they travel with the run, by content."""
+"""The user's Python files: they travel with the run, by content; and consent to code of others, by the same."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import sys
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.scratch import scratch_folder
+from baton.components.shared.recipe.hooks import ASK, Trust
 from baton.components.shared.runs.documents.data import OwnCode
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 
+ENDINGS = (".py",)
+"""Files of code."""
 
-def ship(run: Run, source: str | None) -> None:
+
+def ship(run: Run, source: str | None, trust: Trust = None) -> None:
     """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run.
 
+    Args:
+        run: The run.
+        source: As `hooks.source`.
+        trust: What is consented to; see `require_trusted`.
+
     Raises:
-        UserError: there are none, or the run began with others.
+        UserError: there are none, the run began with others, or nobody has consented to them.
     """
     if source is None:
         return
     with scratch_folder("code") as folder:
         prefix = f"data/{_collected(source, folder)}/code"
+        require_trusted(trust, "hooks.source", folder)
         if bundles.usable_manifest(run.storage, prefix) is None:
             names = sorted(os.listdir(folder))
             bundles.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
@@ -39,6 +49,47 @@ def digest(source: str) -> str:
     """
     with scratch_folder("code") as folder:
         return _collected(source, folder)
+
+
+def files_of(source: str) -> list[str]:
+    """Returns the SHA-256 of each file of `hooks.source`.
+
+    Raises:
+        UserError: there are none.
+    """
+    with scratch_folder("code") as folder:
+        _collected(source, folder)
+        return [digest for _, digest in files(folder)]
+
+
+def files(folder: str, endings: tuple[str, ...] = ENDINGS) -> list[tuple[str, str]]:
+    """Returns the files of code in a folder and below, each by its path there and its SHA-256, in order."""
+    paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    return [
+        (os.path.relpath(path, folder), bundles.file_sha256(path)) for path in sorted(paths) if path.endswith(endings)
+    ]
+
+
+def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str, ...] = ENDINGS) -> None:
+    """Checks that somebody has consented to all code in a folder, before any of it runs.
+
+    Args:
+        trust: As in the recipe; where there is none, the recipe is its user's own, and so is what it names.
+        setting: The setting that names the folder.
+        folder: It, here.
+        endings: What names of code end in.
+
+    Raises:
+        UserError: nobody has consented to a file.
+    """
+    unknown = [] if trust is None else [x for x in files(folder, endings) if trust == ASK or x[1] not in trust]
+    if unknown:
+        name, digest = unknown[0]
+        raise UserError(
+            f"{setting}: the recipe comes from elsewhere, and nobody has consented to run {name} as it is now (SHA-256 "
+            f"{digest[:16]}…).",
+            remedy="Read it, and compile, submit or run the recipe again with --trust.",
+        )
 
 
 def fetch(run: Run, scratch: str) -> str | None:

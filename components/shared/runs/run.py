@@ -191,7 +191,7 @@ def identity(recipe: Recipe) -> Json:
     document = recipe.model_dump(mode="json")
     # By what is left out, not by what is taken: a new setting is part of the identity until somebody decides that it
     # changes no bit.
-    for section in ("name", "store", "resources", "tracking", "export", "sweep"):
+    for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint
     if workers := recipe.parallel.virtual_workers:  # for which steps are cut, whatever the world size

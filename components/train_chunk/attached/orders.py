@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerState
 from trl.trainer.utils import RepeatSampler
 
 from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.models import hooks
+from baton.components.shared.models.own_code import hooks
 
 FIXED = (SequentialSampler, RepeatSampler)
 """Samplers that draw nothing, and TRL's, which `Completing` seeks."""

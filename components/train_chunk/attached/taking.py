@@ -12,7 +12,7 @@ import transformers
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
-from baton.components.shared.models import hooks
+from baton.components.shared.models.own_code import hooks
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk import uncompiled
 from baton.components.train_chunk.attached import mixins, orders

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
-from baton.components.shared.models import hooks
+from baton.components.shared.models.own_code import hooks
 from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 
 

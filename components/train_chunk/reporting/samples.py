@@ -60,7 +60,7 @@ class SampleCallback(TrainerCallback):
         self._tokenizer = tokenizer
         self._report = report
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
-        self._batch_size = recipe.evaluation.batch_size or recipe.micro_batch_size_per_process
+        self._batch_size = recipe.evaluation_batch_size
         with rng.undisturbed():
             self._judge = Judge(recipe.evaluation, self._prompts, self._batch_size)
 

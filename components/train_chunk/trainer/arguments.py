@@ -26,7 +26,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "data_seed": recipe.seed,
         "max_steps": plan.num_steps,
         "per_device_train_batch_size": recipe.micro_batch_size_per_process,
-        "per_device_eval_batch_size": recipe.evaluation.batch_size or recipe.micro_batch_size_per_process,
+        "per_device_eval_batch_size": recipe.evaluation_batch_size,
         # One process that trains alone for several, as the learning-rate finder does, makes the others' passes too; one
         # that has several virtual workers makes theirs.
         "gradient_accumulation_steps": recipe.gradient_accumulation_steps * recipe.workers // processes,

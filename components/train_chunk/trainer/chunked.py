@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch.utils.data import Sampler
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from baton.components.shared.models import frozen, hooks, trainable
+from baton.components.shared.models import frozen, trainable
+from baton.components.shared.models.own_code import hooks
 from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.data import samplers
 from baton.components.train_chunk.trainer import sharding

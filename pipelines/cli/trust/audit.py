@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baton.components.shared.recipe.hooks import code_in
 from baton.components.shared.runs.run import Run
 from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.trust.keys import read_public
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import prepare, trust
+from baton.pipelines.compiling.origin import Origin
 
 if TYPE_CHECKING:
     from baton.pipelines.proving.audit import Audit
@@ -53,6 +55,8 @@ def audit(
         page = prove_page.check_path(report or f"audit-{run.name}-{chunk}.html")
         public = read_public(key) if key else None
         loaded = prepare.load_here(recipe, overrides) if recipe else None
+        code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
+        trust.require_consent(Origin(run.uri, "", ""), code if "://" in run_uri else [])
         warm.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)

@@ -155,7 +155,7 @@ def test_what_is_served_has_the_system_message_and_ends_its_answers(
     from baton.pipelines.cli import chat
 
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    folder = chat.servable(chatty)
+    folder = chat.servable(chatty, trust=False)
     assert folder != chatty
     tokenizer, own = loading.load_tokenizer(folder), loading.load_tokenizer(chatty)
     asked = [{"role": "user", "content": "Who?"}]
@@ -164,7 +164,7 @@ def test_what_is_served_has_the_system_message_and_ends_its_answers(
     assert generation.rendered(brief, tokenizer) == generation.rendered(brief, own)
     ends = loading.load_model(folder).generation_config.eos_token_id
     assert ends == [own.eos_token_id, own.convert_tokens_to_ids("<|im_end|>")]
-    assert chat.servable(chatty) == folder
+    assert chat.servable(chatty, trust=False) == folder
     assert loading.load_tokenizer(chatty).chat_template == own.chat_template
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from baton.components.shared.recipe import recipe_file
 from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import graph, layered, prepare
+from baton.pipelines.compiling import for_pods, graph, layered
 from baton.pipelines.compiling.graph import Kind
 from baton.pipelines.compiling.package import Pipeline, write_package
 
@@ -69,7 +69,7 @@ class Drawn:
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe, settings, pipeline = PIPELINES[request.param]
     path = tmp_path_factory.mktemp("compiled") / f"{request.param}.yaml"
-    write_package(prepare.for_cluster(recipe_file.load(str(recipe), settings)), str(path), pipeline)
+    write_package(for_pods.settled(recipe_file.load(str(recipe), settings)), str(path), pipeline)
     return path
 
 

@@ -13,7 +13,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.signing import Signer
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.train_chunk.trainjob.manifest import train_job
-from baton.pipelines.compiling import conformance, prepare, signed
+from baton.pipelines.compiling import conformance, for_pods, signed
 from baton.pipelines.compiling.package import Pipeline, write_package
 from baton.pipelines.local import docker_runner
 
@@ -30,7 +30,7 @@ def recipe(*settings: str, secret: str | None = "keys/run.pem") -> Recipe:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    write_package(prepare.for_cluster(recipe()), str(path), Pipeline.finetune)
+    write_package(for_pods.settled(recipe()), str(path), Pipeline.finetune)
     return list(yaml.safe_load_all(path.read_text()))
 
 
@@ -55,7 +55,7 @@ def test_the_chunk_alone_has_the_secret(package: list[dict[str, Any]]) -> None:
 
 def test_a_pipeline_without_a_secret_is_refused() -> None:
     with pytest.raises(UserError, match=r"names no Secret.*kubectl create secret generic"):
-        prepare.for_cluster(recipe(secret=None))
+        for_pods.settled(recipe(secret=None))
 
 
 def test_the_nodes_of_a_job_have_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_lora_sft(imported: Make):
         "export": {"checkpoint": "best"},
         "resources": {"gpus": 1},
         "tracking": {"wandb": "lora-sft"},
+        "trust": "ask",
     }
     assert made.recipe.training.batch_size == 8
     assert made.keys(Fate.left) == set()

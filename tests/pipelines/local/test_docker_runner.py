@@ -7,7 +7,7 @@ import pytest
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import prepare
+from baton.pipelines.compiling import for_pods, prepare
 from baton.pipelines.compiling.package import write_package
 from baton.pipelines.local import docker_runner
 from baton.pipelines.local.containers import Needs, read_needs
@@ -44,9 +44,9 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_with().model_dump_json(exclude_defaults=True))
     placeholder = "image 'baton-python:0.1.0' is a placeholder"
-    assert any(line.startswith(placeholder) for line in prepare.cluster_warnings(prepare.load(str(path))))
+    assert any(line.startswith(placeholder) for line in for_pods.warnings(prepare.load(str(path))))
     named = prepare.load(str(path), image="ghcr.io/me/baton-cpu:1")
-    assert not any("placeholder" in line for line in prepare.cluster_warnings(named))
+    assert not any("placeholder" in line for line in for_pods.warnings(named))
 
     package = tmp_path / "pipeline.yaml"
     write_package(named, str(package))
@@ -67,7 +67,7 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     ],
 )
 def test_a_store_whose_credentials_no_secret_holds(store, resources, warned, recipe_with):
-    lines = prepare.cluster_warnings(recipe_with(store={"uri": store}, resources=resources))
+    lines = for_pods.warnings(recipe_with(store={"uri": store}, resources=resources))
     assert [line for line in lines if "service account" in line] == (
         [
             f"neither resources.secret nor resources.secret_env names the store's credentials ({warned}): "

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import hooks
 from baton.components.shared.models.metrics.figures import Figure, mean
 from baton.components.shared.models.metrics.texts import METRICS
+from baton.components.shared.models.own_code import hooks
 from baton.components.shared.recipe import Hook
 from baton.components.shared.recipe.evaluation import ROUGE
 from baton.components.shared.recipe.methods.spec import AGAINST_BASELINE

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import hooks
 from baton.components.shared.models.conversing import PROMPT_TEXT
+from baton.components.shared.models.own_code import hooks
 from baton.components.shared.recipe import RewardFunction
 from baton.components.shared.recipe.methods import REWARDS
 

@@ -58,6 +58,8 @@ class Evaluation(NamedDocument):
     production: Figures | None = None
     production_model: str | None = None
     side: str | None = None
+    batch_size: int | None = None
+    """Rows per forward pass; figures differ by rounding between sizes."""
     intervals: dict[str, dict[str, list[int | float | None]]] | None = None
     signatures: dict[str, str] = Field(default_factory=dict)
     without_reference: int = 0

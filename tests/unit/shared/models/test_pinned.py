@@ -32,7 +32,7 @@ def taught(base: str, teacher: Path, **model: Any) -> Recipe:
 def begun(recipe: Recipe, folder: Path) -> Run:
     """A run that has pinned its models."""
     run = Run(Storage(str(folder / "store")), "run")
-    run.write_once(pinned.document(pinned.fetch(recipe)))
+    run.write_once(pinned.document(recipe, pinned.fetch(recipe)))
     return run
 
 
@@ -48,8 +48,9 @@ def test_each_model_has_its_digest_and_its_folder(tiny_base: str, teacher: Path,
 
 def test_a_run_without_a_second_model_says_what_it_said_before_there_was_any(tiny_base: str) -> None:
     alone = tiny.recipe(tiny_base)
-    assert pinned.document(pinned.fetch(alone)).to_json() == {"base_sha256": loading.model_identity(tiny_base)}
-    assert pinned.document({}).to_json() == {"base_sha256": None}
+    assert pinned.document(alone, pinned.fetch(alone)).to_json() == {"base_sha256": loading.model_identity(tiny_base)}
+    from_scratch = alone.model_copy(update={"model": alone.model.model_copy(update={"base": None})})
+    assert pinned.document(from_scratch, {}).to_json() == {"base_sha256": None}
 
 
 def test_another_teacher_at_the_same_address_is_refused(tiny_base: str, teacher: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import hooks
-from baton.components.shared.models.hooks import SeededCollator
+from baton.components.shared.models.own_code import hooks
+from baton.components.shared.models.own_code.hooks import SeededCollator
 from baton.components.shared.recipe import Hooks
 
 USERS = """
