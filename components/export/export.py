@@ -15,9 +15,10 @@ from baton.components.export.formats import FORMATS, MADE_OF_MAIN, Draft, Export
 from baton.components.shared.core import events
 from baton.components.shared.core.document import Document
 from baton.components.shared.core.scratch import scratch_folder
-from baton.components.shared.models import exportable
+from baton.components.shared.models import exportable, today
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import servers
+from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.documents.outcome import ExportedModel, ExportEntry, ModelMeta
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -40,6 +41,8 @@ def export_run(run_uri: str) -> ExportedModel:
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.recipe()
+    tokens = run.read(Tokens)
+    today.tell(tokens.today if tokens else None)
     exportable.check(recipe)
     exportable.check_registry(recipe, servers.address(run, recipe))
     with scratch_folder("export") as scratch:

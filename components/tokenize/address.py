@@ -6,10 +6,10 @@ import hashlib
 import json
 import logging
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baton.components.shared.core.errors import FormatError, UserError
-from baton.components.shared.models import conversing, own_tokenizer
+from baton.components.shared.models import conversing, own_tokenizer, prompting, today
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import RunHead, Tokens
 from baton.components.shared.runs.formats import FORMATS, release
@@ -17,28 +17,49 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import segments
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 logger = logging.getLogger("baton")
 
 
-def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> tuple[str, str]:
-    """Returns the address of a run's tokens, and in words which turns its rows get; see `turned`.
+class Address(NamedTuple):
+    """Where a run's tokens are, and what decided it beside its recipe and rows.
+
+    Attributes:
+        digest: The address.
+        turned: In words, which turns rows get; see `turned`.
+        today: Day that the chat template is told, None where it does not ask.
+    """
+
+    digest: str
+    turned: str
+    today: str | None
+
+
+def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
+    """Returns the address of a run's tokens; templates are told their day from here on.
 
     A run that has tokens keeps them, where Baton or its libraries would make others by now.
 
     Raises:
         FormatError: it would, and the run's are gone or not made yet.
     """
-    words = turned(run, recipe, split, base)
-    other = own_tokenizer.other_identity(recipe)
-    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words))
     own = run.read(Tokens)
+    tokenizer = None if _is_learned(recipe) else own_tokenizer.make(recipe, base)
+    words = turned(run, recipe, split, tokenizer)
+    day = _day(run, recipe, split, tokenizer, own)
+    today.tell(day)
+    other = own_tokenizer.other_identity(recipe)
+    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day)
     if own and own.digest == digest:
-        return digest, words
+        return Address(digest, words, day)
     # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
     if own and bundles.usable_manifest(run.storage, own.prefix):
         where = run.storage.uri(own.prefix)
         logger.warning("run %r keeps its tokens, %s; a new run would get others by now", run.name, where)
-        return own.digest, own.rendered
+        today.tell(own.today)
+        return Address(own.digest, own.rendered, own.today)
     is_other = run.need(RunHead).made.number("tokens") != FORMATS["tokens"].number
     if is_other or (own and bool(own.rendered) != bool(words)):
         what = f"its tokens, {run.storage.uri(own.prefix)}, are gone" if own else "it has no tokens yet"
@@ -46,11 +67,17 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
             f"run {run.name!r} was begun by another release, {what}, and this Baton, {release()}, makes other ones.",
             remedy="Start the run under another name, or run its tokenize stage with the release that began it.",
         )
-    return digest, words
+    return Address(digest, words, day)
 
 
 def tokens_digest(
-    recipe: Recipe, split: str, base_digest: str | None, other_digest: str | None, *, turned: bool = False
+    recipe: Recipe,
+    split: str,
+    base_digest: str | None,
+    other_digest: str | None,
+    *,
+    turned: bool = False,
+    today: str | None = None,
 ) -> str:
     """Returns the address of a tokenized split.
 
@@ -60,6 +87,7 @@ def tokens_digest(
         base_digest: Identity of the base model's files.
         other_digest: Identity of the files of `model.tokenizer.base`.
         turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
+        today: Day that the chat template is told, where it asks.
     """
     data = recipe.data
     made_from: dict[str, object] = {
@@ -86,26 +114,53 @@ def tokens_digest(
         made_from["format"] = number
     if turned:
         made_from["turns"] = {"system": data.system}
+    if today:
+        made_from["today"] = today
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
-def turned(run: Run, recipe: Recipe, split: str, base: str | None) -> str:
+def turned(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
 
     The split's rows are of one shape, so that the first stands for all.
 
+    Args:
+        run: The run.
+        recipe: Its recipe.
+        split: Digest of its split.
+        tokenizer: Its tokenizer, None for one that is learned from its rows.
+
     Raises:
         UserError: they should, and there is no template for it, or no conversation to put the message into.
     """
-    trained = recipe.model.tokenizer and recipe.model.tokenizer.train
     is_chat = recipe.data.render_as == "chat"
-    if not trained and (recipe.model.base or is_chat):
-        tokenizer = own_tokenizer.make(recipe, base, None)
+    if tokenizer and (recipe.model.base or is_chat):
         conversing.require_template(recipe, tokenizer)
         is_chat = conversing.applies(recipe, tokenizer)
     if not is_chat and recipe.data.system is None:
         return ""
     return conversing.changes(_first_row(run, split), recipe, chat=is_chat)
+
+
+def _is_learned(recipe: Recipe) -> bool:
+    return bool(recipe.model.tokenizer and recipe.model.tokenizer.train)
+
+
+def _day(
+    run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None, own: Tokens | None
+) -> str | None:
+    """Returns the day that the chat template is told, None where it does not ask, or no row goes through it.
+
+    A run that has tokens, a fork's among them, keeps the day that they were made with.
+    """
+    template = tokenizer.chat_template if tokenizer else conversing.own_template(recipe)
+    if not today.is_asked_for(template):
+        return None
+    if tokenizer and not prompting.of_row(_first_row(run, split), recipe, tokenizer).is_chat:
+        return None
+    if own and own.today:
+        return own.today
+    return str(recipe.data.today or run.need(RunHead).created[: len("2026-11-24")])
 
 
 def split_manifest(run: Run, split: str) -> bundles.Manifest:

@@ -20,6 +20,7 @@ from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import address, bpe, lengths, refusals, segments, workers
+from baton.components.tokenize.address import Address
 from baton.components.tokenize.parts import TOKENIZER, Parts
 from baton.components.tokenize.segments import Segment
 
@@ -39,21 +40,19 @@ class Job:
         recipe: Its recipe.
         split: Digest of its split.
         base: Folder of the base model's files.
-        digest: Address of the tokens.
-        turned: In words, which turns rows get; see `address.turned`.
+        address: Address of the tokens.
     """
 
     run: Run
     recipe: Recipe
     split: str
     base: str | None
-    digest: str
-    turned: str
+    address: Address
 
     @property
     def prefix(self) -> str:
         """Path of the tokens."""
-        return f"data/{self.digest}/tokens"
+        return f"data/{self.address.digest}/tokens"
 
 
 def tokenize_run(run_uri: str) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     """
     started = time.time()
     job = _job(run_uri)
-    run, recipe, prefix, turned, digest = job.run, job.recipe, job.prefix, job.turned, job.digest
+    run, recipe, prefix, (digest, turned, today) = job.run, job.recipe, job.prefix, job.address
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
@@ -81,8 +80,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
-    if turned:
-        facts["rendered"] = turned
+    facts |= {name: value for name, value in (("rendered", turned), ("today", today)) if value}
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
@@ -144,8 +142,9 @@ def _job(run_uri: str) -> Job:
     base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, run.read(PinnedModels))
     run.write_once(pins)
     split = run.need(SplitData).digest
-    digest, turned = address.of(run, recipe, split, base, pins.base_sha256)
-    return Job(run=run, recipe=recipe, split=split, base=base, digest=digest, turned=turned)
+    return Job(
+        run=run, recipe=recipe, split=split, base=base, address=address.of(run, recipe, split, base, pins.base_sha256)
+    )
 
 
 def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:

@@ -123,6 +123,8 @@ class Replay:
                 f"run {theirs.name!r} was trained by another recipe: {'; '.join(changed)}.",
                 remedy="Give the recipe that it was trained by, or none to take the one that lies with the run.",
             )
+        # Begun on the same day, which a chat template may write.
+        self._run.put(RunHead.NAME, theirs.require(RunHead.NAME) | {"recipe": self._plain(recipe)})
         with _unsigned():
             processes.prepare(self._local(recipe), self._run.name, self._on_event, warm.launcher())
         same = {

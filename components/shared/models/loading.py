@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.models import trainable, vocabulary
+from baton.components.shared.models import today, trainable, vocabulary
 from baton.components.shared.recipe import FromScratch, Recipe
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
@@ -69,6 +69,7 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTraine
     """Loads a tokenizer from a local folder."""
     from transformers import AutoTokenizer
 
+    today.hold()
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
@@ -207,10 +208,7 @@ def load_settings(recipe: Recipe) -> dict[str, object]:
     import torch
 
     spec = recipe.model
-    settings: dict[str, object] = {
-        "dtype": getattr(torch, spec.dtype),
-        "trust_remote_code": spec.trust_remote_code,
-    }
+    settings: dict[str, object] = {"dtype": getattr(torch, spec.dtype), "trust_remote_code": spec.trust_remote_code}
     if spec.attention:
         settings["attn_implementation"] = spec.attention
     if spec.quantization:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -120,6 +121,9 @@ class Data(Section):
     that Baton trained. Conversations are always rendered, and plain text never."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System message of conversations that have none of their own."""
+    today: datetime.date | None = None
+    """Day that chat templates are told which write today's date, such as Llama 3.2's. When left out, the day on which
+    the run begins, in all its chunks; give it for runs that begin on other days and are to be the same."""
     max_length: Annotated[int, Field(ge=8)] = 512
     """Longest sequence in tokens; longer ones are cut at the end and counted."""
     packing: bool | Literal["best-fit"] = False

@@ -264,6 +264,12 @@ def _check_effects(recipe: Sections) -> None:
             "data.shuffle: chooses the rows of data.max_samples, which is not set; each pass is shuffled in any case, "
             "so remove it, or set max_samples"
         )
+    for source in recipe.data.sources:
+        if source.weight != 1 and source.side not in (None, "train"):
+            raise ValueError(
+                f"data.source: the weight {source.weight:g} of {source.uri!r} does nothing on the side {source.side}, "
+                "whose rows are used once each; remove it"
+            )
     for name in ("gguf", "onnx", "kserve"):
         settings = getattr(export, name)
         if name not in export.formats and settings != type(export).model_fields[name].default:

@@ -212,7 +212,7 @@ def identity(recipe: Recipe) -> Json:
         del document["data"][name]
     del document["data"]["train_on"]  # under the keys it had before, so that a run from then is the same one
     document["data"] |= recipe.data.older_train_on
-    for name, left_out in (("render_as", "auto"), ("system", None), ("reasoning", "keep")):  # likewise
+    for name, left_out in (("render_as", "auto"), ("system", None), ("reasoning", "keep"), ("today", None)):  # likewise
         if document["data"][name] == left_out:
             del document["data"][name]
     # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.

@@ -88,6 +88,8 @@ class Tokens(NamedDocument):
     lengths: JsonValue = None
     rendered: str = ""
     """How texts became turns of a conversation, in words; empty where they did not."""
+    today: str | None = None
+    """Day that the chat template was told, in ISO format; None where it does not ask."""
 
 
 class TokensMeta(Document):

@@ -394,6 +394,12 @@ IDLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         "above 1, or remove it",
         {"resources.gpus": 2},
     ),
+    "a weight of rows that are not trained on": (
+        {"data.source": [{"uri": "a.jsonl"}, {"uri": "b.jsonl", "side": "eval", "weight": 2}]},
+        "data.source: the weight 2 of 'b.jsonl' does nothing on the side eval, whose rows are used once each; "
+        "remove it",
+        {"data.source": [{"uri": "a.jsonl", "weight": 2}, {"uri": "b.jsonl", "side": "eval"}]},
+    ),
     "a phase's": (
         {"phases": ["sft", {"name": "short", "data": {"shuffle": True}}]},
         "data.shuffle: chooses the rows",
