@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
@@ -163,7 +164,8 @@ def show(console: Console, prompt: str, answers: dict[str, str]) -> None:
     console.print(Panel(Text(prompt), title="prompt", title_align="left", border_style="dim"))
     width = max(30, (console.width - 2 * len(answers)) // len(answers))
     panels = [
-        Panel(Text(text), title=uri[-(width - 6) :], title_align="left", width=width) for uri, text in answers.items()
+        Panel(Text(text), title=escape(uri[-(width - 6) :]), title_align="left", width=width)
+        for uri, text in answers.items()
     ]
     console.print(Columns(panels, padding=(0, 1)))
 

@@ -15,6 +15,7 @@ from baton.pipelines.cli.options import Output, OutputOption, print_json, report
 from baton.pipelines.cli.submit import note
 from baton.pipelines.compiling import memory, origin, prepare, profiles, rendering
 from baton.pipelines.compiling.package import Pipeline
+from baton.pipelines.local.terminal import Terminal
 
 app = typer.Typer(help="Lists the recipes that Baton brings along, and prints one.")
 
@@ -35,7 +36,6 @@ def list_recipes() -> None:
             print_json({"recipes": listed})
             return
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -43,7 +43,7 @@ def list_recipes() -> None:
             table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "method"))
         for row in listed:
             table.add_row(row["name"], row["method"], row["model"], row["about"])
-        Console(highlight=False).print(table)
+        Terminal(highlight=False).print(table)
         typer.echo("baton run NAME runs one, baton recipes show NAME > my.yaml makes it yours")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.api import cluster
 from baton.pipelines.cli import following, options
@@ -96,4 +98,4 @@ def load_for_pods(
 
 def note(line: str) -> None:
     """Tells what somebody should know before a run."""
-    console.print(f"[yellow]note:[/] {line}")
+    console.print(f"[yellow]note:[/] {escape(line)}")
