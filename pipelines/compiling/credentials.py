@@ -23,8 +23,7 @@ _VARIABLES = {
     "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Beginning of the names of a cloud's variables → those with its credentials."""
-_MAY_NAME_A_USER = "tracking.mlflow"
-"""What `baton doctor` shows without it."""
+_OF_MLFLOW = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
 
 
@@ -35,8 +34,6 @@ def require_none(recipe: Recipe) -> None:
         UserError: one does; the message holds the address without it, and never the credential.
     """
     for path, value in _texts(recipe.model_dump(mode="json", exclude_defaults=True), ""):
-        if path == _MAY_NAME_A_USER:
-            continue
         if match := _IN_ADDRESS.match(value):
             address = match["scheme"] + match["rest"]
         elif "://" in value and _SIGNED.search(value):
@@ -44,9 +41,14 @@ def require_none(recipe: Recipe) -> None:
         else:
             continue
         given = next((_VARIABLES[name] for name in environment_of(address) if name in _VARIABLES), "the environment")
+        pods = "resources.secret"
+        if path == "tracking.mlflow":
+            is_server = address.startswith(("http://", "https://"))
+            given = _OF_MLFLOW if is_server else "its driver's own means, such as PGPASSWORD"
+            pods = "resources.secret_env"
         raise UserError(
             f"{path}: the address holds a credential, which a recipe carries into runs, logs and pipelines.",
-            remedy=f"Write {address!r} and give the credential by {given}; pods get it by resources.secret.",
+            remedy=f"Write {address!r} and give the credential by {given}; pods get it by {pods}.",
         )
 
 

@@ -184,6 +184,7 @@ def load_model(folder: str, recipe: Recipe | None = None) -> PreTrainedModel:
     is_packed = bool(settings)
     if recipe is None:
         _require_writer(folder)
+        settings["trust_remote_code"] = False  # left out, Transformers asks whoever is at the terminal
     else:
         kind, settings = auto_class(recipe), settings | load_settings(recipe)
         settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
