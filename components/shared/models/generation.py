@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import conversing, loading, tool_calls, vocabulary
 
 if TYPE_CHECKING:
@@ -145,31 +146,48 @@ def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> 
 
 def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
     """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins; with the
-    tools that the row declares."""
+    tools that the row declares.
+
+    Raises:
+        UserError: the template refuses them.
+    """
     if isinstance(prompt, str):
         return prompt
-    try:
-        return str(tokenizer.apply_chat_template(prompt, tools, tokenize=False, add_generation_prompt=True))
-    except Exception:  # a template may raise whatever it likes, of arguments that are no text for example
-        messages = tool_calls.with_text_arguments(prompt)
-        if messages == prompt:
-            raise
-    return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
+    reason = ""
+    for messages in (prompt, tool_calls.with_text_arguments(prompt)):
+        try:
+            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template may raise whatever it likes, of arguments that are no text for example
+            reason = reason or " ".join(str(error).split())[:300] or type(error).__name__
+    raise UserError(
+        f"the chat template refuses it: {reason}.", remedy="Mend the row, or set model.chat_template to one that does."
+    )
 
 
 def load(model_uri: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads an exported model, a checkpoint or a hub model; an adapter is put on its base.
 
     Raises:
-        UserError: there is no such model.
+        UserError: there is no such model, or it needs code of its own.
     """
-    import json
-    import os
-
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    folder = loading.local_model(model_uri)
+    try:
+        return _loaded(loading.local_model(model_uri))
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
+        raise UserError(
+            f"{model_uri} comes with code of its own, which is not run here.",
+            remedy="Load it with Transformers and trust_remote_code=True, if you trust whoever wrote it.",
+        ) from None
+
+
+def _loaded(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    import json
+    import os
+
     tokenizer = loading.load_tokenizer(folder)
     if os.path.isfile(f"{folder}/config.json"):
         return loading.load_model(folder).eval(), tokenizer
