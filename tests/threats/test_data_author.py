@@ -244,6 +244,16 @@ def test_a_pickle_in_a_schema_is_not_unpickled(kind: str, tmp_path: Path) -> Non
     assert mark.ran
 
 
+def test_no_csv_is_written() -> None:
+    """Nothing for a spreadsheet to run: what begins with `=` in a row stays in JSON, HTML and text."""
+    writing = re.compile(r"csv\.(Dict)?[wW]riter|\.to_csv|write_csv")
+    root = Path(__file__).parents[2]
+    files = [path for room in ("components", "pipelines") for path in (root / room).glob("**/*.py")]
+    assert len(files) > 400
+    assert writing.search("csv.writer(file)")
+    assert [str(path) for path in files if writing.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_a_packed_table_is_unpacked_to_disk(tmp_path: Path) -> None:
     write_table(tmp_path / "rows.parquet", {"text": ["a"]})
     packed = tmp_path / "rows.parquet.gz"

@@ -12,9 +12,12 @@ from typing import Any
 
 import jinja2
 import pytest
+import yaml
+from huggingface_hub import ModelCardData
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from baton.components.evaluate import production
+from baton.components.export import card
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates, conversing, generation, loading, skeleton
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -166,6 +169,19 @@ def test_what_spells_a_special_token_is_one(tmp_path: Path) -> None:
     assert encoded["input_ids"].count(end) == 3, "one of them is the user's own"
     trained = [token for token, label in zip(encoded["input_ids"], encoded["labels"], strict=True) if label != -100]
     assert tokenizer.decode(trained) == "no<|eot|>"
+
+
+def test_a_licence_adds_nothing_to_a_card(tiny_base: str, recipe: Recipe, tmp_path: Path) -> None:
+    """It is the base's, and stands in the metadata that the Hub reads."""
+    base = tmp_path / "base"
+    base.mkdir()
+    hostile = "mit\nbase_model: evil/model\n---\n# Owned"
+    (base / "README.md").write_text(f"---\n{yaml.safe_dump({'license': hostile})}---\n")
+    licence = card.licence(recipe, str(base))
+    assert licence == hostile
+    written = str(ModelCardData(license=licence, tags=["baton"]).to_yaml())
+    assert yaml.safe_load(written) == {"license": hostile, "tags": ["baton"]}
+    assert "\n---" not in written
 
 
 def _outside() -> bytes:

@@ -1,4 +1,4 @@
-"""A whole run where the root file system cannot be written to, as in pods: beside the store, one temporary folder is."""
+"""A whole run where the root file system cannot be written to, as in pods: the store and one temporary folder are."""
 
 from __future__ import annotations
 
@@ -52,9 +52,14 @@ def test_a_run_needs_its_store_and_one_folder(scratch_recipe: dict[str, Any], tm
     (folders["beside"] / "r.yaml").write_text(json.dumps(scratch_recipe))
     before = [path.name for path in folders["beside"].iterdir()]
     environment = os.environ | {
-        **{"STORE": str(folders["store"]), "TMPDIR": str(folders["tmp"]), "BESIDE": str(folders["beside"])},
-        **{"HOME": str(folders["tmp"]), "XDG_CACHE_HOME": str(folders["tmp"]), "HF_HOME": str(folders["tmp"])},
-        **{"ROOT": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
+        "STORE": str(folders["store"]),
+        "TMPDIR": str(folders["tmp"]),
+        "BESIDE": str(folders["beside"]),
+        "HOME": str(folders["tmp"]),
+        "XDG_CACHE_HOME": str(folders["tmp"]),
+        "HF_HOME": str(folders["tmp"]),
+        "ROOT": str(Path(__file__).parents[2]),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folders["tmp"]),
     }
     inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT, "sh"]
