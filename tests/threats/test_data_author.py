@@ -137,12 +137,13 @@ def test_a_bomb_is_unpacked_piece_by_piece(tmp_path: Path) -> None:
     [
         pyarrow.DictionaryArray.from_arrays([0, 1, 0], ["short", "x" * 3000]),
         pyarrow.DictionaryArray.from_arrays([0, 1, 0], [["short"], ["x" * 3000]]),
-        pyarrow.array(["short", "x" * 3000, "short"], pyarrow.string_view()),
+        pyarrow.array(["short", "x" * 3000, None], pyarrow.string_view()),
+        pyarrow.array([b"short", b"x" * 3000, None], pyarrow.binary_view()),
         pyarrow.array([["short"], ["x"] * 3000, ["short"]]),
         pyarrow.array([{"a": "short"}, {"a": "x" * 3000}, {"a": "short"}]),
         pyarrow.array([[("a", "short")], [("a", "x" * 3000)], []]),
     ],
-    ids=["dictionary", "dictionary-of-lists", "view", "list", "struct", "pairs"],
+    ids=["dictionary", "dictionary-of-lists", "view", "binary-view", "list", "struct", "pairs"],
 )
 def test_a_long_row_of_a_table_costs_that_row_alone(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

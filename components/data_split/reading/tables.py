@@ -171,9 +171,11 @@ def _num_bytes(column: Any) -> int:
     if types.is_run_end_encoded(kind):
         return len(column) * int(column.values.nbytes)
     if types.is_string_view(kind) or types.is_binary_view(kind):
+        if column.null_count == len(column):
+            return 0
         # The first four of the 16 bytes of each are its length.
-        views = np.frombuffer(column.buffers()[1], dtype="<i4")[::4]
-        return int(views[column.offset : column.offset + len(column)].sum(dtype=np.int64))
+        views = np.frombuffer(column.buffers()[1], dtype="<i4")[::4][column.offset : column.offset + len(column)]
+        return int(views.sum(where=np.asarray(column.is_valid()), dtype=np.int64))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return 8 * len(column) + _num_bytes(column.flatten())
     if types.is_struct(kind):
