@@ -8,7 +8,8 @@ from typing import Any
 
 from baton.components.data_split import tools
 
-TURN = re.compile(r"(?:\A|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
+TURN = re.compile(r"(?:\A|\n)[^\S\n]*(USER|ASSISTANT|FUNCTION RESPONSE):")
+"""Of one line: over empty ones the time would grow with the square of their number."""
 SPEAKERS = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 END, CALL = "<|endoftext|>", "<functioncall>"
 QUOTED = re.compile(r"\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*'(.*)'\s*\}", re.DOTALL)
@@ -42,7 +43,7 @@ def conversation(chat: str, system: object) -> dict[str, Any] | None:
 def _objects(text: str) -> list[tools.Tool]:
     """Returns the JSON objects that stand at the beginnings of a text's lines."""
     objects, decoder, at = [], json.JSONDecoder(), 0
-    while match := re.compile(r"^\s*(?=\{)", re.MULTILINE).search(text, at):
+    while match := re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE).search(text, at):
         try:
             value, at = decoder.raw_decode(text, match.end())
         except ValueError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import chain
 
 from baton.components.data_split import formats, layouts, paths
@@ -21,6 +23,8 @@ from baton.components.shared.recipe.data import Source
 
 LOOKED_AT = 20
 """Rows whose columns decide the format."""
+WAITING = 2**20
+"""Bytes of broken rows before these that are held in memory; more of them wait on disk."""
 
 
 @dataclass(kw_only=True)
@@ -152,8 +156,8 @@ class Intake:
 def _open(source: Source, recipe: Recipe) -> Supply:
     files: Counter[str] = Counter()
     rows = readers.read(source.uri, recipe.data.sample_by, lambda kind: files.update([kind]))
-    head = _head(rows)
-    looked_at = [row.values for row in head if isinstance(row, Row)]
+    usable, again = head(rows)
+    looked_at = [row.values for row in usable]
     present = {path for values in looked_at for path in paths.of(values)}
     # What lies deeper than is looked for is there where the recipe names it.
     named = _named(source, recipe) - present
@@ -164,7 +168,7 @@ def _open(source: Source, recipe: Recipe) -> Supply:
         if name and present and not source.side and name not in present:
             raise layouts.missing(f"data.split.{setting}", name, source.uri, sorted(present))
     # What was looked at comes again: the source is read once.
-    return Supply(source=source, layout=layout, rows=chain(head, rows), files=files)
+    return Supply(source=source, layout=layout, rows=chain(again, rows), files=files)
 
 
 def _named(source: Source, recipe: Recipe) -> set[str]:
@@ -176,16 +180,29 @@ def _named(source: Source, recipe: Recipe) -> set[str]:
     return {*mapped, *recipe.data.extra_columns, *rules}
 
 
-def _head(rows: Iterator[Row | Rejected]) -> list[Row | Rejected]:
-    """Takes the first usable rows and what is broken before and between them."""
-    head: list[Row | Rejected] = []
-    usable = 0
+def head(rows: Iterator[Row | Rejected]) -> tuple[list[Row], Iterator[Row | Rejected]]:
+    """Takes the first usable rows and what is broken before and between them, which may be all of a source.
+
+    Returns:
+        The usable rows, and all that was taken, in its order; to be gone through once.
+    """
+    usable: list[Row] = []
+    waiting = tempfile.SpooledTemporaryFile(WAITING, "w+", encoding="ascii")  # noqa: SIM115 - closed by `again`
     for row in rows:
-        head.append(row)
-        usable += isinstance(row, Row)
-        if usable == LOOKED_AT:
+        waiting.write("\n" if isinstance(row, Row) else json.dumps(astuple(row)) + "\n")
+        if isinstance(row, Row):
+            usable.append(row)
+        if len(usable) == LOOKED_AT:
             break
-    return head
+
+    def again() -> Iterator[Row | Rejected]:
+        taken = iter(usable)
+        with waiting:
+            waiting.seek(0)
+            for line in waiting:
+                yield next(taken) if line == "\n" else Rejected(*json.loads(line))
+
+    return usable, again()
 
 
 def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:

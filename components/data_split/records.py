@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 
-from baton.components.data_split.rows import Rejected
+from baton.components.data_split.rows import SHOWN, Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,10 @@ class Refused:
 
     Attributes:
         count: Number of rows.
-        first: The first of them.
+        first: The first of them, its reason and text shortened.
         broken_off: The first that stands for the rest of its file.
-        reasons: Reason → how many rows were refused for it, and the first of them; no new ones after `MAX_REASONS`.
+        reasons: Reason → how many rows were refused for it, and the first of them, shortened; no new ones after
+            `MAX_REASONS`.
     """
 
     def __init__(self, path: str) -> None:
@@ -104,6 +105,7 @@ class Refused:
         """Keeps a row."""
         self._file.write(json.dumps(asdict(row)) + "\n")
         self.count += 1
+        row = replace(row, reason=row.reason[:SHOWN], raw=row.raw[:SHOWN])  # those that are held in memory
         self.first = self.first or row
         if row.rest:
             self.broken_off = self.broken_off or row

@@ -9,6 +9,7 @@ from baton.components.shared.core.errors import BatonError
 MAX_ROW = 2**26
 """Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""
 
+TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
 SHOWN = 1000
 """Bytes kept of what is longer than that."""
 

@@ -26,7 +26,7 @@ LOOKED_AT = 1000
 """Rows that are looked at."""
 COUNTED = 200_000
 """Rows up to which those of files on this machine are counted."""
-NUMBER = re.compile(r"\d[\d.,]*\W*$")
+NUMBER = re.compile(r"\d\W*$")
 
 
 def survey(sources: list[str]) -> Survey:

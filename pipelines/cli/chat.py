@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.models import generation, loading, placement, prompting
+from baton.components.shared.models.own_code import remote
 from baton.components.shared.models.prompting import Prompting
 
 if TYPE_CHECKING:
@@ -94,8 +95,7 @@ def load(uri: str, *, trust: bool) -> Loaded:
         UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
     """
     prompting.require_readable(uri)
-    with _asking_for_trust(uri):
-        model, tokenizer = generation.load(uri, trust_remote_code=trust)
+    model, tokenizer = generation.load(uri, trust_remote_code=trust)
     trained = prompting.of_model(uri, loading.local_model(uri), tokenizer)
     return Loaded(uri, placement.place(model), tokenizer, trained)
 
@@ -169,7 +169,8 @@ def show(console: Console, prompt: str, answers: dict[str, str]) -> None:
     console.print(Panel(Text(prompt), title="prompt", title_align="left", border_style="dim"))
     width = max(30, (console.width - 2 * len(answers)) // len(answers))
     panels = [
-        Panel(Text(text), title=uri[-(width - 6) :], title_align="left", width=width) for uri, text in answers.items()
+        Panel(Text(text), title=escape(uri[-(width - 6) :]), title_align="left", width=width)
+        for uri, text in answers.items()
     ]
     console.print(Columns(panels, padding=(0, 1)))
 
@@ -221,7 +222,7 @@ def servable(uri: str, *, trust: bool) -> str:
     """
     prompting.require_readable(uri)
     folder = loading.local_model(uri)
-    with _asking_for_trust(uri):
+    with remote.asking_for_trust(uri):
         tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust)
     trained = prompting.of_model(uri, folder, tokenizer)
     is_whole = os.path.isfile(f"{folder}/config.json")
@@ -241,24 +242,6 @@ def servable(uri: str, *, trust: bool) -> str:
     tokenizer.save_pretrained(target)
     prompting.write_ends(target, tokenizer)
     return target
-
-
-@contextlib.contextmanager
-def _asking_for_trust(uri: str) -> Iterator[None]:
-    """Says what is missing where Transformers loads a model with code of its own alone.
-
-    Raises:
-        UserError: it does.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise UserError(
-            f"{uri!r} comes with Python code, without which Transformers does not load it.",
-            remedy="Read its .py files, then give --trust.",
-        ) from None
 
 
 def _linked(folder: str, target: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +22,7 @@ from baton.components.shared.recipe import SPECS, Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli import data_show
-from baton.pipelines.cli.display import Display
+from baton.pipelines.cli.display import Display, screen
 from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
 from baton.pipelines.compiling import origin, prepare
 from baton.pipelines.local import processes
@@ -197,7 +196,7 @@ def _print(result: Examined) -> None:
     for each in result["checks"]:
         style, mark = MARKS[each["verdict"]]
         table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
-    out = Console(highlight=False)
+    out = screen()
     out.print(Text(result["run"], "bold"))
     out.print(table)
     shares = [f"{code} {quality_checks.percent(share)}" for code, share in result["languages"].get("shares", [])[:4]]

@@ -20,6 +20,7 @@ from baton.pipelines.cli.options import Output, OutputOption, Overrides, RecipeP
 from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
 from baton.pipelines.local.rows import HEAD
+from baton.pipelines.local.terminal import Terminal
 
 PREVIEW = "baton.components.tokenize.preview"
 LEARNED = 1000
@@ -68,7 +69,7 @@ def show(
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
             results.append({"recipe": training.name, **as_json(seen), "page": file})
             if output is Output.text:
-                print_rows(Console(highlight=False), seen)
+                print_rows(Terminal(highlight=False), seen)
                 typer.echo(f"page: {file}")
         if output is Output.json:
             print_json(results[0] if len(results) == 1 else {"phases": results})

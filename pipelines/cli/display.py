@@ -6,17 +6,28 @@ import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from baton.components.shared.core import events
 from baton.components.shared.core.events import Event
 from baton.pipelines.local.processes import MadeAnew
+from baton.pipelines.local.terminal import Terminal
 
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
 
-console = Console(file=sys.stderr, highlight=False)
+console = Terminal(file=sys.stderr, highlight=False)
+
+
+def screen() -> Terminal:
+    """Returns a console on standard output, for what a command was asked for."""
+    return Terminal(highlight=False)
+
+
+def note(line: str) -> None:
+    """Tells what somebody should know before a run."""
+    console.print(f"[yellow]note:[/] {escape(line)}")
 
 
 class Display:
@@ -30,9 +41,9 @@ class Display:
         self._num_chunks = num_chunks
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -59,7 +70,7 @@ class Display:
                 completed, total = (event.step, event.of) if isinstance(event, events.Step) else (None, None)
                 self._progress.update(self._stage, note=note, completed=completed, total=total)
         if warning := _warning(event):
-            console.print(f"[yellow]{warning}[/]")
+            console.print(warning, style="yellow", markup=False)
 
     def _started(self, name: str) -> None:
         self._name, self._since, self._note = name, time.monotonic(), ""
@@ -74,7 +85,9 @@ class Display:
         if self._stage is not None:
             self._progress.update(self._stage, total=1, completed=1)
         if not console.is_terminal:
-            console.print(f"✓ {self._name} ({time.monotonic() - self._since:.1f} s) {self._note}".rstrip())
+            console.print(
+                f"✓ {self._name} ({time.monotonic() - self._since:.1f} s) {self._note}".rstrip(), markup=False
+            )
 
 
 def _note(event: Event) -> str:

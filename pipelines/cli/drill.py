@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from baton.pipelines.cli import options
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
+from baton.pipelines.local.terminal import Terminal
 
 if TYPE_CHECKING:
     from baton.pipelines.proving.drill import Kill, Report
@@ -88,8 +88,8 @@ def print_table(report: Report) -> None:
             ", ".join(map(str, kill["committed"])) or "nothing",
             "–" if seconds is None else f"{seconds:.1f} s",
         )
-    screen = Console(highlight=False)
-    screen = screen if screen.is_terminal else Console(highlight=False, width=120)
+    screen = Terminal(highlight=False)
+    screen = screen if screen.is_terminal else Terminal(highlight=False, width=120)
     screen.print(table)
     for name in report["unreachable"]:
         screen.print(f"no process was found in phase {name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.pipelines.cli import following, options
@@ -46,7 +47,7 @@ def status(
         view = store_view.explained(client, remote, run_view.stages(client, remote))
         shown = following.shown(endpoint, remote, run_view.outcome(remote.state, view.stages))
         if output is Output.text:
-            console.print(f"[bold]{remote.display_name}[/]: {shown['state']}")
+            console.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}")
             console.print(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
         shown["stages"] = [
             {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages

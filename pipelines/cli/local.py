@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import typer
+from rich.markup import escape
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.models import prompting
@@ -55,7 +56,7 @@ def run(
 
 def _shown(local: LocalRun, runner: options.Runner) -> results.Result:
     """Runs the pipeline, and shows how far it is."""
-    console.print(f"run [bold]{local.run.name}[/] at {local.run.uri}")
+    console.print(f"run [bold]{local.run.name}[/] at {escape(local.run.uri)}")
     with Display(0 if local.recipe.phases else local.recipe.num_chunks) as display:
         return local.start(display.heard, containers=runner is options.Runner.docker)
 

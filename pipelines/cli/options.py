@@ -20,6 +20,7 @@ from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Store as StoreSection
 from baton.pipelines.compiling import origin
 from baton.pipelines.compiling.package import Pipeline
+from baton.pipelines.local.terminal import visible
 
 REJECTED = 3
 """Exit code of a run that the recipe's gate rejects."""
@@ -257,7 +258,7 @@ def reported(output: Output | None = None) -> Iterator[None]:
     except BatonError as error:
         if in_json:
             print_json({"state": "failed", "error": str(error), "exit_code": error.exit_code})
-        typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
+        typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         words = "interrupted; the same command with --run NAME resumes from the last checkpoint"

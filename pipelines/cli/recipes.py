@@ -11,8 +11,8 @@ from baton.components.shared.recipe import Guard, Recipe
 from baton.components.shared.sweeps.rungs import brackets, check_trials
 from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
+from baton.pipelines.cli.display import note, screen
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import note
 from baton.pipelines.compiling import for_pods, memory, origin, prepare, profiles, rendering
 from baton.pipelines.compiling.package import Pipeline
 
@@ -35,7 +35,6 @@ def list_recipes() -> None:
             print_json({"recipes": listed})
             return
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -43,7 +42,7 @@ def list_recipes() -> None:
             table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "method"))
         for row in listed:
             table.add_row(row["name"], row["method"], row["model"], row["about"])
-        Console(highlight=False).print(table)
+        screen().print(table)
         typer.echo("baton run NAME runs one, baton recipes show NAME > my.yaml makes it yours")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
@@ -185,7 +186,7 @@ def _run(recipe: Recipe, runner: options.Runner) -> Retraining:
             case Retraining():
                 outcomes.append(event)
             case events.Looked(decision="train"):
-                console.print(f"run [bold]{event.run}[/]: {event.words}")
+                console.print(f"run [bold]{event.run}[/]: {escape(event.words)}")
             case events.Queued():
                 console.print(f"[yellow]waits for the retraining under way since {event.since}[/]")
         display.heard(event)

@@ -18,6 +18,7 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli import local
 from baton.pipelines.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+from baton.pipelines.local.terminal import Terminal
 
 if TYPE_CHECKING:
     from baton.components.shared.forks.forking import Fork
@@ -39,7 +40,6 @@ def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.
             print_json({"runs": [asdict(member) for member in members]})
             return
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -48,7 +48,7 @@ def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.
         for one in members:
             origin = f"{one.parent}: {one.words}" if one.parent else one.words
             table.add_row(one.name, one.recipe, one.state, _steps(one), origin, one.created[:16].replace("T", " "))
-        Console().print(table)
+        Terminal().print(table)
 
 
 @app.command("tree")
@@ -156,7 +156,6 @@ def _new_name(parent: Run) -> str:
 
 
 def _print_tree(family: Family, chosen: str | None) -> None:
-    from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
@@ -181,7 +180,7 @@ def _print_tree(family: Family, chosen: str | None) -> None:
             branches[0] = Tree(label)
             tops.append(branches[0])
     for top in tops:
-        Console().print(top)
+        Terminal().print(top)
 
 
 def _steps(member: Member) -> str:

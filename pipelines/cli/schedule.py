@@ -9,8 +9,9 @@ import typer
 
 from baton.pipelines.api import cluster
 from baton.pipelines.cli import options
+from baton.pipelines.cli.display import note
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
-from baton.pipelines.cli.submit import load_for_pods, note
+from baton.pipelines.cli.submit import load_for_pods
 from baton.pipelines.compiling import for_pods
 from baton.pipelines.compiling.package import Pipeline
 

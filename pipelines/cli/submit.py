@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from baton.components.shared.recipe import Recipe
 from baton.pipelines.api import cluster
 from baton.pipelines.cli import following, options
-from baton.pipelines.cli.display import console
+from baton.pipelines.cli.display import console, note
 from baton.pipelines.cli.following import Shown
 from baton.pipelines.cli.options import Output, OutputOption, reported
 from baton.pipelines.compiling.package import Pipeline
@@ -92,8 +92,3 @@ def load_for_pods(
 ) -> Recipe:
     """Reads a recipe with the command line's changes, and tells what will not work in pods; see `prepare.load`."""
     return cluster.load_for_pods(recipe, overrides or (), store, chunks, image, tell=note).recipe
-
-
-def note(line: str) -> None:
-    """Tells what somebody should know before a run."""
-    console.print(f"[yellow]note:[/] {line}")

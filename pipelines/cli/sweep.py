@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from baton.components.shared.runs.run import check_name
 from baton.components.shared.sweeps.rungs import check_trials
@@ -53,7 +54,7 @@ def run(
         storage = prepare.check_store(loaded)
         warm.start()
         prepare.check_model(loaded)
-        console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {Sweep(storage, sweep_name).uri}")
+        console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with Display(loaded.num_chunks) as display:
             heard = sweep_display.heard(display.heard)
             best = LocalSweep(loaded, sweep_name, heard).run()

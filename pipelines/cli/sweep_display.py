@@ -33,7 +33,9 @@ def heard(show: Callable[[Event], None]) -> Callable[[Event], None]:
                 names = ", ".join(event.kept)
                 console.print(f"[bold]rung {event.rung} of {event.of}[/]: {names} stay, {event.stopped} stopped")
             case TrialFailed():
-                console.print(f"[yellow]{event.trial} chunk {event.chunk} failed: {event.message}[/]")
+                console.print(
+                    f"{event.trial} chunk {event.chunk} failed: {event.message}", style="yellow", markup=False
+                )
             case _:
                 show(event)
 

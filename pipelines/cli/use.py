@@ -7,12 +7,13 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import extras
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
+from baton.pipelines.local.terminal import Terminal, visible
 
 ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run Python code that comes with the model.")]
@@ -56,7 +57,7 @@ def generate(
 
         _require_one(prompt, file, chat=bool(chat), in_json=output is Output.json)
         events.setup_logging()
-        out = Console(highlight=False)
+        out = Terminal(highlight=False)
         settings = using.Settings(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, system=system
         )
@@ -72,7 +73,7 @@ def generate(
             if output is Output.json:
                 print_json({"prompt": item.shown(), "answers": answers})
             elif len(prompts) == 1 and len(answers) == 1:
-                typer.echo(answers[model_uris[0]])
+                typer.echo(visible(answers[model_uris[0]]) if sys.stdout.isatty() else answers[model_uris[0]])
             else:
                 using.show(out, item.shown(), answers)
 
@@ -114,7 +115,7 @@ def serve(
         further = [*(["--trust-remote-code"] if trust else []), *(arguments or ())]
         os.makedirs(HF_HUB_CACHE, exist_ok=True)  # `transformers serve` looks into it and fails where it is not there
         console.print(
-            f"http://{host}:{port}/v1 answers as model [bold]{folder}[/]; Ctrl-C ends it. Try:", soft_wrap=True
+            f"http://{host}:{port}/v1 answers as model [bold]{escape(folder)}[/]; Ctrl-C ends it. Try:", soft_wrap=True
         )
         example = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
         call = f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{example}'"

@@ -24,8 +24,7 @@ _VARIABLES = {
     "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Beginning of the names of a cloud's variables → those with its credentials."""
-_MAY_NAME_A_USER = "tracking.mlflow"
-"""What `baton doctor` shows without it."""
+_OF_MLFLOW = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
 
 
@@ -36,7 +35,7 @@ def require_none(recipe: Recipe) -> None:
         UserError: one does; the message holds the address without it, and never the credential.
     """
     for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
-        if path == _MAY_NAME_A_USER or not isinstance(value, str):
+        if not isinstance(value, str):
             continue
         if match := _IN_ADDRESS.match(value):
             address = match["scheme"] + match["rest"]
@@ -45,9 +44,14 @@ def require_none(recipe: Recipe) -> None:
         else:
             continue
         given = next((_VARIABLES[name] for name in environment_of(address) if name in _VARIABLES), "the environment")
+        pods = "resources.secret"
+        if path == "tracking.mlflow":
+            is_server = address.startswith(("http://", "https://"))
+            given = _OF_MLFLOW if is_server else "its driver's own means, such as PGPASSWORD"
+            pods = "resources.secret_env"
         raise UserError(
             f"{path}: the address holds a credential, which a recipe carries into runs, logs and pipelines.",
-            remedy=f"Write {address!r} and give the credential by {given}; pods get it by resources.secret.",
+            remedy=f"Write {address!r} and give the credential by {given}; pods get it by {pods}.",
         )
 
 

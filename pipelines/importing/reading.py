@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe.mistakes import yaml_text
 from baton.pipelines.importing.draft import Document, Draft
 from baton.pipelines.importing.trainer import Trainer
 
@@ -57,6 +58,7 @@ def load(path: str, tool: str) -> Document:
         raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        yaml_text.require_bounded(document)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict) or not document:
@@ -68,11 +70,8 @@ def load(path: str, tool: str) -> Document:
 def flatten(document: Document, nested: tuple[str, ...]) -> Document:
     """Returns a document with the sections named `nested` taken apart: `trl.beta`, `datasets[0].type.field_prompt`."""
     flat: Document = {}
-    try:
-        for key, value in document.items():
-            flat.update(_apart(key, value) if key in nested else {key: value})
-    except RecursionError:
-        raise UserError("the file contains itself.", remedy="Remove the anchors (&) that lead back.") from None
+    for key, value in document.items():
+        flat.update(_apart(key, value) if key in nested else {key: value})
     return flat
 
 

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +29,7 @@ from baton.components.shared.store.cache import NodeCache
 from baton.pipelines.compiling import origin, prepare
 from baton.pipelines.compiling.checks import Check
 from baton.pipelines.local import doctor_store
+from baton.pipelines.local.terminal import Terminal
 
 DISTRIBUTION = "baton-llm"
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -82,7 +82,7 @@ def examined(checks: Sequence[Check]) -> Examined:
 
 def print_table(checks: Sequence[Check]) -> None:
     """Prints checks for people."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("check", "", "found"):
         table.add_column(name, overflow="fold", no_wrap=name != "found")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from baton.components.data_split.reading.streams import BLOCK
-from baton.components.data_split.reading.text_files import TOO_LONG, as_row
-from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.reading.text_files import as_row
+from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
 
 SPACE = re.compile(r"[ \t\r\n]*")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)

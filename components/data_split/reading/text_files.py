@@ -10,11 +10,10 @@ from itertools import chain, islice
 from typing import Any
 
 from baton.components.data_split.reading.streams import Line
-from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
 
 csv.field_size_limit(MAX_ROW)
 
-TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
 MAX_LINES = 100_000
 """Lines of the longest CSV record: a quote that is not closed takes no more along."""
 SEPARATORS = (",", "\t", ";", "|")

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import conversing, loading, tool_calls, vocabulary
+from baton.components.shared.models.own_code import remote
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -145,16 +147,22 @@ def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> 
 
 def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
     """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins; with the
-    tools that the row declares."""
+    tools that the row declares.
+
+    Raises:
+        UserError: the template refuses them.
+    """
     if isinstance(prompt, str):
         return prompt
-    try:
-        return str(tokenizer.apply_chat_template(prompt, tools, tokenize=False, add_generation_prompt=True))
-    except Exception:  # a template may raise whatever it likes, of arguments that are no text for example
-        messages = tool_calls.with_text_arguments(prompt)
-        if messages == prompt:
-            raise
-    return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
+    reason = ""
+    for messages in (prompt, tool_calls.with_text_arguments(prompt)):
+        try:
+            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template may raise whatever it likes, of arguments that are no text for example
+            reason = reason or " ".join(str(error).split())[:300] or type(error).__name__
+    raise UserError(
+        f"the chat template refuses it: {reason}.", remedy="Mend the row, or set model.chat_template to one that does."
+    )
 
 
 def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -168,15 +176,20 @@ def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrained
         The model, ready to write, and its tokenizer.
 
     Raises:
-        UserError: there is no such model.
+        UserError: there is no such model, or it needs code of its own.
     """
-    import json
-    import os
-
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     folder = loading.local_model(model_uri)
+    with remote.asking_for_trust(model_uri):
+        return _loaded(folder, trust_remote_code)
+
+
+def _loaded(folder: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    import json
+    import os
+
     tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
     if os.path.isfile(f"{folder}/config.json"):
         return loading.load_model(folder, trust_remote_code=trust_remote_code).eval(), tokenizer

@@ -128,7 +128,7 @@ def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
     with scratch_folder("config") as folder:
         with open(os.path.join(folder, "config.json"), "wb") as file:
             file.write(Storage(base).read("config.json"))
-        return AutoConfig.from_pretrained(folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)  # its code is not here
 
 
 def _of_hub(base: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -152,7 +152,7 @@ def _vocabulary(recipe: Recipe) -> int:
         return max(spec.vocab_size or 0, tokenizer.train.vocab_size)
     from transformers import AutoTokenizer
 
-    return max(spec.vocab_size or 0, len(AutoTokenizer.from_pretrained(tokenizer.base)))
+    return max(spec.vocab_size or 0, len(AutoTokenizer.from_pretrained(tokenizer.base, trust_remote_code=False)))
 
 
 def _short(error: Exception) -> str:

@@ -61,6 +61,9 @@ def parse(
     """
     try:
         document = yaml.load(source, yaml_text.Loader) if isinstance(source, str) else copy.deepcopy(dict(source))
+        yaml_text.require_bounded(document)
+    except RecursionError:
+        raise UserError(f"recipe {origin!r} is nested too deep to be one.") from None
     except yaml.YAMLError as error:
         raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(str(source), error)}") from None
     if document is None:

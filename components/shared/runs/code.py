@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.scratch import scratch_folder
@@ -93,10 +94,11 @@ def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str,
 
 
 def fetch(run: Run, scratch: str) -> str | None:
-    """Returns a local folder with the run's Python files, every byte checked, None where it has none.
+    """Returns a local folder with the run's Python files and nothing else, None where it has none.
 
     Raises:
-        BatonError: they are gone.
+        BatonError: they are gone, or are not those that their address is the digest of. Who may write to a store may
+            write a new manifest; the address is in what the run's checkpoints are made of, and in what is signed.
     """
     noted = run.read(OwnCode)
     if noted is None:
@@ -104,7 +106,15 @@ def fetch(run: Run, scratch: str) -> str | None:
     manifest = bundles.read_manifest(run.storage, noted.prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(noted.prefix)} is gone.", remedy="Run the data-split stage again.")
-    return bundles.fetch(run.storage, noted.prefix, manifest, os.path.join(scratch, "code"))
+    folder = os.path.join(scratch, "code")
+    # Not in place: a file beside them, bytecode too, would be imported.
+    bundles.fetch(run.storage, noted.prefix, manifest, folder, in_place=False)
+    if noted.prefix != f"data/{_digest_of(folder, manifest.files)}/code":
+        raise BatonError(
+            f"{run.storage.uri(noted.prefix)} does not hold the code that the run began with; none of it has run.",
+            remedy="Find out who changed it; with the same hooks.source a new run begins with its own.",
+        )
+    return folder
 
 
 def install(folder: str | None) -> None:
@@ -138,7 +148,13 @@ def _collected(source: str, folder: str) -> str:
                 shutil.copy(os.path.join(source, name), folder)
     else:
         raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")
-    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(os.listdir(folder))]
-    if not parts:
+    names = os.listdir(folder)
+    if not names:
         raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
+    return _digest_of(folder, names)
+
+
+def _digest_of(folder: str, names: Iterable[str]) -> str:
+    """Returns the SHA-256 over names and contents of files."""
+    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(names)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()

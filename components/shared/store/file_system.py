@@ -14,7 +14,7 @@ from fsspec.core import url_to_fs
 
 from baton.components.shared.core.errors import StoreError
 from baton.components.shared.store import errors
-from baton.components.shared.store.object_store import BLOCK, Entry
+from baton.components.shared.store.object_store import BLOCK, Entry, below
 
 
 class FileSystem:
@@ -129,7 +129,7 @@ class FileSystem:
         return self._fs
 
     def _key(self, path: str) -> str:
-        return f"{self.root}/{path}".rstrip("/")
+        return below(self.root, path)
 
     def _opened(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Opens an object to be written."""

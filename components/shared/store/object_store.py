@@ -8,10 +8,26 @@ from typing import NamedTuple, Protocol
 
 from fsspec import AbstractFileSystem
 
+from baton.components.shared.core.errors import StoreError
+
 BLOCK = 4 * 1024 * 1024
 """Bytes read at a time while an object is hashed on its way."""
 OWN = ".baton-"
 """How the names of objects begin that are none of the user's: written, but not yet in their place."""
+
+
+def below(root: str, path: str) -> str:
+    """Returns the file system's own name of an object.
+
+    Raises:
+        StoreError: it would lie outside its store: documents there name others. Clouds' clients refuse such a name too.
+    """
+    if ".." in path.split("/"):
+        raise StoreError(
+            f"{path!r} leads out of the store {root}.",
+            remedy="Find out who wrote the document that names it; nothing of Baton's does.",
+        )
+    return f"{root}/{path}".rstrip("/")
 
 
 class Entry(NamedTuple):

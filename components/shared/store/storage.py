@@ -19,7 +19,7 @@ from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.world import REAL, World
 from baton.components.shared.store import lease
 from baton.components.shared.store.errors import UnsupportedError, without_signature
-from baton.components.shared.store.object_store import OWN, Entry, ObjectStore
+from baton.components.shared.store.object_store import OWN, Entry, ObjectStore, below
 from baton.components.shared.store.registry import open_store
 
 logger = logging.getLogger("baton")
@@ -72,7 +72,7 @@ class Storage:
 
     def key(self, path: str = "") -> str:
         """Returns the file system's own name of an object."""
-        return f"{self.root}/{path}".rstrip("/")
+        return below(self.root, path)
 
     def read(self, path: str) -> bytes:
         """Returns a whole object.

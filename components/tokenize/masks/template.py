@@ -181,7 +181,8 @@ ANSWERED = ASKED.upto(1, {"role": "assistant", "content": ANSWER})
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Returns what a template raises: on purpose, or of rows that it was not written for."""
+    """Returns what a template raises: on purpose, of rows it was not written for, or where it asks for too much."""
     from jinja2 import TemplateError
 
-    return TemplateError, TypeError, ValueError, LookupError, AttributeError
+    wanting = (TypeError, ValueError, LookupError, AttributeError)
+    return TemplateError, *wanting, ArithmeticError, RecursionError, MemoryError

@@ -59,6 +59,28 @@ def test_a_credential_in_an_address_is_refused_and_not_repeated(
     assert "secr" not in message.replace("resources.secret", "").replace("SECRET", "")
 
 
+OF_MLFLOW = {
+    "server": ("https://me:secret@host:8080/x", "https://host:8080/x", "MLFLOW_TRACKING_USERNAME and"),
+    "database": ("postgresql://me:secret@host/x", "postgresql://host/x", "its driver's own means, such as PGPASSWORD"),
+}
+
+
+@pytest.mark.parametrize(("address", "without", "by"), OF_MLFLOW.values(), ids=OF_MLFLOW)
+def test_a_tracking_servers_password_is_none_of_the_recipes(
+    address: str, without: str, by: str, scratch_recipe: dict[str, Any]
+) -> None:
+    recipe_file.place(scratch_recipe, "tracking.mlflow", address)
+    with pytest.raises(UserError) as caught:
+        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+    message = str(caught.value)
+    assert message.startswith("tracking.mlflow: ")
+    assert f"Write '{without}' and give the credential by {by}" in message
+    assert message.endswith("pods get it by resources.secret_env.")
+    assert "me:" not in message
+    recipe_file.place(scratch_recipe, "tracking.mlflow", address.replace("me:secret@", "me@"))
+    credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+
+
 @pytest.mark.parametrize(
     "source",
     ["s3://bucket/a:b@c.jsonl", "hf://datasets/org/name@main?split=train", "http://host:8080/x@y.jsonl", "a:b@c.jsonl"],

@@ -319,7 +319,7 @@ def tracking_server() -> Iterator[str]:
 
 
 def test_the_tracking_server(recipe: Any, tracking_server: str) -> None:
-    closed = f"http://user:very-secret@127.0.0.1:{_closed_port()}"
+    closed = f"http://very-secret@127.0.0.1:{_closed_port()}"
     states = {}
     for uri in (tracking_server, f"{tracking_server}/locked", f"{tracking_server}/broken", closed):
         found = by_name(examine(recipe(tracking={"mlflow": uri})))["mlflow"]

@@ -77,10 +77,14 @@ class BertScore:
 
         known = {name.rpartition("/")[2]: layers for name, layers in self._utils.model2layers.items()}
         try:
-            config = AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             layers = known.get(os.path.basename(encoder.rstrip("/")), config.num_hidden_layers)
             model = AutoModel.from_pretrained(
-                folder, use_safetensors=True, num_hidden_layers=layers, dtype=torch.float32
+                folder,
+                use_safetensors=True,
+                trust_remote_code=False,
+                num_hidden_layers=layers,
+                dtype=torch.float32,
             )
         except (OSError, ValueError, AttributeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
+from collections.abc import Iterator
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe.hooks import Trust, leaves
@@ -45,6 +47,24 @@ def require_trusted(trust: Trust, setting: str, folder: str) -> None:
     if trust is not None:
         files(setting, folder)
         code.require_trusted(trust, setting, folder)
+
+
+@contextlib.contextmanager
+def asking_for_trust(uri: str) -> Iterator[None]:
+    """Says what is missing where Transformers loads a model with code of its own alone.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UserError(
+            f"{uri!r} comes with Python code, without which Transformers does not load it.",
+            remedy="Read its .py files, then give --trust.",
+        ) from None
 
 
 def _classes(folder: str) -> list[str]:

@@ -18,6 +18,10 @@ NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")
 """A key whose value stands right behind its colon."""
 
 
+MOST_VALUES = 100_000
+"""Values of a recipe; one with all settings has 500."""
+
+
 class RepeatedKeyError(yaml.YAMLError):
     """A key that stands twice in one section, of which YAML's readers take the last and say nothing."""
 
@@ -49,6 +53,28 @@ class Loader(yaml.SafeLoader):
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def require_bounded(document: object) -> None:
+    """Checks that a document is small once its anchors are written out: each line of some may be ten of the one before.
+
+    Raises:
+        yaml.YAMLError: it is not, or holds itself.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: object) -> int:
+        if not isinstance(node, dict | list):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # under way
+            sizes[id(node)] = 1 + sum(map(size, node.values() if isinstance(node, dict) else node))
+        elif not sizes[id(node)]:
+            raise yaml.YAMLError("the file contains itself. Remove the anchors (&) that lead back")
+        return sizes[id(node)]
+
+    if size(document) > MOST_VALUES:
+        raise yaml.YAMLError(f"with its anchors written out it holds more than {MOST_VALUES:,} values")
 
 
 def explain(text: str, error: yaml.YAMLError) -> str:

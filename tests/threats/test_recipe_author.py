@@ -1,0 +1,125 @@
+"""What whoever wrote a recipe, and no code, may do to those who check, compile and run it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.components.data_split.reading import readers
+from baton.components.shared.core.errors import UserError
+from baton.components.shared.models import chat_templates
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.mistakes import yaml_text
+from baton.components.shared.runs.run import check_name
+from baton.pipelines.compiling import package
+from baton.pipelines.importing import reading
+
+RUN = '!!python/object/apply:os.mkdir ["{mark}"]'
+TEN = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+"""Ten to the ninth values in 600 bytes."""
+
+READERS = {
+    "recipe": lambda text, path: recipe_file.parse(text, origin="r.yaml"),
+    "another trainer's file": lambda text, path: reading.load(_written(path, text), "axolotl"),
+}
+
+
+def _written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_yaml_makes_no_objects(read: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "it-ran"
+    text = f"name: {RUN.format(mark=mark)}\n"
+    with pytest.raises(UserError, match="could not determine a constructor for the tag"):
+        read(text, tmp_path / "f.yaml")
+    assert not mark.exists()
+    yaml.unsafe_load(text)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEN, "with its anchors written out it holds more than 100,000 values"),
+        ("a: &a [*a]\n", "the file contains itself"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deep|recursion"),
+    ],
+    ids=["anchors-of-anchors", "in-itself", "deep"],
+)
+def test_yaml_that_unpacks_to_more_than_a_recipe_is_refused(text: str, message: str, read: Any, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match=message):
+        read(text, tmp_path / "f.yaml")
+    assert time.monotonic() - began < 5
+
+
+def test_anchors_that_save_a_few_lines_are_read() -> None:
+    assert recipe_file.parse("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n", origin="r")["c"] == {"x": [1, 2], "y": 3}
+    values = {str(number): list(range(90)) for number in range(1000)}
+    yaml_text.require_bounded(values)
+
+
+SHELL = "$(touch /tmp/x) `id`; rm -rf / #' \" && {{workflow.name}} {{=1+1}} --privileged"
+
+
+@pytest.mark.parametrize("name", [SHELL, "../x", "a b", "-x", "a/b", "A", ""])
+def test_names_are_words(name: str, scratch_recipe: dict[str, Any]) -> None:
+    scratch_recipe["name"] = name
+    with pytest.raises(UserError, match="name"):
+        recipe_file.validate(scratch_recipe, origin="r")
+    if name != "-x":
+        with pytest.raises(UserError, match="is not lower-case letters, digits and dashes"):
+            check_name(name)
+
+
+def test_text_of_a_recipe_is_one_value_in_the_compiled_pipeline(scratch_recipe: dict[str, Any], tmp_path: Path) -> None:
+    """No shell reads it, and no field of a pod holds it: it is JSON in one parameter of the stages."""
+    scratch_recipe["data"]["system"] = SHELL
+    scratch_recipe["tracking"] = {"experiment": SHELL}
+    scratch_recipe["store"] = {"uri": "s3://bucket/runs"}
+    path = str(tmp_path / "p.yaml")
+    package.write_package(recipe_file.validate(scratch_recipe, origin="r"), path)
+    spec, *platform = yaml.safe_load_all(Path(path).read_text())
+    for executor in spec["deploymentSpec"]["executors"].values():
+        container = executor["container"]
+        assert container["command"][1:3] == ["-m", "baton.components.executor"]
+        assert SHELL not in json.dumps(container).replace("\\", "")
+    assert not any("touch /tmp/x" in json.dumps(document) for document in platform)
+    found = [value for value in _strings(spec) if "touch /tmp/x" in value]
+    assert found
+    for value in found:
+        assert json.loads(value)["data"]["system"] == SHELL
+
+
+def _strings(node: object) -> list[str]:
+    if isinstance(node, dict):
+        return [text for value in node.values() for text in _strings(value)]
+    if isinstance(node, list):
+        return [text for value in node for text in _strings(value)]
+    return [node] if isinstance(node, str) else []
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/environ", "/proc/self/cmdline"])
+def test_files_that_hold_no_rows_are_no_source(path: str) -> None:
+    with pytest.raises(UserError, match="and its content is of no known one"):
+        list(readers.read(path, "line"))
+    with pytest.raises(UserError, match=r"no \.jinja file and no template"):
+        chat_templates.chat_template(path)
+
+
+def test_a_file_of_json_is_a_source_whoever_it_belongs_to(tmp_path: Path) -> None:
+    """What is not prevented: a recipe reads whatever whoever runs it may read, if it looks like rows."""
+    (tmp_path / "credentials.json").write_text('{"client_secret": "x"}')
+    (row,) = readers.read(str(tmp_path / "credentials.json"), "line")
+    assert row == type(row)(row.file, 1, {"client_secret": "x"})  # type: ignore[call-arg, arg-type]
