@@ -77,7 +77,7 @@ def test_a_models_own_code_does_not_run_and_nobody_is_asked(
     monkeypatch.setattr(builtins, "input", lambda question="": asked.append(question) or "y")
     with pytest.raises(
         (ValueError, UserError),
-        match=r"custom code|trust_remote_code|code of its own",
+        match=r"custom code|trust_remote_code|comes with Python code",
     ):
         load(str(stranger), recipe)
     assert asked == []

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from s3fs import S3FileSystem
 
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.runs.mlflow import rest
@@ -107,6 +108,7 @@ CLIENTS: dict[str, Callable[[str], object]] = {
 
 
 def _rows() -> object:
+    S3FileSystem.clear_instance_cache()  # one that knows another server by the same name
     storage = Storage("s3://bucket", patience=0)
     with storage.translated():
         return storage.fs.cat_file("bucket/rows.jsonl")
