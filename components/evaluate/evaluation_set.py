@@ -59,7 +59,9 @@ class EvaluationSet:
         parts = {name.partition("/")[0] for name in trained.tokens_manifest(run)[1].files}
         self.side = "test" if prompts.judged_side(run) == "test" and "test" in parts else "eval"
         tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))
-        code.install(code.fetch(run, scratch))
+        if own_code := code.fetch(run, scratch):
+            trained.require_origin(run)
+            code.install(own_code)
         self.run, self.recipe = run, recipe
         self.tokenizer = loading.load_tokenizer(f"{tokens}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
         self.rows = trained.open_rows(f"{tokens}/{self.side}")

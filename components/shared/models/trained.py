@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.errors import BatonError, ExactnessError
 from baton.components.shared.models import loading, prompt_columns, today
 from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import Tokens
-from baton.components.shared.runs.run import Run
+from baton.components.shared.runs.run import Run, state_identity
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
 
@@ -55,6 +55,21 @@ def chosen_checkpoint(run: Run) -> Checkpoint:
     chosen = min(measured, key=lambda checkpoint: (losses[checkpoint.step], checkpoint.step), default=last)
     chosen.require_continued("checkpoint")
     return chosen
+
+
+def require_origin(run: Run) -> None:
+    """Checks that a run is what its result was trained from, before code of it is imported.
+
+    Raises:
+        ExactnessError: its recipe, data, model, code or plan are others by now.
+    """
+    checkpoint = chosen_checkpoint(run)
+    if checkpoint.meta.identity not in ("", state_identity(run, run.resolved_recipe(), run.plan())):
+        raise ExactnessError(
+            f"recipe, data, model, code or plan of run {run.name!r} are not those that its checkpoint of step "
+            f"{checkpoint.step} was trained from; no code of it has been imported.",
+            remedy=f"`baton checkpoints verify {run.uri}` says what is other; start another run, or put it back.",
+        )
 
 
 def final_folder(run: Run, scratch: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 from baton.components.evaluate.evaluation import evaluate_run
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
 from baton.components.shared.models import generation, loading
+from baton.components.shared.runs import code
+from baton.components.shared.runs.documents.data import PinnedModels
+from baton.components.shared.runs.run import Run, state_identity
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, lines_of, recipe_of, saved, scoring
 
@@ -204,3 +208,29 @@ def test_an_unfinished_run_is_told_before_anything_is_judged(tiny_base: str, tmp
     shutil.rmtree(tmp_path / "store/runs/r/checkpoints")
     with pytest.raises(BatonError, match="is at step 0 of 3"):
         evaluate_run(run.uri)
+
+
+def test_other_code_than_the_checkpoint_was_trained_with_is_not_imported(
+    tiny_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write to the store may name other code in `code.json`; a checkpoint knows what it was made of."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mark = tmp_path / "mark"
+    for name in ("judging", "theirs"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\n{HOOKS}", encoding="utf-8")
+    recipe = recipe_of(tiny_base, functions=["judging:words"])
+    run = finished(tmp_path, recipe, {"eval": CHATTY})
+    run.write_once(PinnedModels(base_sha256=None))
+    code.ship(run, str(tmp_path / "judging.py"))
+    manifest = run.storage.key(f"runs/r/checkpoints/step-{run.plan().num_steps:08}/manifest.json")
+    document = json.loads(Path(manifest).read_text())
+    document["meta"]["identity"] = state_identity(run, recipe, run.plan())
+    Path(manifest).write_text(json.dumps(document))
+    assert evaluate_run(run.uri)["after"]["words"] >= 0
+    assert mark.read_text() == "judging"
+    mark.unlink()
+    code.ship(Run(run.storage, "other"), str(tmp_path / "theirs.py"))
+    run.put("code.json", Run(run.storage, "other").require("code.json"))
+    with pytest.raises(ExactnessError, match=r"are not those that its checkpoint of step .* was trained from"):
+        evaluate_run(run.uri)
+    assert not mark.exists()
