@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core import events
-from baton.components.shared.models import conversing, loading
+from baton.components.shared.models import conversing, loading, today
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.rows import Place, Seen, SeenRow
 from baton.components.tokenize import bpe, seen
@@ -49,6 +49,7 @@ def _rows(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Iterator[Se
     tokenizer = None
     if first is not None:
         tokenizer = _tokenizer(recipe, head)
+        today.tell(recipe.data.today)
         conversing.require_template(recipe, tokenizer)
         conversing.changes(first, recipe, chat=conversing.applies(recipe, tokenizer))
     used = 0

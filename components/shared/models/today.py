@@ -7,7 +7,7 @@ the clock, a chunk that begins after midnight would train on another text than t
 from __future__ import annotations
 
 import os
-from datetime import datetime, tzinfo
+from datetime import date, datetime, tzinfo
 from typing import Self
 
 VARIABLE = "BATON_TODAY"
@@ -25,14 +25,14 @@ class _Told(datetime):
         return cls.fromisoformat(day) if day else super().now(tz)
 
 
-def tell(day: str | None) -> None:
+def tell(day: date | str | None) -> None:
     """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
 
     Args:
-        day: In ISO format; None for the clock's.
+        day: As text in ISO format; None for the clock's.
     """
     if day:
-        os.environ[VARIABLE] = day
+        os.environ[VARIABLE] = str(day)
     else:
         os.environ.pop(VARIABLE, None)
 
