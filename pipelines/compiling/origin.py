@@ -14,6 +14,7 @@ from typing import Any
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.near import near_path
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.mistakes.yaml_text import LONGEST
 
 STDIN = "-"
 ENDINGS = (".yaml", ".yml")
@@ -82,14 +83,14 @@ def find(given: str | Origin) -> Origin:
     if given == STDIN:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise _terminal()
-        return Origin(STDIN, _piped(sys.stdin.buffer.read(), given), os.getcwd())
+        return Origin(STDIN, _piped(sys.stdin.buffer.read(LONGEST + 1), given), os.getcwd())
     path = os.path.expanduser(given)
     if is_readable(path):
         try:
             with open(path, "rb") as file:
                 if file.isatty():
                     raise _terminal()
-                data = file.read()
+                data = file.read(LONGEST + 1)  # a device may have no end
         except OSError as error:
             raise UserError(f"recipe {given!r} cannot be read: {error.strerror}.") from None
         is_pipe = not os.path.isfile(path) or path.startswith(("/dev/", "/proc/"))
@@ -178,6 +179,11 @@ def bundled_name(given: str) -> str:
 
 
 def _text(data: bytes, given: str) -> str:
+    if len(data) > LONGEST:
+        raise UserError(
+            f"recipe {given!r} is longer than {LONGEST >> 20} MiB, expected what a person writes.",
+            remedy="Check the path; rows belong into a file that data.source names.",
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
