@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+from baton.components.data_split.reading.bounds import HELD, bounded
 from baton.components.data_split.reading.streams import blocks, packing
-from baton.components.data_split.rows import Rejected, Row, UnreadableError
+from baton.components.data_split.reading.text_files import TOO_LONG
+from baton.components.data_split.rows import MAX_ROW, Rejected, Row, UnreadableError
 from baton.components.shared.store.sources import SourceFile
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of an Arrow stream that was closed; without them it may have been cut between two batches."""
+T = TypeVar("T")
 BATCH = 256
 """Rows turned into Python's values at once."""
 BUFFER = 2**22
@@ -33,9 +36,13 @@ def parquet(file: SourceFile) -> Iterator[Row | Rejected]:
         def batches() -> Iterator[Any]:
             table = pyarrow.parquet.ParquetFile(opened, buffer_size=BUFFER, pre_buffer=False)
             count = 0
-            for batch in table.iter_batches(BATCH):
-                count += batch.num_rows
-                yield batch
+            for at in range(table.num_row_groups):
+                group = table.metadata.row_group(at)
+                # Long rows are read few at a time; a file's own word about its sizes is not trusted, see `bounded`.
+                fit = MAX_ROW * group.num_rows // max(group.total_byte_size, 1)
+                for batch in table.iter_batches(min(max(fit, 1), BATCH), row_groups=[at]):
+                    count += batch.num_rows
+                    yield batch
             if count != table.metadata.num_rows:
                 raise ValueError(f"it holds {count} rows, and says {table.metadata.num_rows}")
 
@@ -45,7 +52,7 @@ def parquet(file: SourceFile) -> Iterator[Row | Rejected]:
 def arrow(file: SourceFile) -> Iterator[Row | Rejected]:
     """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes.
 
-    A batch is held whole.
+    A batch is held whole, see `bounds.HELD`.
 
     Raises:
         UnreadableError: it breaks off or is not what it should be.
@@ -95,8 +102,9 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
     import pyarrow
 
     number = 1
+    batches = iter(open_batches())
     try:
-        for batch in open_batches():
+        while (batch := _within_bounds(lambda: next(batches, None))) is not None:
             for start in range(0, batch.num_rows, BATCH):
                 for values in _values(batch.slice(start, BATCH)):
                     place = (file, number)
@@ -108,14 +116,43 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
         raise UnreadableError(f"broken {kind}: {' '.join(str(error).split())}", number) from None
 
 
-def _values(batch: Any) -> list[dict[str, object] | str]:
-    """Returns the rows of a batch, or why a row is none; a file's own word about its buffers is not trusted."""
+def _within_bounds(work: Callable[[], T]) -> T:
+    """Does what may take as much memory as a file says.
+
+    Raises:
+        ValueError: it takes more than it may.
+    """
+    try:
+        with bounded(HELD):
+            return work()
+    except MemoryError:
+        raise ValueError(
+            f"it takes more than {HELD >> 30} GiB at once; write it in smaller pages, row groups or batches"
+        ) from None
+
+
+def _values(batch: Any) -> Iterator[dict[str, object] | str]:
+    """Yields the rows of a batch, or why a row is none; a file's own word about its buffers is not trusted."""
     import pyarrow
 
     try:
         batch.validate(full=True)
-        return list(batch.to_pylist())
+        if batch.nbytes <= MAX_ROW:
+            yield from _within_bounds(batch.to_pylist)
+            return
+        if batch.num_rows == 1:
+            whole = sum(_decoded(column).nbytes for column in batch.columns)
+            yield TOO_LONG if whole > MAX_ROW else _within_bounds(batch.to_pylist)[0]
+            return
     except (pyarrow.ArrowInvalid, ValueError) as error:
         if batch.num_rows <= 1:
-            return [f"broken value: {' '.join(str(error).split())}"]
-    return [value for at in range(batch.num_rows) for value in _values(batch.slice(at, 1))]
+            yield f"broken value: {' '.join(str(error).split())}"
+            return
+    # One by one, where one is broken, or all of them would be much at once.
+    for at in range(batch.num_rows):
+        yield from _values(batch.slice(at, 1))
+
+
+def _decoded(column: Any) -> Any:
+    """Returns a column with values in place of the numbers of values that many rows share."""
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
