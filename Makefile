@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
+.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ SCHEDULES ?= 1000000
 test-schedules: setup ## A million orders of events in a simulated store, and planted faults (SCHEDULES=…; ARGS="--minutes 10")
 	@[ -d $(GREENLET)/greenlet ] || $(PY) -m pip install --quiet --no-deps --target $(GREENLET) greenlet==3.5.6
 	PYTHONPATH=$(CURDIR)/$(GREENLET) $(PY) -m tests.schedules --number $(SCHEDULES) $(ARGS)
+
+# In a folder of its own: nothing else needs it, and it is built for Linux alone.
+ATHERIS := build/fuzz
+fuzz: setup ## Feed recipes, rows and manifests that nobody would write to their readers (MINUTES=, TARGET=recipe, rows or manifest)
+	@[ -d $(ATHERIS)/atheris ] || $(PY) -m pip install --quiet --no-deps --target $(ATHERIS) atheris==3.0.0
+	$(TEST_ENV) $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(TARGET),--target $(TARGET)) $(ARGS)
 
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \

@@ -127,7 +127,7 @@ def _shape(row: dict[str, Any], layout: Layout, beside: dict[str, Any], reasonin
         row, row_format = pair, "preference"
     if row_format == "preference" and any(map(conversations.is_conversation, row.values())):
         return conversations.preference(row, has_tools=has_tools)
-    if row_format == "preference" and "prompt" not in row:
+    if row_format == "preference" and "prompt" not in row and all(isinstance(side, str) for side in row.values()):
         row = conversations.texts(row)
         if not row["prompt"]:
             return "chosen and rejected are texts that share no first words, but there is no prompt"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baton.components.report import figures, judged
 from baton.components.report.view import ProofEntry, Report
-from baton.components.shared.checkpoints.store import LogEntry
+from baton.components.shared.checkpoints.logs import LogEntry
 from baton.components.shared.core.state import PARTS
 from baton.components.shared.pages import rendering, tree_figure
 from baton.components.shared.pages.rendering import count, duration, number, size

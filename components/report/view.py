@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton.components.shared.checkpoints.logs import LogEntry
 from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import LogEntry
 from baton.components.shared.core.document import Json
 from baton.components.shared.pages.rendered import Rendered
 from baton.components.shared.runs import lineage

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore, LogEntry
+from baton.components.shared.checkpoints.logs import LogEntry
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.pages import rendering
 from baton.components.shared.pages.cards import Card, Fact

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore, LogEntry
+from baton.components.shared.checkpoints.logs import LogEntry
+from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Chunks
 from baton.components.shared.runs.documents.attached import Attached

@@ -16,6 +16,7 @@ from typing import Any
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.near import near_path
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.mistakes.yaml_text import LONGEST
 from baton.components.shared.store.storage import Storage
 
 STDIN = "-"
@@ -23,8 +24,6 @@ ENDINGS = (".yaml", ".yml")
 RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "recipes")
 """Folder of the recipes that Baton brings along."""
 LISTED = "`baton recipes` lists the bundled ones"
-LONGEST = 2**20
-"""Bytes of a recipe at most that comes from an address."""
 SCHEMES = ("https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
 """Addresses that a recipe is read from: those whose other side proves who it is."""
 _consent: ContextVar[bool] = ContextVar("consent", default=False)
@@ -105,7 +104,7 @@ def find(given: str | Origin) -> Origin:
     if given == STDIN:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise _terminal()
-        return Origin(STDIN, _piped(sys.stdin.buffer.read(), given), os.getcwd(), is_foreign=True)
+        return Origin(STDIN, _piped(sys.stdin.buffer.read(LONGEST + 1), given), os.getcwd(), is_foreign=True)
     if "://" in given:
         return Origin(given, _text(_fetched(given), given), os.getcwd(), is_foreign=True)
     path = os.path.expanduser(given)
@@ -114,7 +113,7 @@ def find(given: str | Origin) -> Origin:
             with open(path, "rb") as file:
                 if file.isatty():
                     raise _terminal()
-                data = file.read()
+                data = file.read(LONGEST + 1)  # a device may have no end
         except OSError as error:
             raise UserError(f"recipe {given!r} cannot be read: {error.strerror}.") from None
         is_pipe = not os.path.isfile(path) or path.startswith(("/dev/", "/proc/"))
@@ -224,8 +223,6 @@ def _fetched(uri: str) -> bytes:
                 data = bytes(file.read(LONGEST + 1))
         except FileNotFoundError:
             raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None
-    if len(data) > LONGEST:
-        raise UserError(f"recipe {uri!r} has more than {LONGEST:,} bytes.", remedy="Check the address.")
     return data
 
 
@@ -233,6 +230,11 @@ _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 
 
 def _text(data: bytes, given: str) -> str:
+    if len(data) > LONGEST:
+        raise UserError(
+            f"recipe {given!r} is longer than {LONGEST >> 20} MiB, expected what a person writes.",
+            remedy="Check the path; rows belong into a file that data.source names.",
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -57,9 +57,8 @@ def load(path: str, tool: str) -> Document:
     if not file.is_file():
         raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-        yaml_text.require_bounded(document)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        document = yaml_text.load(file.read_text(encoding="utf-8"), yaml_text.LenientLoader)
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict) or not document:
         held = "nothing" if document is None else f"a {type(document).__name__}"

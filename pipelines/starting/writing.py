@@ -6,8 +6,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Sequence
 
-import yaml
-
+from baton.components.shared.recipe.mistakes import yaml_text
 from baton.components.shared.runs.documents.survey import Survey
 from baton.pipelines.starting.choosing import GENERATIONS, SCRATCH, WRITE, Plan
 
@@ -55,7 +54,7 @@ def to_yaml(plan: Plan, survey: Survey, *, name: str, model: str, sources: Seque
 
 def value(given: object) -> str:
     """Returns a value as YAML on one line."""
-    return yaml.safe_dump(given, default_flow_style=True, allow_unicode=True, width=10**6).strip().removesuffix("\n...")
+    return yaml_text.dump(given, default_flow_style=True, allow_unicode=True, width=10**6).strip().removesuffix("\n...")
 
 
 def _note(text: str, indent: str = "") -> Iterator[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.store import CheckpointStore, LogEntry
+from baton.components.shared.checkpoints.logs import LogEntry
+from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.cache import NodeCache

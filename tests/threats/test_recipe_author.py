@@ -14,7 +14,6 @@ from baton.components.data_split.reading import readers
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates
 from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.mistakes import yaml_text
 from baton.components.shared.runs.run import check_name
 from baton.pipelines.compiling import package
 from baton.pipelines.importing import reading
@@ -51,9 +50,9 @@ def test_yaml_makes_no_objects(read: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TEN, "with its anchors written out it holds more than 100,000 values"),
-        ("a: &a [*a]\n", "the file contains itself"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested too deep|recursion"),
+        (TEN, "it has more than 100,000 values, those that aliases"),
+        ("a: &a [*a]\n", r"an alias \(\*\) repeats what it stands in"),
+        ("a: " + "[" * 5000 + "]" * 5000, "it is nested deeper than 32 levels"),
     ],
     ids=["anchors-of-anchors", "in-itself", "deep"],
 )
@@ -66,8 +65,6 @@ def test_yaml_that_unpacks_to_more_than_a_recipe_is_refused(text: str, message: 
 
 def test_anchors_that_save_a_few_lines_are_read() -> None:
     assert recipe_file.parse("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n", origin="r")["c"] == {"x": [1, 2], "y": 3}
-    values = {str(number): list(range(90)) for number in range(1000)}
-    yaml_text.require_bounded(values)
 
 
 SHELL = "$(touch /tmp/x) `id`; rm -rf / #' \" && {{workflow.name}} {{=1+1}} --privileged"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
+from baton.components.data_split.reading.bounds import HELD, bounded
 from baton.components.data_split.reading.streams import blocks, packing
 from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
 from baton.components.shared.store.sources import SourceFile
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of an Arrow stream that was closed; without them it may have been cut between two batches."""
+T = TypeVar("T")
 BATCH = 256
 """Rows turned into Python's values at once, or fewer: those of as many bytes as one row may have."""
 LARGEST_PAGE = 2**28
@@ -68,7 +70,7 @@ def _at_once(group: Any) -> int:
 def arrow(file: SourceFile) -> Iterator[Row | Rejected]:
     """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes.
 
-    A batch is held whole.
+    A batch is held whole, see `bounds.HELD`.
 
     Raises:
         UnreadableError: it breaks off or is not what it should be.
@@ -118,8 +120,9 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
     import pyarrow
 
     number = 1
+    batches = iter(open_batches())
     try:
-        for batch in open_batches():
+        while (batch := _within_bounds(lambda: next(batches, None))) is not None:
             for start in range(0, batch.num_rows, BATCH):
                 for values in _values(batch.slice(start, BATCH)):
                     place = (file, number)
@@ -129,6 +132,21 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
         if getattr(error, "errno", None):  # of the store, not of the content
             raise
         raise UnreadableError(f"broken {kind}: {' '.join(str(error).split())}", number) from None
+
+
+def _within_bounds(work: Callable[[], T]) -> T:
+    """Does what may take as much memory as a file says.
+
+    Raises:
+        ValueError: it takes more than it may.
+    """
+    try:
+        with bounded(HELD):
+            return work()
+    except MemoryError:
+        raise ValueError(
+            f"it takes more than {HELD >> 30} GiB at once; write it in smaller pages, row groups or batches"
+        ) from None
 
 
 def _values(batch: Any) -> Iterator[dict[str, object] | tuple[str, str]]:
@@ -143,7 +161,7 @@ def _values(batch: Any) -> Iterator[dict[str, object] | tuple[str, str]]:
         batch.validate(full=True)
         problem, raw = TOO_LONG, ""
         if sum(map(_num_bytes, batch.columns)) <= MAX_ROW:
-            rows = batch.to_pylist()
+            rows = _within_bounds(batch.to_pylist)
         elif batch.num_rows == 1:
             raw = _beginning(batch)
     except (pyarrow.ArrowInvalid, ValueError) as error:

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 LEAST = 2**20
 """Bytes from which on a file is held."""
 
+NAMED = 60
+"""Characters of a file's name that Linux is told, which takes 249 bytes."""
+
 
 def can_hold() -> bool:
     """Tells whether this system has such files."""
@@ -32,7 +35,7 @@ def place(folder: str, files: Mapping[str, int]) -> list[int]:
         if size >= LEAST:
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptors.append(os.memfd_create(os.path.basename(name)))
+            descriptors.append(os.memfd_create(os.path.basename(name)[:NAMED]))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # of an earlier try
             os.symlink(f"/proc/{os.getpid()}/fd/{descriptors[-1]}", path)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.checkpoints import harmless
 from baton.components.shared.core.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -38,25 +39,6 @@ SHARD_SIZE = "5GB"
 """Largest file of a merged model, as in Transformers; memory holds one at a time."""
 ADAPTER = "adapter_config.json"
 """What a checkpoint has that holds an adapter alone."""
-_OF_METADATA = (
-    "Metadata",
-    "TensorStorageMetadata",
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "TensorProperties",
-    "MetadataIndex",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
-)
-_HARMLESS = {
-    *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-}
-"""What a `.metadata` may ask for, besides torch's types of numbers. None of these does anything when it is made."""
-_DTYPES = ("float", "bfloat", "int", "uint", "bool", "complex")
 
 
 def is_sharded(folder: str) -> bool:
@@ -114,7 +96,7 @@ def read_metadata(folder: str) -> Metadata:
     shown = os.path.join(os.path.basename(folder), METADATA)
     try:
         with open(path, "rb") as file:
-            metadata = _Reader(file).load()
+            metadata = harmless.load(file.read())
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"it is {type(metadata).__name__}")
         for info in metadata.storage_data.values():
@@ -128,24 +110,6 @@ def is_unused(folder: str) -> bool:
     """Tells whether the optimizer of a checkpoint in shards keeps nothing: it has made no step, or needs no memory."""
     metadata = read_metadata(os.path.join(folder, OPTIMIZER))
     return not any(".state." in name for name in metadata.state_dict_metadata)
-
-
-class _Reader(pickle.Unpickler):
-    """Reads a pickle of harmless classes, and refuses any other."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        # Called for each class that a pickle names, before it is imported.
-        is_dtype = module == "torch" and name.startswith(_DTYPES)
-        if (module, name) not in _HARMLESS and not is_dtype:
-            raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        resolved = super().find_class(module, name)
-        if is_dtype:
-            import torch
-
-            # `torch.float_power` begins like a type of numbers and is a function.
-            if not isinstance(resolved, torch.dtype):
-                raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
-        return resolved
 
 
 def _require_here(folder: str, info: Any) -> None:

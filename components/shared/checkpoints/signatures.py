@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton.components.shared.checkpoints.meta import Sources
-from baton.components.shared.core.errors import DamagedError, UserError
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, SplitData, Tokens
 from baton.components.shared.runs.plan import Plan
@@ -45,13 +45,6 @@ def sources_of(run: Run) -> Sources:
         DamagedError: some of it is not JSON.
         UserError: some of it is not there, or a newer Baton wrote it.
     """
-    try:
-        return _sources_of(run)
-    except ValueError as error:
-        raise DamagedError(f"a document of {run.uri} is not JSON: {error}.") from None
-
-
-def _sources_of(run: Run) -> Sources:
     tokens = run.read(Tokens)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(

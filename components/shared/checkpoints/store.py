@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from baton.components.shared.checkpoints import logs
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.pickles import code_in, may_be_pickle
 from baton.components.shared.checkpoints.signatures import (
@@ -32,9 +31,6 @@ from baton.components.shared.store.bundles import BundleWriter, Manifest
 from baton.components.shared.store.cache import NodeCache
 
 _STEP = re.compile(r"^step-(\d{8,})$")
-
-LogEntry = dict[str, float]
-"""What a trainer logged at a step: names, `step` among them, and numbers."""
 
 
 @dataclass(frozen=True)
@@ -242,16 +238,20 @@ class CheckpointStore:
                     self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
             return code_in(folder)
 
-    def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
-        """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`."""
-        path = checkpoint.manifest.path(self.prefix(checkpoint.step), "trainer_state.json")
-        history: list[LogEntry] = json.loads(self.storage.read(path))["log_history"]
-        return history
+    def history(self, checkpoint: Checkpoint) -> list[logs.LogEntry]:
+        """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`.
+
+        Raises:
+            DamagedError: it holds none.
+        """
+        path = checkpoint.manifest.path(self.prefix(checkpoint.step), logs.FILE)
+        if logs.FILE not in checkpoint.manifest.files:
+            raise DamagedError(f"{self.storage.uri(path)} is not there, and its manifest does not name it.")
+        return logs.parsed(self.storage.read(path), self.storage.uri(path))
 
     def evaluation_losses(self, checkpoint: Checkpoint) -> dict[int, float]:
         """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
-        losses = {int(entry["step"]): entry.get("eval_loss") for entry in self.history(checkpoint)}
-        return {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        return logs.evaluation_losses(self.history(checkpoint))
 
     def proven_chunks(self) -> set[int]:
         """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
@@ -291,6 +291,8 @@ class CheckpointStore:
             DamagedError: it is not that of a checkpoint.
             FormatError: a newer Baton wrote it.
         """
+        if not manifest.files:
+            raise DamagedError(f"{self.storage.uri(self.prefix(step))}: its manifest names no files.")
         meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
         # Refused to every reader: one that is passed over as damaged would be written anew, and retention take others.
         meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")

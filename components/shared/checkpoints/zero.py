@@ -14,6 +14,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.core.document import load
 from baton.components.shared.core.errors import DamagedError, UserError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
+            header = load((file.metadata() or {})[_HEADER])
             tensors = {}
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)

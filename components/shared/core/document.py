@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from baton.components.shared.core.errors import DamagedError, UserError
+from baton.components.shared.core.errors import DamagedError, FormatError
 
 Json = dict[str, JsonValue]
 """A document as it lies in the store."""
+DEEPEST = 100
+"""Levels of a document, far more than Baton writes: Python's own bound depends on the caller, and is no JSON error."""
+
+
+def load(data: bytes | str) -> Any:
+    """Returns the values of a JSON document that comes from a store.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than Baton writes.
+    """
+    try:
+        document = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    level, depth = [document], 0
+    while level := [part for node in level for part in _parts(node)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return document
+
+
+def load_object(data: bytes, where: str) -> dict[str, Any]:
+    """Returns a JSON object that comes from a store.
+
+    Args:
+        data: The document.
+        where: Its address, for messages.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        document = load(data)
+    except ValueError as error:
+        raise DamagedError(f"{where} is not JSON: {error}.") from None
+    if not isinstance(document, dict):
+        raise DamagedError(f"{where} is a JSON {type(document).__name__}, expected an object.")
+    return document
+
+
+def _parts(node: object) -> Iterable[object]:
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 class Document(BaseModel):
@@ -33,17 +77,19 @@ class Document(BaseModel):
             where: Its address, for messages.
 
         Raises:
-            UserError: another version of Baton wrote it.
+            FormatError: a newer Baton wrote it.
             DamagedError: it is not JSON, or not this document.
         """
         try:
-            parsed: Any = json.loads(data) if isinstance(data, bytes) else data
+            parsed: Any = load(data) if isinstance(data, bytes) else data
             version = parsed.get("version", cls.VERSION)
-            if version != cls.VERSION:
-                raise UserError(
+            if isinstance(version, int) and version > cls.VERSION:
+                raise FormatError(
                     f"{where} is of version {version!r}, and this Baton reads version {cls.VERSION}.",
                     remedy="Use the Baton that wrote it, or a newer one.",
                 )
+            if version != cls.VERSION:
+                raise DamagedError(f"{where} is of version {version!r}, expected {cls.VERSION}.")
             return cls.model_validate(parsed)
         except ValidationError as error:
             lines = (f"{'.'.join(map(str, line['loc']))}: {line['msg']}" for line in error.errors())

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from baton.components.shared.core.document import load
 from baton.components.shared.core.errors import BatonError, UserError
 
 if TYPE_CHECKING:
@@ -108,7 +109,10 @@ class PublicKey:
             raise SignatureError("its signature's bundle is not in the form in which it was written.")
         if not _verifies(_loaded(base64.b64decode(self.line)), signature, _encoding(payload)):
             raise SignatureError(f"its signature is not one of the key {self.name}.")
-        statement: dict[str, Any] = json.loads(payload)
+        try:
+            statement: dict[str, Any] = load(payload)
+        except ValueError:
+            raise SignatureError("what its signature signs is not a statement.") from None
         return statement
 
 

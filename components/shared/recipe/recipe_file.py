@@ -16,6 +16,9 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.mistakes import fields, yaml_text
 from baton.components.shared.recipe.rules import check_effects
 
+MOST_PROBLEMS = 50
+"""Problems that a message tells of."""
+
 
 def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
     """Reads a recipe file and checks it.
@@ -60,10 +63,7 @@ def parse(
         UserError: the text is not YAML, or an override is malformed.
     """
     try:
-        document = yaml.load(source, yaml_text.Loader) if isinstance(source, str) else copy.deepcopy(dict(source))
-        yaml_text.require_bounded(document)
-    except RecursionError:
-        raise UserError(f"recipe {origin!r} is nested too deep to be one.") from None
+        document = yaml_text.load(source) if isinstance(source, str) else copy.deepcopy(dict(source))
     except yaml.YAMLError as error:
         raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(str(source), error)}") from None
     if document is None:
@@ -86,8 +86,11 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        lines = [fields.explain(dict(problem)) for problem in error.errors()]
-        raise UserError("\n  ".join([f"recipe {origin!r} has {len(lines)} problem(s):", *lines])) from None
+        # Each is compared with all keys there are, which for all keys of a file that is no recipe takes minutes.
+        lines = [fields.explain(dict(problem)) for problem in error.errors()[:MOST_PROBLEMS]]
+        if error.error_count() > MOST_PROBLEMS:
+            lines.append(f"and {error.error_count() - MOST_PROBLEMS:,} more")
+        raise UserError("\n  ".join([f"recipe {origin!r} has {error.error_count()} problem(s):", *lines])) from None
 
 
 def require_effects(recipe: Recipe, *, origin: str) -> None:
@@ -137,7 +140,7 @@ def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
         only_set: Leave out what is as the schema has it anyway.
     """
     document = recipe.model_dump(mode="json", exclude_defaults=only_set)
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
 
 
 def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
@@ -172,7 +175,7 @@ def _override(document: dict[str, Any], override: str) -> None:
     if not separator or not all(keys):
         raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
     try:
-        value = yaml.load(text, yaml_text.Loader)
+        value = yaml_text.load(text)
     except yaml.YAMLError:
         raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
     try:

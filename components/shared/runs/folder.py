@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
-from baton.components.shared.core.document import NamedDocument
+from baton.components.shared.core.document import NamedDocument, load_object
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.store.storage import Storage
 
@@ -53,7 +53,7 @@ class Documents:
         """Returns a document by its type, of several the one of a key; None where there is none.
 
         Raises:
-            UserError: another version of Baton wrote it.
+            FormatError: a newer Baton wrote it.
             DamagedError: it is not such a document.
         """
         path = self.path(kind.file_name(*key))
@@ -87,18 +87,23 @@ class Documents:
         return self.storage.create(self.path(name), as_json(document))
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Returns a document, or None."""
+        """Returns a document, or None.
+
+        Raises:
+            DamagedError: it is not a JSON object.
+        """
+        path = self.path(name)
         try:
-            document: dict[str, Any] = json.loads(self.storage.read(self.path(name)))
+            return load_object(self.storage.read(path), self.storage.uri(path))
         except FileNotFoundError:
             return None
-        return document
 
     def require(self, name: str) -> dict[str, Any]:
         """Returns a document.
 
         Raises:
             UserError: it is not there.
+            DamagedError: it is not a JSON object.
         """
         document = self.get(name)
         if document is None:

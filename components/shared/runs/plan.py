@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from pydantic import Field
+
 from baton.components.shared.core.document import NamedDocument
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, Training
@@ -23,9 +25,9 @@ class Plan(NamedDocument):
     NAME: ClassVar[str] = "plan.json"
 
     rows: int
-    steps_per_epoch: int
+    steps_per_epoch: int = Field(gt=0)
     num_steps: int
-    targets: tuple[int, ...]
+    targets: tuple[int, ...] = Field(min_length=1)
 
     def target(self, index: int) -> int:
         """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""

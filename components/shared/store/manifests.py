@@ -18,12 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
+from baton.components.shared.core.document import load
 from baton.components.shared.core.errors import DamagedError, FormatError
 from baton.components.shared.store.storage import Storage
 
 DAMAGED = "damaged-"
 REMOVED = "removed-"
 VERSION = 1
+MOST_BYTES = 2**63 - 1
+"""Largest file of any file system."""
+LONGEST_NAME = 255
+"""Bytes of the longest part of a path."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
@@ -151,7 +158,7 @@ def parsed(data: bytes, where: str) -> Manifest:
         FormatError: a newer Baton wrote it.
     """
     try:
-        document = json.loads(data)
+        document = load(data)
         version = document["version"]
         if isinstance(version, int) and version > VERSION:
             # No damage: what is damaged is passed over, and written anew.
@@ -163,8 +170,11 @@ def parsed(data: bytes, where: str) -> Manifest:
             raise ValueError(f"version {version!r}")
         manifest = Manifest(**document)
         for name, entry in manifest.files.items():
-            if not (_is_safe(name) and isinstance(entry["size"], int) and len(entry["sha256"]) == 64):
+            is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
+            if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
                 raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
+            if not manifest.files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
+                raise ValueError(f"file entry {name!r} lies in another file")
         if not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
             raise ValueError(f"folder {manifest.folder!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -176,5 +186,7 @@ def _is_safe(name: object) -> bool:
     """Tells a relative name from one that would be read, or written, outside the folder that it is joined to."""
     if not isinstance(name, str) or "\\" in name or "\0" in name:
         return False
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    parts = name.split("/")
+    # What no file system takes is no name either: a part that is too long, or half a character.
+    is_short = all(len(part.encode("utf-8", "surrogatepass")) <= LONGEST_NAME for part in parts)
+    return is_short and not {"", ".", ".."}.intersection(parts) and not _SURROGATE.search(name)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.components.shared.checkpoints.store import CheckpointStore, LogEntry
+from baton.components.shared.checkpoints.logs import LogEntry
+from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.document import Json
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, TrialEntry, Winner

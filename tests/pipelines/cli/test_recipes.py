@@ -215,6 +215,14 @@ def test_a_named_pipe(here: Path) -> None:
     assert found.folder == str(here)
 
 
+def test_what_does_not_end_is_not_read_to_its_end(here: Path) -> None:
+    with pytest.raises(UserError, match=r"recipe '/dev/zero' is longer than 1 MiB"):
+        origin.find("/dev/zero")
+    (here / "rows.yaml").write_text("# a\n" * 2**18 + "#")
+    with pytest.raises(UserError, match=r"rows belong into a file that data.source names"):
+        origin.find("rows.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "  \n\n"], ids=["nothing", "white space"])
 def test_an_empty_standard_input(text: str, here: Path) -> None:
     done = baton("validate", "-", text=text)

@@ -303,7 +303,7 @@ def test_a_recipe_is_read_from_a_bucket(stranger: Path, s3_store: str) -> None:
         ("http://example.com/recipe.yaml", "http:// is none of https, s3,"),
         ("ftp://example.com/recipe.yaml", "ftp:// is none of https, s3,"),
         ("SERVER/absent.yaml", "does not exist"),
-        ("SERVER/large.yaml", "has more than 1,048,576 bytes"),
+        ("SERVER/large.yaml", "is longer than 1 MiB"),
     ],
 )
 def test_an_address_that_is_no_recipes_is_refused(address: str, said: str, stranger: Path, server: str) -> None:

@@ -134,6 +134,16 @@ REFUSED |= {
         {**PAIR, "prompt": None},
         "chosen and rejected are texts that share no first words, but there is no prompt",
     ),
+    "pair without prompt, one a list": (
+        "preference",
+        {"chosen": "2", "rejected": [3]},
+        "chosen is a str, expected a non-empty list",
+    ),
+    "pair without prompt, one a number": (
+        "preference",
+        {"chosen": "2", "rejected": True},
+        "column 'rejected' is a bool, expected text",
+    ),
     "blank prompt": ("preference", {**PAIR, "prompt": " "}, "prompt is empty"),
     "no chosen": ("preference", {"prompt": "x", "rejected": "3"}, "column 'chosen' is missing"),
     "blank chosen": ("preference", {**PAIR, "chosen": ""}, "chosen is empty"),

@@ -35,43 +35,13 @@ def read(name: str, content: bytes, sample_by: str = "line") -> list[Row | Rejec
         return list(readers.read(f"{folder}/{name}", sample_by))
 
 
-PIECES = st.lists(
-    st.one_of(
-        st.binary(max_size=12),
-        st.sampled_from(
-            [
-                *(
-                    b'{"a": 1}',
-                    b'{"a": "x"}',
-                    b"[",
-                    b"]",
-                    b",",
-                    b"{",
-                    b"}",
-                    b'"',
-                    b"\\",
-                    b"\n",
-                    b"\r\n",
-                    b"\r",
-                    b"\0",
-                    b" ",
-                ),
-                *(
-                    b"\xef\xbb\xbf",
-                    b"\xff\xfe",
-                    b"\xff",
-                    b'{"a": "\\ud800"}',
-                    b"\xed\xa0\x80",
-                    b"[[[[",
-                    b"1e999",
-                    b"NaN",
-                ),
-                *(b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff\x10\0\0\0", b"\x1f\x8b\x08", b"BZh9", b"\x28\xb5\x2f\xfd"),
-            ]
-        ),
-    ),
-    max_size=12,
-).map(b"".join)
+BITS = (
+    *(b'{"a": 1}', b'{"a": "x"}', b"[", b"]", b",", b"{", b"}", b'"', b"\\", b"\n", b"\r\n", b"\r", b"\0", b" "),
+    *(b"\xef\xbb\xbf", b"\xff\xfe", b"\xff", b'{"a": "\\ud800"}', b"\xed\xa0\x80", b"[[[[", b"1e999", b"NaN"),
+    *(b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff\x10\0\0\0", b"\x1f\x8b\x08", b"BZh9", b"\x28\xb5\x2f\xfd"),
+)
+"""What means something in some type of file."""
+PIECES = st.lists(st.one_of(st.binary(max_size=12), st.sampled_from(BITS)), max_size=12).map(b"".join)
 SUFFIXES = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import types
 import typing
@@ -12,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from baton.components.shared.recipe.mistakes.names import ELSEWHERE, EXAMPLES, SHORT
+from baton.components.shared.recipe.mistakes.yaml_text import brief
 from baton.components.shared.recipe.recipe import Recipe
 
 LIKE = 0.8
@@ -38,7 +40,11 @@ def explain(problem: Mapping[str, Any]) -> str:
         return f"{path}: missing, and it has no default" + (f"; write {location[-1]}: {example}" if example else "")
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
-    shown = f" (got {value!r})" if isinstance(value, str | int | float) and problem["type"] != "value_error" else ""
+    shown = (
+        f" (got {brief(repr(value))})"
+        if isinstance(value, str | int | float) and problem["type"] != "value_error"
+        else ""
+    )
     hint = next((f"; {hint}" for hint in _hints(problem, path, value)), "") if shown else ""
     return f"{path}: {message}{shown}{hint}" if path else message
 
@@ -52,7 +58,7 @@ def _instead_of(location: tuple[Any, ...]) -> str:
     known = ELSEWHERE.get(key)
     if known and known.rpartition(".")[0] == here:
         return f"{MEANT} {known.rpartition('.')[2]!r}?"
-    others = [known] if known else [path for path in _paths() if path.rpartition(".")[2] == key]
+    others = [known] if known else [path for path in _all_paths() if path.rpartition(".")[2] == key]
     if others:
         depth = others[0].count(".")
         return f"it is {' or '.join(path for path in others if path.count('.') == depth)} here"
@@ -98,6 +104,11 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
         if field is not None:
             model = _section_of(field.annotation)
     return list(model.model_fields) if model else []
+
+
+@functools.cache
+def _all_paths() -> tuple[str, ...]:
+    return tuple(_paths())
 
 
 def _paths(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:

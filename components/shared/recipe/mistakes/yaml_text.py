@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
+LONGEST = 2**20
+"""Bytes of the longest text."""
+MOST_VALUES = 100_000
+"""Values of a text, those that an alias repeats counted each time: nine lines of nine aliases are ten gigabytes."""
+DEEPEST = 32
+"""Levels of a text: its reader takes the longer for each sign, the more are open."""
+LONGEST_NUMBER = 300
+"""Characters of a number: Python takes the square of its length in sixties (`1:59:59…`), and writes no longer ones."""
+MENDED = 2**14
+"""Characters of the longest text for which a remedy is tried out: it is read anew for each."""
+SHOWN = 200
+"""Characters of a value or line that a message shows."""
 MERGE = "tag:yaml.org,2002:merge"
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 NO_MARK = re.compile(r"(?<=: )[>@`%][^,}#]*")
 """A plain value that begins with a sign of YAML's own."""
 COLON = re.compile(r"^(\s*[\w.-]+: +)([^\"'\[{|>#].*: .*)$")
 """A plain value with a colon in it."""
 NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")
 """A key whose value stands right behind its colon."""
-
-
-MOST_VALUES = 100_000
-"""Values of a recipe; one with all settings has 500."""
 
 
 class RepeatedKeyError(yaml.YAMLError):
@@ -29,6 +41,58 @@ class RepeatedKeyError(yaml.YAMLError):
 class Loader(yaml.SafeLoader):
     """YAML as people write it: `1e-4` is a number, where YAML 1.1 asks for `1.0e-4`; no key stands twice."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._num_nodes = 0
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """Takes in a bracket."""
+        # Before a node is made of it: the reader looks a thousand signs ahead, and at each at all that are open.
+        self._require_depth(self.flow_level + 1)
+        super().fetch_flow_collection_start(token)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Returns a node with those in it."""
+        self._num_nodes += 1
+        if self._num_nodes > MOST_VALUES:  # before all are read, which takes a while
+            raise _too_many()
+        self._depth += 1
+        self._require_depth(self._depth)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _require_depth(self, depth: int) -> None:
+        if depth > DEEPEST:
+            raise ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", self.get_mark())
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Returns a value.
+
+        Raises:
+            ConstructorError: it looks like a number or date and is none, which YAML's own reader leaves to Python.
+        """
+        try:
+            if node.tag in NUMBERS and len(node.value) > LONGEST_NUMBER:
+                raise ValueError(f"it has {len(node.value)} characters")
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            problem = (
+                f"{brief(node.value)!r} is no {node.tag.rpartition(':')[2]}: {error}; put it in quotes if it is text"
+            )
+            raise ConstructorError(None, None, problem, node.start_mark) from None
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Returns a text; two escapes that stand for one character, as in JSON, are that.
+
+        Raises:
+            ValueError: it has one of them without the other, which is no character and could not be written.
+        """
+        value = super().construct_scalar(node)
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16")
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Returns a mapping.
 
@@ -36,7 +100,7 @@ class Loader(yaml.SafeLoader):
             RepeatedKeyError: a key stands twice in it.
         """
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
             line = key.start_mark.line + 1
@@ -50,31 +114,84 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class LenientLoader(Loader):
+    """YAML of others: of a key that stands twice the last one counts, as for those whose it is."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Returns a mapping."""
+        return yaml.SafeLoader.construct_mapping(self, node, deep)
 
 
-def require_bounded(document: object) -> None:
-    """Checks that a document is small once its anchors are written out: each line of some may be ten of the one before.
+class Dumper(yaml.SafeDumper):
+    """Writes what `load` reads: a text that it would take for a number is put in quotes."""
+
+
+for _kind in (Loader, Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+def load(text: str, kind: type[Loader] = Loader) -> Any:
+    """Returns the values of a text.
+
+    Args:
+        text: The text.
+        kind: Reads it.
 
     Raises:
-        yaml.YAMLError: it is not, or holds itself.
+        YAMLError: it is no YAML, or longer, deeper or of more values than a person writes.
     """
-    sizes: dict[int, int] = {}
+    if len(text) > LONGEST:
+        raise yaml.YAMLError(f"it is longer than {LONGEST >> 20} MiB")
+    loader = kind(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _num_values(node, {}) > MOST_VALUES:
+            raise _too_many()
+        return loader.construct_document(node)
+    except (ValueError, OverflowError) as error:  # an escape that is no character
+        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=loader.get_mark()) from None
+    finally:
+        loader.dispose()
 
-    def size(node: object) -> int:
-        if not isinstance(node, dict | list):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = 0  # under way
-            sizes[id(node)] = 1 + sum(map(size, node.values() if isinstance(node, dict) else node))
-        elif not sizes[id(node)]:
-            raise yaml.YAMLError("the file contains itself. Remove the anchors (&) that lead back")
-        return sizes[id(node)]
 
-    if size(document) > MOST_VALUES:
-        raise yaml.YAMLError(f"with its anchors written out it holds more than {MOST_VALUES:,} values")
+def dump(document: Any, **options: Any) -> str:
+    """Returns a text that `load` reads as these values."""
+    return str(yaml.dump(document, Dumper=Dumper, **options))
+
+
+def _too_many() -> yaml.YAMLError:
+    return yaml.YAMLError(f"it has more than {MOST_VALUES:,} values, those that aliases (*) repeat counted each time")
+
+
+def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Returns how many values a node stands for.
+
+    Args:
+        node: The node.
+        known: Of nodes by their `id`; None while one is counted.
+
+    Raises:
+        ComposerError: one holds itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = None
+        parts = itertools.chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
+    number = known[id(node)]
+    if number is None:
+        raise ComposerError(None, None, "an alias (*) repeats what it stands in", node.start_mark)
+    return number
+
+
+def brief(text: str) -> str:
+    """Returns a text as a message shows it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def explain(text: str, error: yaml.YAMLError) -> str:
@@ -94,12 +211,12 @@ def _told(text: str, error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return f"{' '.join(str(error).split())}."
     words = " ".join(part for part in (error.context, error.problem) if part)
-    line = next(iter(text.splitlines()[mark.line :]), "")
-    return f"{words} (line {mark.line + 1}, column {mark.column + 1}{f': {line.strip()!r}' if line.strip() else ''})."
+    line = brief(next(iter(text.splitlines()[mark.line :]), "").strip())
+    return f"{words} (line {mark.line + 1}, column {mark.column + 1}{f': {line!r}' if line else ''})."
 
 
 def _remedy(text: str, error: yaml.YAMLError) -> Iterator[str]:
-    lines = text.splitlines()
+    lines = text.splitlines() if len(text) <= MENDED else []
     tabbed = [number for number, line in enumerate(lines, 1) if "\t" in line[: len(line) - len(line.lstrip())]]
     if tabbed:
         many = ", ".join(map(str, tabbed))
@@ -130,6 +247,6 @@ def _changes(line: str) -> Iterator[str]:
 
 def _reads(text: str) -> bool:
     try:
-        return isinstance(yaml.load(text, Loader), dict)
+        return isinstance(load(text), dict)
     except yaml.YAMLError:
         return False

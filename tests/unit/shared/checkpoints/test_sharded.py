@@ -142,6 +142,15 @@ def test_a_list_of_shards_that_holds_code_is_not_read(checkpoint: Path, tmp_path
     assert mark.exists()  # torch's own reader runs it
 
 
+def test_a_list_of_shards_that_numbers_its_values_without_end_is_not_read(checkpoint: Path, tmp_path: Path) -> None:
+    # LONG_BINPUT of 2**31 - 1: pickle's reader would make room for so many values, 34 GB.
+    (checkpoint / "pytorch_model_fsdp_0" / ".metadata").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
+    with pytest.raises(DamagedError, match=r"it has a value of number 2,147,483,647, and 9 bytes"):
+        sharded.merge(str(checkpoint), str(tmp_path / "m"))
+    (line,) = pickles.code_in(str(checkpoint))
+    assert "it has a value of number" in line
+
+
 def test_a_value_beside_the_tensors_that_holds_code_is_named(checkpoint: Path, tmp_path: Path) -> None:
     assert pickles.code_in(str(checkpoint)) == []
     mark = tmp_path / "it-ran"

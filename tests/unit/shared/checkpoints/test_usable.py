@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,50 @@ def test_a_manifest_of_another_version_of_the_meta_is_named(checkpoints: Any) ->
         CheckpointMeta.read({"digest": "d", "version": 2}, "s3://x")
     with pytest.raises(DamagedError, match=r"s3://x is not readable: digest: "):
         CheckpointMeta.read({"digest": 1}, "s3://x")
+
+
+LOGS = {
+    "no JSON": b"{",
+    "too deep": b"[" * 100_000,
+    "a list": b"[]",
+    "no log": b"{}",
+    "log is a number": b'{"log_history": 1}',
+    "an entry is a number": b'{"log_history": [1.5]}',
+    "no step": b'{"log_history": [{"loss": 1.5}]}',
+    "step in words": b'{"log_history": [{"step": "1"}]}',
+}
+
+
+@pytest.mark.parametrize("data", LOGS.values(), ids=LOGS)
+def test_a_log_that_is_none_is_damaged(data: bytes, checkpoints: Any) -> None:
+    checkpoint = checkpoints.commit(10)
+    path = checkpoint.manifest.path(checkpoints.store.prefix(10), "trainer_state.json")
+    checkpoints.storage.write(path, data)
+    with pytest.raises(DamagedError, match=r"trainer_state\.json"):
+        checkpoints.store.evaluation_losses(checkpoint)
+
+
+def test_a_checkpoint_without_files_is_none_and_one_without_a_log_has_no_losses(checkpoints: Any) -> None:
+    checkpoint = checkpoints.commit(10)
+    path = f"{checkpoints.store.prefix(10)}/manifest.json"
+    manifest = json.loads(checkpoints.storage.read(path))
+    del manifest["files"]["trainer_state.json"]
+    checkpoints.storage.write(path, json.dumps(manifest).encode())
+    with pytest.raises(DamagedError, match=r"trainer_state\.json is not there, and its manifest does not name it"):
+        checkpoints.store.evaluation_losses(checkpoints.store.read(10))
+    checkpoints.storage.write(path, json.dumps({**manifest, "files": {}}).encode())
+    with pytest.raises(DamagedError, match="its manifest names no files"):
+        checkpoints.store.read(10)
+    assert checkpoint.step == 10
+
+
+def test_a_loss_that_is_no_number_is_none(checkpoints: Any) -> None:
+    checkpoint = checkpoints.commit(10)
+    path = checkpoint.manifest.path(checkpoints.store.prefix(10), "trainer_state.json")
+    losses = ["1.5", "NaN", "1e999", "null", '"a"', "{}", "[1]", "true"]
+    entries = ", ".join(f'{{"step": {step}, "eval_loss": {loss}}}' for step, loss in enumerate(losses))
+    checkpoints.storage.write(path, f'{{"log_history": [{entries}]}}'.encode())
+    assert checkpoints.store.evaluation_losses(checkpoint) == {0: 1.5}
 
 
 def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:

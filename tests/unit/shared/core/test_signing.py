@@ -30,6 +30,14 @@ def test_what_is_signed_is_read_back_by_its_key_alone(kind: signing.Kind) -> Non
         Signer.new(kind).public.open(bundle)
 
 
+@pytest.mark.parametrize("payload", [b"{", b"\xff", b"[" * 100_000], ids=["no JSON", "no text", "too deep"])
+def test_what_is_signed_and_is_no_statement_is_refused(payload: bytes) -> None:
+    signer = Signer.new("ed25519")
+    bundle = signing._bundle(payload, signing._signed(signer._key, signing._encoding(payload)), signer.public)
+    with pytest.raises(SignatureError, match="what its signature signs is not a statement"):
+        signer.public.open(bundle)
+
+
 @kinds
 def test_dsse_and_bundle_are_those_of_their_specifications(kind: signing.Kind) -> None:
     signer = Signer.new(kind)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import DamagedError, UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.plan import Plan, make_plan
 
@@ -147,3 +147,11 @@ def test_a_cadence_by_epoch_is_the_same_in_each_epoch(per_epoch: int, times: int
 
     assert due == {epoch * per_epoch + step for epoch in range(epochs) for step in first}
     assert len(first) == min(times, per_epoch)
+
+
+@pytest.mark.parametrize("changes", [{"targets": []}, {"steps_per_epoch": 0}], ids=["no chunk", "no step"])
+def test_a_plan_that_is_none_is_damaged(changes: dict[str, Any]) -> None:
+    plan = {"rows": 12, "steps_per_epoch": 3, "num_steps": 6, "targets": [3, 6]}
+    assert Plan.read(plan, "plan.json").target(2) == 6
+    with pytest.raises(DamagedError, match=f"plan.json is not readable: {next(iter(changes))}"):
+        Plan.read({**plan, **changes}, "plan.json")

@@ -189,6 +189,9 @@ BAD: dict[str, bytes] = {
     "not UTF-8": b"\xff\xfe\xff",
     "a list": b"[]",
     "a number": b"7",
+    "too deep for Python": b"[" * 100_000,
+    "deep": json.dumps(GOOD).replace("{}", "[" * 200 + "]" * 200).encode(),
+    "digits": json.dumps(GOOD).replace('"size": 1', f'"size": {"9" * 5000}').encode(),
     **{f"no {key}": json.dumps({k: v for k, v in GOOD.items() if k != key}).encode() for key in GOOD if key != "meta"},
     **{
         name: json.dumps({**GOOD, **changes}).encode()
@@ -212,6 +215,16 @@ BAD: dict[str, bytes] = {
             "no size": {"files": {"a": {"sha256": "0" * 64}}},
             "size in words": {"files": {"a": {"size": "1", "sha256": "0" * 64}}},
             "short hash": {"files": {"a": {"size": 1, "sha256": "0"}}},
+            "no hash": {"files": {"a": {"size": 1, "sha256": "z" * 64}}},
+            "hash in capitals": {"files": {"a": {"size": 1, "sha256": "A" * 64}}},
+            "hash is a list": {"files": {"a": {"size": 1, "sha256": ["0"] * 64}}},
+            "size below nothing": {"files": {"a": {**ENTRY, "size": -1}}},
+            "size beyond any": {"files": {"a": {**ENTRY, "size": 2**63}}},
+            "size is true": {"files": {"a": {**ENTRY, "size": True}}},
+            "half a character": {"files": {"a\ud800": ENTRY}},
+            "name too long": {"files": {"a" * 256: ENTRY}},
+            "name with a gap": {"files": {"a//b": ENTRY}},
+            "a file in a file": {"files": {"a": ENTRY, "a/b/c": ENTRY}},
             "meta is a list": {"meta": []},
         }.items()
     },

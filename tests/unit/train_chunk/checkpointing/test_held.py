@@ -121,6 +121,11 @@ def test_what_is_mapped_stays_and_what_is_not_goes(
         assert not any(path.is_symlink() for path in Path(plain).iterdir())
 
 
+def test_a_name_is_as_long_as_a_file_system_takes(tmp_path: Path) -> None:
+    (descriptor,) = held.place(str(tmp_path), {"é" * 127: held.LEAST})
+    os.close(descriptor)
+
+
 def test_where_memory_has_no_room_it_goes_to_disk(
     make: Callable[..., Chunks], s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

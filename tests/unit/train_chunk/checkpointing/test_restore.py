@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,31 @@ def test_the_newest_before_the_target(committed: Committed) -> None:
     assert before
     assert (before.step, before.is_target) == (6, False)
     assert committed.restorer(2).fetch() is None
+
+
+@pytest.mark.parametrize("name", ["too deep", "no hash", "a file in a file", "meta of no version"])
+def test_a_manifest_that_is_none_is_passed_over_and_said(name: str, committed: Committed) -> None:
+    for step in (2, 4):
+        committed.commit(step)
+    path = f"{committed.store.prefix(4)}/manifest.json"
+    storage = committed.store.storage
+    manifest = json.loads(storage.read(path))
+    entry = manifest["files"]["weights"]
+    match name:
+        case "no hash":
+            entry["sha256"] = "z" * 64
+        case "a file in a file":
+            manifest["files"]["weights/x"] = entry
+        case "meta of no version":
+            manifest["meta"]["version"] = "of :"
+    storage.write(path, b"[" * 100_000 if name == "too deep" else json.dumps(manifest).encode())
+    restorer = committed.restorer(9)
+
+    restored = restorer.fetch()
+
+    assert restored
+    assert restored.step == 2
+    assert len(restorer.skipped) == 1
 
 
 def test_a_damaged_one_is_passed_over_and_said(committed: Committed, told: list[Any]) -> None:
