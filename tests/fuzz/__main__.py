@@ -22,7 +22,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="for how long, all targets side by side")
     parser.add_argument("--target", action="append", choices=[*TARGETS, *PLANTED], help="of several; all when left out")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzzing", help="corpus, findings and logs")
+    parser.add_argument(
+        "--folder",
+        type=lambda folder: Path(folder).resolve(),
+        default=ROOT / "build" / "fuzzing",
+        help="corpus, findings and logs",
+    )
     parser.add_argument("--input", type=Path, help="a file of findings: what the target does with it, and nothing else")
     args = parser.parse_args()
     names = args.target or list(TARGETS)

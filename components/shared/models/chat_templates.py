@@ -76,6 +76,8 @@ def chat_template(setting: str) -> str:
         _compile_jinja_template(template)
     except TemplateSyntaxError as error:
         raise UserError(f"model.chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from None
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of too many digits
+        raise UserError(f"model.chat_template is not valid Jinja: {error}.") from None
     return template
 
 
@@ -90,3 +92,5 @@ def _read(path: str) -> str:
         raise UserError(f"model.chat_template {path!r} does not exist.", remedy="Check the path.") from None
     except UnicodeDecodeError:
         raise UserError(f"model.chat_template {path!r} is not UTF-8 text.") from None
+    except OSError as error:
+        raise UserError(f"model.chat_template {path!r} cannot be read: {error.strerror}.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -101,7 +102,7 @@ def resolve(source: str, *, base_dir: str) -> str:
         return source
     tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(source))) for folder in (base_dir, os.getcwd())]
     for path in tried:
-        if os.path.exists(path) or glob.glob(path, recursive=True):
+        if os.path.exists(path) or next(glob.iglob(_at_any_depth(path), recursive=True), None):
             return path
     near = None if any(sign in source for sign in "*?[") else near_path(source, (base_dir, os.getcwd()))
     raise UserError(
@@ -132,7 +133,7 @@ def _expand(source: str) -> list[SourceFile]:
     path = storage.key(address[len(parent) + 1 :])
     with storage.translated():
         if is_pattern:
-            paths = storage.fs.glob(path)
+            paths = storage.fs.glob(_at_any_depth(path))
         elif parent == address or storage.fs.isdir(path):
             rows = [each for each in storage.fs.find(path) if _holds_rows(each[len(path) + 1 :])]
             paths = [each for each in rows if suffix(each) in TABLES] or rows
@@ -144,6 +145,11 @@ def _expand(source: str) -> list[SourceFile]:
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
         )
     return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(paths) if not path.endswith("/")]
+
+
+def _at_any_depth(pattern: str) -> str:
+    """Returns a pattern that says once what it says again and again: of `**/**/` a search looks through all pairs."""
+    return re.sub(r"(\*\*/)+", "**/", pattern)
 
 
 def _holds_rows(path: str) -> bool:

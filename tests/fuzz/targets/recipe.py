@@ -9,6 +9,8 @@ import contextlib
 import functools
 import glob
 import logging
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -71,11 +73,21 @@ PIECES = (
 """What YAML knows and recipes do not need."""
 
 
+@functools.cache
+def _home() -> Path:
+    """Returns the folder of the recipe, with what recipes mostly name."""
+    for name in ("rows.jsonl", "train.jsonl", "hooks.py"):
+        (scratch() / name).touch()
+    (scratch() / "model").mkdir()
+    return scratch()
+
+
 def run(data: bytes) -> None:
     """Reads a recipe; it is one, or there is a message."""
     logging.disable()
+    os.chdir(_home())
     text, *changes = data.split(SET)
-    path = scratch() / "recipe.yaml"
+    path = Path("recipe.yaml")
     path.write_bytes(text)
     try:
         source = origin.find(str(path))
@@ -92,7 +104,8 @@ def run(data: bytes) -> None:
     with _refused():
         prepare.for_cluster(recipe)
     # A pattern is looked for where it points, which may be everywhere.
-    if not any(glob.has_magic(each.uri) for part in recipe.phase_recipes() or [recipe] for each in part.data.sources):
+    sources = [each.uri for part in recipe.phase_recipes() or [recipe] for each in part.data.sources]
+    if not any(glob.has_magic(uri) and uri.startswith(("/", "~", "..")) for uri in sources):
         with _refused():
             prepare.localise(recipe, source)
 
@@ -119,6 +132,7 @@ def seeds() -> Iterator[bytes]:
     """Yields the recipes of this repository."""
     for folder in ("pipelines/recipes", "examples", "tests/recipes"):
         for path in sorted((ROOT / folder).rglob("*.yaml")):
+            yield re.sub(rb"source: \S+", b"source: rows.jsonl", path.read_bytes())
             yield path.read_bytes()
     yield b"name: a\nmodel: {base: org/model}\ndata: {source: rows.jsonl}\nresources: {profile: auto}"
     yield b"name: a\nmodel: {base: org/model}\ndata: {source: rows.jsonl}" + SET + b"training.learning_rate=1e-4"
@@ -165,7 +179,7 @@ def _valid(schema: dict[str, Any], rng: Random, depth: int = 0) -> Any:
         case "null":
             return None
         case _:
-            return rng.choice(("a", "a-b", "org/model", "5m", "4Gi", "x.jsonl", "s3://bucket/rows", "q_proj", ".*"))
+            return rng.choice(TEXTS)
 
 
 def mutate(data: bytes, rng: Random, by_bytes: Mutate) -> bytes:
@@ -197,6 +211,25 @@ def _in_values(text: bytes, rng: Random) -> bytes:
     else:
         document = trees.mutate(document, rng, value, list(fields))
     return trees.dumps(document, default=str).encode("utf-8", "surrogatepass")
+
+
+TEXTS = (
+    *(
+        "a",
+        "a-b",
+        "org/model",
+        "model",
+        "5m",
+        "4Gi",
+        "rows.jsonl",
+        "*.jsonl",
+        "**/x",
+        "builtin:stdlib-docs",
+        "hooks.py",
+    ),
+    *("s3://bucket/rows", "hf://datasets/a/b?split=train", "q_proj", ".*", "a.jinja", "{{ x }}", "{% for x in y %}"),
+    *("{{ " + "(" * 500, "{% if x %}" * 500, "{{ " + "9" * 5000 + " }}", "chatml", "~/a", "a\0b", "x" * 300 + ".jinja"),
+)
 
 
 def _merged(before: Any, more: Any) -> Any:

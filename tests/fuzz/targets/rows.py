@@ -1,7 +1,7 @@
 """The bytes of a source through its reader and through what data split does with a row, to rows on a side or rejected.
 
 An input is four bytes, which choose the name of the file, how it is packed, what a sample of text is and the recipe;
-then the content. Rows may be 16 KiB long instead of 64 MiB, so that inputs of a few KiB come to the end of all buffers.
+then the content. Rows may be 4 KiB long instead of 64 MiB, so that inputs of a few KiB come to the end of all buffers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.fuzz.target import Mutate, Target, require_message, scratch
 from tests.unit.data_split import test_readers_fuzz as small
 from tests.unit.data_split.test_public_shapes import SHAPES
 
-MAX_ROW, BLOCK = 2**14, 2**10
+MAX_ROW, BLOCK = 2**12, 2**8
 for _module in (streams, text_files, json_values):
     _module.MAX_ROW = MAX_ROW
 for _module in (streams, json_values):
@@ -230,4 +230,4 @@ def _longer(content: bytes, rng: Random) -> bytes:
     return content[:start] + (part * (size // len(part) + 1))[:size] + content[start:]
 
 
-TARGET = Target(run=run, seeds=seeds, mutate=mutate, seconds=30)
+TARGET = Target(run=run, seeds=seeds, mutate=mutate, longest=2**13)

@@ -1,5 +1,6 @@
 """Paths of models, and credentials in addresses: what is refused before anything runs, and what is not."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
+from baton.components.shared.store import sources
 from baton.pipelines.compiling import credentials, local_paths
 
 
@@ -88,3 +90,18 @@ def test_a_tracking_servers_password_is_none_of_the_recipes(
 def test_other_addresses_are_none(source: str, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["data"]["source"] = source
     credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+
+
+def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "/".join("a" * 14)).mkdir(parents=True)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="matches no file"):
+        sources.resolve("**/" * 14 + "x", base_dir=str(tmp_path))
+    assert time.monotonic() - began < 5  # each pair of folders would take hours
+    (tmp_path / "a" / "a" / "x.jsonl").touch()
+    found = sources.resolve("**/" * 14 + "x.jsonl", base_dir=str(tmp_path))
+    assert [file.uri for file in sources.files([found])] == [f"{tmp_path}/a/a/x.jsonl"]
+    assert time.monotonic() - began < 10

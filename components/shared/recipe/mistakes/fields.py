@@ -18,7 +18,7 @@ from baton.components.shared.recipe.recipe import Recipe
 
 LIKE = 0.8
 """Likeness from which a key is taken for a misspelt one before it is looked for in other sections."""
-NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z ]*)")
+NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z][A-Za-z ]*)?")
 WORD = re.compile(r"[A-Za-z0-9_./-]+")
 MEANT = "did you mean"
 

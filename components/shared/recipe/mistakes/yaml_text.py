@@ -88,9 +88,12 @@ class Loader(yaml.SafeLoader):
         """Returns a text; two escapes that stand for one character, as in JSON, are that.
 
         Raises:
-            ValueError: it has one of them without the other, which is no character and could not be written.
+            ValueError: it has one of them without the other, which is no character and could not be written; or a NUL,
+                which YAML forbids and its reader lets through as an escape, and which no path may have.
         """
         value = super().construct_scalar(node)
+        if "\0" in value:
+            raise ValueError("it has a NUL, which is no character of YAML")
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -66,6 +66,9 @@ def test_a_file_and_a_template_itself(tmp_path: Path) -> None:
 PROBLEMS = {
     "a name": ("chatmel", "'chatmel' is none of chatml, llama3, zephyr, alpaca, no .jinja file and no template."),
     "a file": ("there/is/none.jinja", "'there/is/none.jinja' does not exist."),
+    "brackets": ("{{ " + "(" * 5000, "is not valid Jinja: maximum recursion depth exceeded"),
+    "digits": ("{{ " + "9" * 5000 + " }}", "is not valid Jinja: Exceeds the limit"),
+    "name": ("x" * 300 + ".jinja", f"'{'x' * 300}.jinja' cannot be read: File name too long"),
     "Jinja": ("{% for x %}", "is not valid Jinja: expected token 'in'"),
 }
 

@@ -28,6 +28,7 @@ NONE = {
     "said to be a mapping": ("seed: !!map [a]", "expected a mapping node, but found sequence"),
     "character": (r'seed: "\UFFFFFFFF"', "line 1, column "),
     "half a character": (r'seed: "\ud800"', "is no str: 'utf-16-le' codec can't decode"),
+    "NUL": (r'seed: "a\0b"', "is no str: it has a NUL, which is no character of YAML"),
     "digits": (f"seed: {'9' * 5000}", f"'{'9' * 200}…' is no int: it has 5000 characters"),
     "bits": (f"seed: 0b{'1' * 20_000}", "is no int: it has 20002 characters"),
     "an alias of itself": ("seed: &a [*a]", "an alias (*) repeats what it stands in (line 1, column 7"),
@@ -50,6 +51,7 @@ def test_what_is_no_yaml_is_a_message(text: str, message: str) -> None:
 
 
 LONG = {
+    "a number and spaces": "name: a\nseed: '1" + " " * 200_000 + "!'",
     "values": "[" + "1," * 200_000 + "]",
     "sixties": "a: 1" + ":59" * 300_000,
     "unknown keys": "\n".join(f"key{number}: v" for number in range(20_000)),
@@ -64,7 +66,7 @@ def test_a_long_text_takes_seconds(text: str) -> None:
     with pytest.raises(UserError) as caught:
         recipe_file.validate(recipe_file.parse(text, origin="r.yaml"), origin="r.yaml")
 
-    assert time.monotonic() - began < 20  # 2 s on an idle machine; keys took 40, sixties 27
+    assert time.monotonic() - began < 20  # 2 s on an idle machine; spaces took 130, keys 40, sixties 27
     assert len(str(caught.value)) < 20_000
 
 
