@@ -69,7 +69,7 @@ def require_pattern(value: str) -> str:
     """Returns a regular expression, if it is one."""
     try:
         re.compile(value)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
     return value
 

@@ -26,7 +26,7 @@ def make(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) -> Callab
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise UserError(f"reward 'format': pattern {pattern!r} is no regular expression: {error}.") from None
 
     def format(completions: list[Any], **_: Any) -> list[float]:

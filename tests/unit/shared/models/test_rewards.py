@@ -121,6 +121,8 @@ def test_an_option_that_is_not_taken_is_the_users_mistake(use: str) -> None:
 def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r"reward 'format': pattern '\(' is no regular expression"):
         build("format", pattern="(")
+    with pytest.raises(UserError, match="is no regular expression: maximum recursion depth exceeded"):
+        build("format", pattern="(" * 2000)
 
 
 def test_ones_own_function_is_called_with_its_options() -> None:

@@ -157,6 +157,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"training.trainable": {"patterns": ["norm", "["]}},
         "training.trainable.patterns: is '[', which is no regular expression: unterminated character set",
     ),
+    "a pattern in brackets without end": (
+        {"training.trainable": {"patterns": ["(" * 2000]}},
+        f"training.trainable.patterns: is '{'(' * 2000}', which is no regular expression: maximum recursion depth",
+    ),
+    "a pattern that repeats without end": (
+        {"training.trainable": {"patterns": ["a{99999999999}"]}},
+        "training.trainable.patterns: is 'a{99999999999}', which is no regular expression: the repetition number is",
+    ),
     "nothing trainable": (
         {"training.trainable": {}},
         "training.trainable: nothing would be trained; give last_layers or patterns, or remove trainable",
