@@ -6,6 +6,7 @@ An input is a file; what follows `SET` in it is the argument of a `--set`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import logging
@@ -22,7 +23,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.plan import make_plan
 from baton.components.shared.runs.run import identity
-from baton.pipelines.compiling import origin, prepare
+from baton.pipelines.compiling import for_pods, origin, prepare, trust
 from tests.fuzz import trees
 from tests.fuzz.target import Mutate, Target, require_message, scratch
 
@@ -100,9 +101,11 @@ def run(data: bytes) -> None:
         identity(part)
         with _refused():
             make_plan(part, ROWS)
-    prepare.cluster_warnings(recipe)
+    for_pods.warnings(recipe)
     with _refused():
-        prepare.for_cluster(recipe)
+        for_pods.settled(recipe)
+    with _refused():
+        trust.settle(recipe, dataclasses.replace(source, is_foreign=True))
     # A pattern is looked for where it points, which may be everywhere.
     sources = [each.uri for part in recipe.phase_recipes() or [recipe] for each in part.data.sources]
     if not any(glob.has_magic(uri) and uri.startswith(("/", "~", "..")) for uri in sources):
