@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,9 @@ def main() -> None:
         seeds.mkdir()
         for number, seed in enumerate(target.seeds()):
             (seeds / f"{number:04d}").write_bytes(seed)
-    limits = [f"-timeout={target.seconds}", f"-max_len={target.longest}", f"-rss_limit_mb={target.whole}"]
+    # libFuzzer looks at the peak, which a process has from the one that began it.
+    inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    limits = [f"-timeout={target.seconds}", f"-max_len={target.longest}", f"-rss_limit_mb={inherited + target.whole}"]
     # What is imported by the first inputs is not what an input takes.
     for seed in target.seeds():
         with contextlib.suppress(Exception):
