@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import baton
 from baton.components.data_split.split import split_data
@@ -23,6 +24,7 @@ from baton.components.shared.models import pinned, trained
 from baton.components.shared.recipe import Recipe, Tasks, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
+from baton.pipelines.cli.app import app
 from baton.pipelines.compiling import origin, prepare
 from tests.unit import tiny
 
@@ -331,6 +333,7 @@ def test_a_run_that_noted_no_code_goes_on(stranger: Path) -> None:
     assert pinned.document(recipe, folders, before).to_json().keys() == {"base_sha256"}
 
 
+@pytest.mark.slow
 def test_a_model_with_code_goes_through_the_pipeline(stranger: Path, mark: Path) -> None:
     """Trained, evaluated, exported and checked in processes of their own, from a pipe; then it writes."""
     text = written(stranger, **REMOTE)
@@ -349,7 +352,9 @@ def test_code_of_a_run_in_a_bucket_is_audited_with_consent_alone(stranger: Path,
     written(stranger, **HOOKED)
     run = Run(Storage(s3_store), "theirs")
     run.create(prepare.load_here("recipe.yaml", [f"store.uri={s3_store}"]))
-    asked = command("audit", run.uri)
-    assert asked.returncode == 2
-    assert "comes from elsewhere and would run code: hooks.source" in asked.stderr
-    assert "would run code" not in command("audit", run.uri, "--trust").stderr
+    asked = CliRunner().invoke(app, ["audit", run.uri])
+    assert asked.exit_code == 2
+    assert "comes from elsewhere and would run code: hooks.source" in asked.output
+    consented = CliRunner().invoke(app, ["audit", run.uri, "--trust"])
+    assert consented.exit_code == 2
+    assert "would run code" not in consented.output
