@@ -117,6 +117,10 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+for _tag in ("binary", "omap", "pairs", "set"):  # what JSON has not would be another value once it was written
+    Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", Loader.construct_undefined)  # type: ignore[type-var]
+
+
 class LenientLoader(Loader):
     """YAML of others: of a key that stands twice the last one counts, as for those whose it is."""
 

@@ -93,3 +93,9 @@ READ: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize(("text", "expected"), READ.values(), ids=READ)
 def test_what_people_write_is_read(text: str, expected: Any) -> None:
     assert yaml_text.load(text) == (expected or yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("text", ["!!binary aGk=", "!!omap [a: b]", "!!pairs [a: b]", "!!set {a}"])
+def test_what_json_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="could not determine a constructor for the tag"):
+        yaml_text.load(f"a: {text}")
