@@ -19,6 +19,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.training import Tracking
 from tests.demands import upstream
+from tests.unit.shared.runs.mlflow.test_server import server  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +39,9 @@ def test_upstream_keeps_both_values_of_a_step(tmp_path: Path, legs: Any) -> None
     assert steps(uri, run_id) == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]
 
 
-def test_baton_has_each_step_once(recipes: dict[str, Recipe], tmp_path: Path, legs: Any) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+def test_baton_has_each_step_once(recipes: dict[str, Recipe], server: str, legs: Any) -> None:  # noqa: F811
+    """On a server: beside a database of SQLite the values of a chunk wait in the run's folder until all are there."""
+    uri = server
     changes = {"tracking__mlflow": uri, "chunks__checkpoint_every": 3, "chunks__wait_for_commit": True}
     run = legs.prepare(legs.changed(recipes["scratch"], **changes), "tracked")
     run_id = run.need(Tracking).run_id
