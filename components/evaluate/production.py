@@ -19,6 +19,7 @@ from baton.components.shared.runs.run import Run
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SETTING = "evaluation.production"
 REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes with which MLflow says that there is no such model, or no such alias."""
@@ -67,7 +68,7 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
     Raises:
         UserError: it cannot be loaded, or nobody has consented to code that comes with it.
     """
-    _require_trusted(recipe, folder)
+    remote.required(recipe, SETTING, folder)
     try:
         tokenizer = loading.load_tokenizer(
             _holding(folder, "tokenizer_config.json") or folder, trust_remote_code=recipe.model.trust_remote_code
@@ -75,8 +76,8 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
         if whole := _holding(folder, "config.json"):
             return loading.load_model(whole, recipe), tokenizer
         adapter = _holding(folder, "adapter_config.json") or folder
-        base = loading.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
-        _require_trusted(recipe, base)
+        named = loading.local_model(_read(adapter, "adapter_config.json")["base_model_name_or_path"])
+        base = remote.required(recipe, SETTING, named)
         return loading.adapted(loading.load_model(base, recipe), adapter, tokenizer), tokenizer
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
@@ -89,11 +90,6 @@ def load(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokeni
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Tells whether two tokenizers have the same vocabulary, so that losses per token can be compared."""
     return bool(one.get_vocab() == other.get_vocab())
-
-
-def _require_trusted(recipe: Recipe, folder: str) -> None:
-    if recipe.model.trust_remote_code:
-        remote.require_trusted(recipe.trust, "evaluation.production", folder)
 
 
 def _accepted(run: Run, recipe: Recipe) -> Production:

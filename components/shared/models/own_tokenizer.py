@@ -31,8 +31,8 @@ def make(recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | No
         folder = loading.local_model(spec.base) if spec and spec.base else base
         if folder is None:
             raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
-        if spec and spec.base and recipe.model.trust_remote_code:
-            remote.require_trusted(recipe.trust, "model.tokenizer.base", folder)
+        if spec and spec.base:
+            remote.required(recipe, "model.tokenizer.base", folder)
         tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
     before = tokenizer.get_vocab()
     if spec:

@@ -122,7 +122,7 @@ def base_folder(recipe: Recipe) -> str | None:
     """
     if recipe.model.base is None:
         return None
-    return _trusted(recipe, "model.base", loading.local_model(recipe.model.base, recipe.model.revision))
+    return remote.required(recipe, "model.base", loading.local_model(recipe.model.base, recipe.model.revision))
 
 
 def trained_model(
@@ -139,14 +139,8 @@ def trained_model(
     if whole and recipe.model.quantization:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:
-        return loading.load_model(_trusted(recipe, "checkpoint", folder), recipe)
+        return loading.load_model(remote.required(recipe, "checkpoint", folder), recipe)
     return loading.adapted(loading.start_model(recipe, tokenizer, base_folder(recipe)), folder, tokenizer)
-
-
-def _trusted(recipe: Recipe, what: str, folder: str) -> str:
-    if recipe.model.trust_remote_code:
-        remote.require_trusted(recipe.trust, what, folder)
-    return folder
 
 
 def open_rows(folder: str) -> Dataset:

@@ -71,6 +71,11 @@ def files(folder: str, endings: tuple[str, ...] = ENDINGS) -> list[tuple[str, st
     ]
 
 
+def digest_of(files: Iterable[tuple[str, str]]) -> str:
+    """Returns the SHA-256 over the names and digests of files, as `files` yields them."""
+    return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in files).encode()).hexdigest()
+
+
 def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str, ...] = ENDINGS) -> None:
     """Checks that somebody has consented to all code in a folder, before any of it runs.
 
@@ -109,7 +114,8 @@ def fetch(run: Run, scratch: str) -> str | None:
     folder = os.path.join(scratch, "code")
     # Not in place: a file beside them, bytecode too, would be imported.
     bundles.fetch(run.storage, noted.prefix, manifest, folder, in_place=False)
-    if noted.prefix != f"data/{_digest_of(folder, manifest.files)}/code":
+    named = ((name, bundles.file_sha256(os.path.join(folder, name))) for name in sorted(manifest.files))
+    if noted.prefix != f"data/{digest_of(named)}/code":
         raise BatonError(
             f"{run.storage.uri(noted.prefix)} does not hold the code that the run began with; none of it has run.",
             remedy="Find out who changed it; with the same hooks.source a new run begins with its own.",
@@ -148,13 +154,7 @@ def _collected(source: str, folder: str) -> str:
                 shutil.copy(os.path.join(source, name), folder)
     else:
         raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")
-    names = os.listdir(folder)
-    if not names:
+    collected = files(folder)
+    if not collected:
         raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")
-    return _digest_of(folder, names)
-
-
-def _digest_of(folder: str, names: Iterable[str]) -> str:
-    """Returns the SHA-256 over names and contents of files."""
-    parts = [f"{name} {bundles.file_sha256(os.path.join(folder, name))}\n" for name in sorted(names)]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    return digest_of(collected)

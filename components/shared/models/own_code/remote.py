@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import json
 from collections.abc import Iterator
 
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.hooks import Trust, leaves
 from baton.components.shared.runs import code
 
@@ -35,7 +35,7 @@ def files(setting: str, folder: str) -> list[str]:
 
 def digest(folder: str) -> str:
     """Returns the SHA-256 over names and contents of a model's Python files."""
-    return hashlib.sha256("".join(f"{name} {of_file}\n" for name, of_file in code.files(folder)).encode()).hexdigest()
+    return code.digest_of(code.files(folder))
 
 
 def require_trusted(trust: Trust, setting: str, folder: str) -> None:
@@ -47,6 +47,17 @@ def require_trusted(trust: Trust, setting: str, folder: str) -> None:
     if trust is not None:
         files(setting, folder)
         code.require_trusted(trust, setting, folder)
+
+
+def required(recipe: Recipe, setting: str, folder: str) -> str:
+    """Returns a folder whose Python code runs where `model.trust_remote_code` says so; see `require_trusted`.
+
+    Raises:
+        UserError: it does, and nobody has consented to it.
+    """
+    if recipe.model.trust_remote_code:
+        require_trusted(recipe.trust, setting, folder)
+    return folder
 
 
 @contextlib.contextmanager
