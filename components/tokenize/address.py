@@ -38,7 +38,7 @@ class Address(NamedTuple):
 
 
 def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
-    """Returns the address of a run's tokens; templates are told their day from here on.
+    """Returns the address of a run's tokens.
 
     A run that has tokens keeps them, where Baton or its libraries would make others by now.
 
@@ -49,7 +49,6 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
     tokenizer = None if _is_learned(recipe) else own_tokenizer.make(recipe, base)
     words = turned(run, recipe, split, tokenizer)
     day = _day(run, recipe, split, tokenizer, own)
-    today.tell(day)
     other = own_tokenizer.other_identity(recipe)
     digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day)
     if own and own.digest == digest:
@@ -58,7 +57,6 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
     if own and bundles.usable_manifest(run.storage, own.prefix):
         where = run.storage.uri(own.prefix)
         logger.warning("run %r keeps its tokens, %s; a new run would get others by now", run.name, where)
-        today.tell(own.today)
         return Address(own.digest, own.rendered, own.today)
     is_other = run.need(RunHead).made.number("tokens") != FORMATS["tokens"].number
     if is_other or (own and bool(own.rendered) != bool(words)):

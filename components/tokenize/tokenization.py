@@ -13,7 +13,7 @@ from typing import Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
-from baton.components.shared.models import pinned
+from baton.components.shared.models import pinned, today
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import PinnedModels, SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
@@ -70,7 +70,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     """
     started = time.time()
     job = _job(run_uri)
-    run, recipe, prefix, (digest, turned, today) = job.run, job.recipe, job.prefix, job.address
+    run, recipe, prefix, (digest, turned, day) = job.run, job.recipe, job.prefix, job.address
     manifest = bundles.usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
@@ -80,7 +80,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
-    facts |= {name: value for name, value in (("rendered", turned), ("today", today)) if value}
+    facts |= {name: value for name, value in (("rendered", turned), ("today", day)) if value}
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
@@ -142,9 +142,9 @@ def _job(run_uri: str) -> Job:
     base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, run.read(PinnedModels))
     run.write_once(pins)
     split = run.need(SplitData).digest
-    return Job(
-        run=run, recipe=recipe, split=split, base=base, address=address.of(run, recipe, split, base, pins.base_sha256)
-    )
+    found = address.of(run, recipe, split, base, pins.base_sha256)
+    today.tell(found.today)
+    return Job(run=run, recipe=recipe, split=split, base=base, address=found)
 
 
 def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
