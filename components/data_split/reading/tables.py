@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
-
 from baton.components.data_split.reading.bounds import HELD, bounded
 from baton.components.data_split.reading.streams import blocks, packing
 from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
@@ -178,6 +176,7 @@ def _values(batch: Any) -> Iterator[dict[str, object] | tuple[str, str]]:
 
 def _num_bytes(column: Any) -> int:
     """Returns the bytes that a column's values take when each is written out: a file may say a value once for many."""
+    import numpy as np
     from pyarrow import compute, types
 
     kind = column.type

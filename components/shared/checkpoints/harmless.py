@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 from typing import Any
 
 _OF_METADATA = (
@@ -65,6 +64,8 @@ def _require_short_memo(data: bytes) -> None:
     Raises:
         UnpicklingError: it does.
     """
+    import pickletools
+
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in _MEMO and (argument or 0) > len(data):
             raise pickle.UnpicklingError(f"it has a value of number {argument:,}, and {len(data):,} bytes")
