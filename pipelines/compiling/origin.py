@@ -26,6 +26,7 @@ RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 LISTED = "`baton recipes` lists the bundled ones"
 SCHEMES = ("https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
 """Addresses that a recipe is read from: those whose other side proves who it is."""
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 _consent: ContextVar[bool] = ContextVar("consent", default=False)
 
 
@@ -224,9 +225,6 @@ def _fetched(uri: str) -> bytes:
         except FileNotFoundError:
             raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None
     return data
-
-
-_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 
 
 def _text(data: bytes, given: str) -> str:
