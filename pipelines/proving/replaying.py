@@ -6,7 +6,6 @@ Nothing is written to the run's own store.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from baton.components.shared.runs.documents.training import ForkNote
 from baton.components.shared.runs.run import Run, identity
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
+from baton.components.shared.store.manifests import as_written
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import processes, warm
 from baton.pipelines.local.processes import TRAIN_CHUNK
@@ -201,7 +201,7 @@ class Replay:
             raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
         target = Path(self._run.storage.key(prefix))
         fetch(storage, prefix, manifest, str(target / manifest.folder))
-        (target / "manifest.json").write_bytes(json.dumps(vars(manifest)).encode())
+        (target / "manifest.json").write_bytes(as_written(manifest))
 
 
 def fetch(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:

@@ -1,15 +1,17 @@
-"""What tests of threats share: a tiny base model."""
+"""What tests of threats share: a tiny base model, and a recipe of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.components.shared.recipe import Recipe, recipe_file
+from tests.unit.conftest import tiny_base  # noqa: F401
 
-@pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny Llama with random weights and a tokenizer."""
-    from tests.unit import tiny
 
-    return tiny.make_base(Path(tmp_path_factory.mktemp("tiny"), "base"))
+@pytest.fixture
+def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:  # noqa: F811
+    """A recipe of the base model."""
+    scratch_recipe["model"] = {"base": tiny_base}
+    return recipe_file.validate(scratch_recipe, origin="r")

@@ -22,7 +22,7 @@ from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import BatonError, DamagedError, StoreError, UserError
 from baton.components.shared.models import loading, trained
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code
 from baton.components.shared.runs.documents.data import OwnCode, Tokens
 from baton.components.shared.runs.run import Run
@@ -176,12 +176,6 @@ def _pickled_weights(folder: Path, mark: Mark, name: str, stem: str) -> None:
     for path in folder.glob("*.safetensors"):
         path.unlink()
     torch.save({stem: mark}, folder / name)
-
-
-@pytest.fixture
-def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:
-    scratch_recipe["model"] = {"base": tiny_base}
-    return recipe_file.validate(scratch_recipe, origin="r")
 
 
 @pytest.fixture

@@ -31,26 +31,11 @@ SAID = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
 
 
 @pytest.fixture
-def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:
-    scratch_recipe["model"] = {"base": tiny_base}
-    return recipe_file.validate(scratch_recipe, origin="r")
-
-
-@pytest.fixture
 def stranger(tiny_base: str, tmp_path: Path) -> Path:
     """A model whose classes are in a file beside it, which makes a folder where it is imported."""
     folder = tmp_path / "stranger"
     shutil.copytree(tiny_base, folder)
-    mark = tmp_path / "it-ran"
-    classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel", "AutoModelForCausalLM": "own.OwnModel"}
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": classes}))
-    (folder / "own.py").write_text(
-        f"import os\nos.makedirs({str(mark)!r}, exist_ok=True)\n"
-        "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
-        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
-    )
+    tiny.with_code(folder, f"import os; os.makedirs({str(tmp_path / 'it-ran')!r}, exist_ok=True)")
     return folder
 
 

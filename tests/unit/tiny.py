@@ -63,6 +63,21 @@ def make_base(folder: Path, *, spare: int = 0, tied: bool = False) -> str:
     return str(folder)
 
 
+def with_code(folder: Path, line: str) -> str:
+    """Gives a saved model classes of its own, in a file that begins with a line of Python."""
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel", "AutoModelForCausalLM": "own.OwnModel"}
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "architectures": ["OwnModel"], "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "own.py").write_text(
+        f"{line}\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n",
+        encoding="utf-8",
+    )
+    return str(folder)
+
+
 CHAT = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|eot|>' }}{% endfor %}"

@@ -29,22 +29,6 @@ from baton.pipelines.compiling import origin, prepare
 from tests.unit import tiny
 
 BATON = Path(sys.executable).with_name("baton")
-CODE = """
-import os
-
-from transformers import LlamaConfig, LlamaForCausalLM
-
-with open(os.path.expanduser("MARK"), "a") as file:
-    file.write("code of the model ran\\n")
-
-
-class OwnConfig(LlamaConfig):
-    model_type = "own_llama"
-
-
-class OwnLlama(LlamaForCausalLM):
-    config_class = OwnConfig
-"""
 HOOK = """
 with open("MARK", "a") as file:
     file.write("code of the hook ran\\n")
@@ -65,11 +49,7 @@ def mark(tmp_path: Path) -> Path:
 def stranger(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model that comes with its own code, a hook, and rows."""
     base = Path(tiny.make_base(tmp_path / "base"))
-    (base / "modeling_own.py").write_text(CODE.replace("MARK", str(mark)), encoding="utf-8")
-    config = json.loads((base / "config.json").read_text())
-    own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnLlama"}
-    config |= {"model_type": "own_llama", "architectures": ["OwnLlama"], "auto_map": own}
-    (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tiny.with_code(base, f"open({str(mark)!r}, 'a').write('code of the model ran\\n')")
     (tmp_path / "own.py").write_text(HOOK.replace("MARK", str(mark)), encoding="utf-8")
     rows = (json.dumps({"text": f"{number} some words {number * 7}"}) + "\n" for number in range(60))
     (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
@@ -320,7 +300,8 @@ def test_own_code_of_a_model_is_pinned_for_ones_own_recipes_too(stranger: Path) 
     recipe = prepare.load_here("recipe.yaml")
     run = Run(Storage(str(stranger / "store")), "run")
     run.write_once(pinned.document(recipe, pinned.fetch(recipe)))
-    (stranger / "base" / "modeling_own.py").write_text(CODE + "\n", encoding="utf-8")
+    with (stranger / "base" / "own.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
     with pytest.raises(ExactnessError, match="comes with other Python code than that this run began with"):
         pinned.compared(run, recipe)
 
