@@ -18,7 +18,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.checkpoints.verifying import Verdict, Verification
 from baton.components.shared.core.signing import Signer
 from baton.components.shared.runs.run import Run
-from baton.components.shared.store.manifests import Manifest, as_written
+from baton.components.shared.store.manifests import Manifest
 
 DOCUMENTS = ("plan.json", "data.json", "model.json", "tokens.json")
 
@@ -179,13 +179,13 @@ class Planter:
         """Puts the signature of another key over the same statement."""
         path = self._manifest(self._step())
         manifest = Manifest(**json.loads(path.read_bytes()))
-        _put(path, as_written(self._by_stranger(manifest)))
+        _put(path, self._by_stranger(manifest).as_written().encode())
         return Planted("signature of another key", path.parent.name)
 
     def unsigned(self) -> Planted:
         """Takes the signature away."""
         path = self._manifest(self._step())
-        _put(path, as_written(signatures.unsigned(Manifest(**json.loads(path.read_bytes())))))
+        _put(path, signatures.unsigned(Manifest(**json.loads(path.read_bytes()))).as_written().encode())
         return Planted("signature removed", path.parent.name)
 
     def signature_of_other(self) -> Planted:
@@ -201,7 +201,7 @@ class Planter:
         path = self._manifest(self._step())
         manifest = Manifest(**json.loads(path.read_bytes()))
         changed = replace(manifest, meta={**manifest.meta, "digest": "0" * 64})
-        _put(path, as_written(self._by_stranger(changed)))
+        _put(path, self._by_stranger(changed).as_written().encode())
         return Planted("changed, and signed by another key", path.parent.name)
 
     def weights_by_stranger(self) -> Planted:
@@ -217,7 +217,7 @@ class Planter:
         files = {**manifest.files, name: {"size": len(data), "sha256": digest}}
         changed = replace(manifest, files=files)
         keeps = self.random.random() < 0.5
-        _put(path, as_written(changed if keeps else self._by_stranger(changed)))
+        _put(path, (changed if keeps else self._by_stranger(changed)).as_written().encode())
         return Planted(f"file and manifest rewritten, {'same signature' if keeps else 'another key'}", name)
 
     def roll_back(self) -> Planted:

@@ -36,6 +36,10 @@ class Address(NamedTuple):
     turned: str
     today: str | None
 
+    def tell_day(self) -> None:
+        """Lets chat templates that this process and those that it begins render be told the run's day."""
+        today.tell(self.today)
+
 
 def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
     """Returns the address of a run's tokens.

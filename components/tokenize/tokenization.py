@@ -13,7 +13,7 @@ from typing import Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
-from baton.components.shared.models import pinned, today
+from baton.components.shared.models import pinned
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import PinnedModels, SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import make_plan
@@ -143,7 +143,7 @@ def _job(run_uri: str) -> Job:
     run.write_once(pins)
     split = run.need(SplitData).digest
     found = address.of(run, recipe, split, base, pins.base_sha256)
-    today.tell(found.today)
+    found.tell_day()
     return Job(run=run, recipe=recipe, split=split, base=base, address=found)
 
 

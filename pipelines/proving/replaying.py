@@ -24,7 +24,6 @@ from baton.components.shared.runs.documents.training import ForkNote
 from baton.components.shared.runs.run import Run, identity
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
-from baton.components.shared.store.manifests import as_written
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.local import processes, warm
 from baton.pipelines.local.processes import TRAIN_CHUNK
@@ -201,7 +200,7 @@ class Replay:
             raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
         target = Path(self._run.storage.key(prefix))
         fetch(storage, prefix, manifest, str(target / manifest.folder))
-        (target / "manifest.json").write_bytes(as_written(manifest))
+        (target / "manifest.json").write_text(manifest.as_written())
 
 
 def fetch(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:

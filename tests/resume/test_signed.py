@@ -21,7 +21,7 @@ from baton.components.shared.core.signing import Signer
 from baton.components.shared.forks import forking
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
-from baton.components.shared.store.manifests import Manifest, as_written
+from baton.components.shared.store.manifests import Manifest
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from baton.pipelines.local import processes, warm
@@ -187,7 +187,7 @@ def test_a_chunk_refuses_what_nobody_signed(house: House, cut: Run, tmp_path: Pa
     path = Path(run.storage.key(f"{CheckpointStore(run).prefix(4)}/manifest.json"))
     manifest = Manifest(**json.loads(path.read_bytes()))
     path.unlink()
-    path.write_bytes(as_written(signatures.unsigned(manifest)))
+    path.write_text(signatures.unsigned(manifest).as_written())
     with pytest.raises(BatonError, match=r"step 4 .* is refused: it is not signed.*remove its manifests by hand"):
         house.chunk(run, 2)
     assert CheckpointStore(run).steps() == [2, 4]

@@ -28,7 +28,6 @@ from baton.components.shared.runs.documents.data import OwnCode, Tokens
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import Manifest
-from baton.components.shared.store.manifests import as_written
 from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.checkpointing.restore import Restorer
 from tests.threats.marks import Mark
@@ -106,7 +105,7 @@ def rewrite(storage: Storage, prefix: str, manifest: Manifest, files: dict[str, 
         storage.write(manifest.path(prefix, name), content)
     entries = {name: {"size": len(data), "sha256": _sha256(data)} for name, data in files.items()}
     changed: Any = {**vars(manifest), "files": {**manifest.files, **entries}}
-    storage.write(f"{prefix}/manifest.json", as_written(Manifest(**changed)))
+    storage.write(f"{prefix}/manifest.json", Manifest(**changed).as_written().encode())
 
 
 def _sha256(data: bytes) -> str:

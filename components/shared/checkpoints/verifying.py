@@ -27,7 +27,7 @@ from baton.components.shared.core.signing import PublicKey
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import state_identity
 from baton.components.shared.store import bundles
-from baton.components.shared.store.manifests import DAMAGED, REMOVED, Manifest, as_written, parsed
+from baton.components.shared.store.manifests import DAMAGED, REMOVED, Manifest, parsed
 
 _OBJECT = re.compile(r"step-(\d{8,})/(?:manifest(?:-([1-9]\d*))?\.json|(?:([^/]+)/)?(.+))")
 
@@ -164,7 +164,7 @@ class Verification:
     def _of_manifest(self, number: int, manifest: Manifest, data: bytes) -> str | None:
         if problem := signature_problem(manifest, self._public):
             return problem
-        if data != as_written(manifest):
+        if data != manifest.as_written().encode():
             return "its manifest is not written as it was signed"
         stated = manifest.meta.get("run"), manifest.meta.get("step")
         if stated != (self._run.name, number):

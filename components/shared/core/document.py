@@ -20,7 +20,8 @@ def load(data: bytes | str) -> Any:
     """Returns the values of a JSON document that comes from a store.
 
     Raises:
-        ValueError: it is not JSON, or nested deeper than Baton writes.
+        ValueError: it is not JSON, nested deeper than Baton writes, or holds a text that is none: a lone surrogate,
+            which JSON may escape, has no bytes in UTF-8.
     """
     try:
         document = json.loads(data)
@@ -31,6 +32,9 @@ def load(data: bytes | str) -> Any:
         depth += 1
         if depth > DEEPEST:
             raise ValueError(f"nested deeper than {DEEPEST} levels")
+        for part in level:
+            if isinstance(part, str):
+                part.encode()
     return document
 
 
@@ -54,7 +58,7 @@ def load_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _parts(node: object) -> Iterable[object]:
-    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return (*node, *node.values()) if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 class Document(BaseModel):

@@ -30,7 +30,6 @@ MOST_BYTES = 2**63 - 1
 LONGEST_NAME = 255
 """Bytes of the longest part of a path."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
@@ -73,6 +72,10 @@ class Manifest:
     def path(self, prefix: str, name: str = "") -> str:
         """Returns where a file lies, or their folder."""
         return f"{prefix}/{self.folder}/{name}".rstrip("/")
+
+    def as_written(self) -> str:
+        """Returns it as it lies in the store."""
+        return json.dumps(vars(self), indent=1, sort_keys=True)
 
 
 def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
@@ -145,11 +148,6 @@ def _highest(names: Sequence[str]) -> int:
     return max((int(match[1] or 1) for match in matches if match), default=0)
 
 
-def as_written(manifest: Manifest) -> bytes:
-    """Returns a manifest as it lies in the store."""
-    return json.dumps(vars(manifest), indent=1, sort_keys=True).encode()
-
-
 def parsed(data: bytes, where: str) -> Manifest:
     """Reads a manifest.
 
@@ -187,6 +185,6 @@ def _is_safe(name: object) -> bool:
     if not isinstance(name, str) or "\\" in name or "\0" in name:
         return False
     parts = name.split("/")
-    # What no file system takes is no name either: a part that is too long, or half a character.
-    is_short = all(len(part.encode("utf-8", "surrogatepass")) <= LONGEST_NAME for part in parts)
-    return is_short and not {"", ".", ".."}.intersection(parts) and not _SURROGATE.search(name)
+    # What no file system takes is no name either.
+    is_short = all(len(part.encode()) <= LONGEST_NAME for part in parts)
+    return is_short and not {"", ".", ".."}.intersection(parts)

@@ -17,7 +17,6 @@ from baton.components.shared.store.manifests import (
     REMOVED,
     FileEntry,
     Manifest,
-    as_written,
     manifest_name,
     newest_usable,
 )
@@ -125,7 +124,7 @@ class BundleWriter:
             UnavailableError: other writers come and go, and none of their manifests stays.
         """
         manifest = self.manifest(meta)
-        data = as_written(manifest)
+        data = manifest.as_written().encode()
         for attempt in range(ROUNDS):
             # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
             # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.

@@ -25,7 +25,7 @@ from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.core.signing import PublicKey, Signer
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run, state_identity
-from baton.components.shared.store.manifests import Manifest, as_written
+from baton.components.shared.store.manifests import Manifest
 from tests.fuzz import trees
 from tests.fuzz.house import DOCUMENTS, SECOND, House, refused
 from tests.fuzz.target import Mutate, Target, scratch
@@ -68,7 +68,7 @@ def _manifest_signed_anew(data: bytes) -> None:
         manifest = signatures.unsigned(Manifest(**json.loads(data)))
         assert house.signer
         bundle = house.signer.sign(signatures.statement(manifest))
-        data = as_written(replace(manifest, meta={**manifest.meta, signatures.SIGNATURE: bundle}))
+        data = replace(manifest, meta={**manifest.meta, signatures.SIGNATURE: bundle}).as_written().encode()
     _restore(house, data)
 
 

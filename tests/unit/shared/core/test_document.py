@@ -32,6 +32,8 @@ DAMAGED = {
     "not UTF-8": (b"\xc4", r"'utf-8' codec can't decode"),
     "digits": (b'{"step": ' + b"9" * 5000 + b"}", r"Exceeds the limit \(4300 digits\)"),
     "too deep for Python": (b'{"a": ' + DEEP + b"}", r"maximum recursion depth exceeded"),
+    "half a character": (rb'{"a": ["\ud800"]}', r"'utf-8' codec can't encode character '\\ud800'"),
+    "half a character in a name": (rb'{"a": {"\uDFFF": 1}}', r"'utf-8' codec can't encode character '\\udfff'"),
     "deep": (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", r"nested deeper than 100 levels"),
 }
 

@@ -18,7 +18,7 @@ from baton.components.shared.core.signing import SignatureError, Signer
 from baton.components.shared.recipe import Keep, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
-from baton.components.shared.store.manifests import Manifest, as_written
+from baton.components.shared.store.manifests import Manifest
 from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.checkpointing.restore import Restorer
 
@@ -58,7 +58,7 @@ class Signed:
         path = self.manifest_path(step)
         before = Manifest(**json.loads(path.read_bytes()))
         after = replace(before, meta={**before.meta, **changes})
-        path.write_bytes(as_written(after))
+        path.write_text(after.as_written())
         return after
 
 
@@ -108,7 +108,7 @@ def test_no_second_object_is_written_for_the_signature(signed: Signed) -> None:
 @pytest.mark.parametrize("step", [4, 2], ids=["newest", "older"])
 def test_unsigned_is_refused_and_not_passed_over(signed: Signed, step: int) -> None:
     path = signed.manifest_path(step)
-    path.write_bytes(as_written(signatures.unsigned(Manifest(**json.loads(path.read_bytes())))))
+    path.write_text(signatures.unsigned(Manifest(**json.loads(path.read_bytes()))).as_written())
     with pytest.raises(SignatureError, match=f"step {step} .*not signed.*remove its manifests by hand"):
         list(signed.store.committed())
     if step == 4:
@@ -176,7 +176,7 @@ def test_a_recipe_that_somebody_changed_in_the_store_changes_nothing(
 ) -> None:
     monkeypatch.setenv(signing.SIGNED_BY, signer.public.line)
     path = signed.manifest_path(4)
-    path.write_bytes(as_written(signatures.unsigned(Manifest(**json.loads(path.read_bytes())))))
+    path.write_text(signatures.unsigned(Manifest(**json.loads(path.read_bytes()))).as_written())
     bare = recipe_file.validate({**signed.recipe.model_dump(mode="json"), "chunks": {}}, origin="r")
     with pytest.raises(SignatureError):  # who asks is the process, and not the recipe in the store
         CheckpointStore.of(signed.run, bare).newest()
