@@ -20,8 +20,7 @@ def load(data: bytes | str) -> Any:
     """Returns the values of a JSON document that comes from a store.
 
     Raises:
-        ValueError: it is not JSON, nested deeper than Baton writes, or holds a text that is none: a lone surrogate,
-            which JSON may escape, has no bytes in UTF-8.
+        ValueError: it is not JSON, or nested deeper than Baton writes.
     """
     try:
         document = json.loads(data)
@@ -32,9 +31,6 @@ def load(data: bytes | str) -> Any:
         depth += 1
         if depth > DEEPEST:
             raise ValueError(f"nested deeper than {DEEPEST} levels")
-        for part in level:
-            if isinstance(part, str):
-                part.encode()
     return document
 
 
@@ -58,7 +54,7 @@ def load_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _parts(node: object) -> Iterable[object]:
-    return (*node, *node.values()) if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 class Document(BaseModel):
@@ -102,8 +98,15 @@ class Document(BaseModel):
             raise DamagedError(f"{where} is not a JSON object: {error}.") from None
 
     def to_json(self) -> Json:
-        """Returns plain values: what was set or read, and no defaults."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        """Returns plain values: what was set or read, and no defaults.
+
+        Raises:
+            DamagedError: it was read with half a character, which JSON can escape and UTF-8 has no bytes for.
+        """
+        try:
+            return self.model_dump(mode="json", exclude_unset=True)
+        except UnicodeEncodeError as error:
+            raise DamagedError(f"{type(self).__name__} cannot be written as it was read: {error}.") from None
 
 
 class NamedDocument(Document):

@@ -1,11 +1,17 @@
-"""Paths that exist and are nearly what was asked for."""
+"""Names and paths that exist and are nearly what was asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Returns a sentence, to be put behind another, with the known name that is most like one; or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def near_path(path: str, folders: Sequence[str], *, cutoff: float = 0.6) -> str | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from baton.components.shared.core import near
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.store.storage import Storage
 
@@ -64,10 +63,9 @@ def chat_template(setting: str) -> str:
     elif "{" in setting:
         template = setting
     else:
-        close = difflib.get_close_matches(setting, TEMPLATES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise UserError(
-            f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template.{hint}"
+            f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template."
+            f"{near.hint(setting, TEMPLATES)}"
         )
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.core import near
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.models import today, trainable, vocabulary
@@ -232,20 +232,19 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
     """Returns the Transformers configuration for a model from scratch.
 
     Raises:
-        UserError: the architecture or one of its settings does not exist.
+        UserError: the architecture or one of its settings does not exist, or cannot be what is given.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if spec.architecture not in CONFIG_MAPPING_NAMES:
-        close = difflib.get_close_matches(spec.architecture, CONFIG_MAPPING_NAMES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = near.hint(spec.architecture, CONFIG_MAPPING_NAMES)
         raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
     known = AutoConfig.for_model(spec.architecture)
     for key in spec.config:
-        if not hasattr(known, key):
-            close = difflib.get_close_matches(key, known.to_dict(), n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+        if not hasattr(known, key) or callable(getattr(known, key)):
+            hint = near.hint(key, known.to_dict())
             raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
     settings = {
         "hidden_size": spec.hidden_size,
@@ -259,7 +258,10 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
     if tokenizer is not None:
         settings["vocab_size"] = max(spec.vocab_size or 0, len(tokenizer))
         settings |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    return AutoConfig.for_model(spec.architecture, **settings)
+    try:
+        return AutoConfig.for_model(spec.architecture, **settings)
+    except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"model.from_scratch makes no {spec.architecture}: {' '.join(str(error).split())}") from None
 
 
 def _from_store(uri: str, *, weights: bool) -> str:

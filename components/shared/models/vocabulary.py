@@ -6,9 +6,9 @@ ends a turn, as `eot_token`; so whoever has its files, with a checkpoint or an a
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
+from baton.components.shared.core import near
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Tokenizer
 
@@ -47,10 +47,8 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
     for name in ("eos", "pad", "end_of_turn"):
         token = getattr(spec, name)
         if token and token not in vocabulary:
-            close = difflib.get_close_matches(token, vocabulary, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise UserError(
-                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{hint}",
+                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{near.hint(token, vocabulary)}",
                 remedy="Name one that it has, or add it with model.tokenizer.add_tokens.",
             )
         if token and name != "end_of_turn":

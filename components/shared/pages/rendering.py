@@ -19,11 +19,19 @@ def environment(folder: Path) -> Environment:
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_encodable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {"exact": "{:,}".format, "when": when, "num": number, "size": size}
     return made
+
+
+def _encodable(value: object) -> object:
+    """Spells out half a character, which names of files and rows may hold: UTF-8 has no bytes for it."""
+    if isinstance(value, str) and not value.isascii():
+        return type(value)(value.encode("utf-8", "backslashreplace").decode())
+    return value
 
 
 def when(timestamp: str | None) -> str:

@@ -30,6 +30,12 @@ class FromScratch(Section):
     """Any other setting of the architecture's own configuration, by its Transformers name."""
 
     @model_validator(mode="after")
+    def _has_one_type(self) -> FromScratch:
+        if "model_type" in self.config:
+            raise ValueError("config.model_type is written architecture")
+        return self
+
+    @model_validator(mode="after")
     def _heads_divide(self) -> FromScratch:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

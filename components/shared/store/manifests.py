@@ -30,6 +30,7 @@ MOST_BYTES = 2**63 - 1
 LONGEST_NAME = 255
 """Bytes of the longest part of a path."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
@@ -185,6 +186,6 @@ def _is_safe(name: object) -> bool:
     if not isinstance(name, str) or "\\" in name or "\0" in name:
         return False
     parts = name.split("/")
-    # What no file system takes is no name either.
-    is_short = all(len(part.encode()) <= LONGEST_NAME for part in parts)
-    return is_short and not {"", ".", ".."}.intersection(parts)
+    # What no file system takes is no name either: a part that is too long, or half a character.
+    is_short = all(len(part.encode("utf-8", "surrogatepass")) <= LONGEST_NAME for part in parts)
+    return is_short and not {"", ".", ".."}.intersection(parts) and not _SURROGATE.search(name)

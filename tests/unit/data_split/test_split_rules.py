@@ -134,6 +134,18 @@ def test_a_group_that_cannot_be_written(value: Any, tmp_path: Path):
     assert [row["reason"] for row in rejected(str(tmp_path / "store"))] == ["column 'author' holds a lone surrogate"]
 
 
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path):
+    """Linux allows any bytes; the page writes those that are no characters."""
+    write(tmp_path / "rows-\udcff.jsonl", [*ROWS, {"text": "\ud800"}])
+
+    found = split(str(tmp_path / "store"), str(tmp_path / "*.jsonl"))
+
+    assert (found["rows"], found["rejected"]) == (300, 1)
+    assert [row["file"][-12:] for row in rejected(str(tmp_path / "store"))] == ["rows-\udcff.jsonl"]
+    page = Storage(str(tmp_path / "store")).read("runs/run-1/data-quality.html")
+    assert page.count(rb"rows-\udcff.jsonl</") == 1
+
+
 @pytest.mark.parametrize("setting", ["group_by", "stratify_by", "column"])
 def test_a_column_that_is_not_there(setting: str, tmp_path: Path):
     source = write(tmp_path / "rows.jsonl", ROWS)
