@@ -8,7 +8,10 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from baton.components.data_split.records import Record
+from baton.components.shared.core.document import Document
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.store.storage import Storage
@@ -34,6 +37,20 @@ NAMES = {
 
 Cut = tuple[int, int]
 """Positions below which rows are held out for evaluation, and from which on for the test."""
+
+
+class Shares(BaseModel):
+    """Parts of the rows that are held out, from 0 to 1."""
+
+    eval: float
+    test: float
+
+
+class Pin(Document):
+    """What is pinned: the shares, and the cuts of each stratum that they were met for."""
+
+    shares: Shares
+    cuts: dict[str, Cut]
 
 
 def position(seed: int, key: str) -> int:
@@ -92,6 +109,7 @@ class Sides:
 
         Raises:
             UserError: too many strata, or fewer rows than are to be held out.
+            DamagedError: what is pinned is not what a split has written.
         """
         positions, count = self._gather(records)
         generation = 0
@@ -111,12 +129,13 @@ class Sides:
                         remedy="Hold out fewer, or give more rows.",
                     )
                 cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
-                pin = {"rows": count, "shares": shares, "cuts": cuts}
+                made = {"rows": count, "shares": shares, "cuts": cuts}
                 # Two splits at once may see different rows: one of them decides, for both.
-                self._storage.create(path, json.dumps(pin, indent=1, sort_keys=True).encode())
-            pin = json.loads(self._storage.read(path))  # of the writer that was first
-            self._sizes, self._plain = pin["shares"], _plain(pin["shares"])
-            self._cuts |= {stratum: (below, above) for stratum, (below, above) in pin["cuts"].items()}
+                self._storage.create(path, json.dumps(made, indent=1, sort_keys=True).encode())
+            pin = Pin.read(self._storage.read(path), self._storage.uri(path))  # of the writer that was first
+            self._sizes = pin.shares.model_dump()
+            self._plain = _plain(self._sizes)
+            self._cuts |= pin.cuts
             self.pinned = self._storage.uri(self._folder)
             generation += 1
 

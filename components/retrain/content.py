@@ -7,7 +7,8 @@ import json
 import platform
 from typing import Any
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.document import load_object
+from baton.components.shared.core.errors import DamagedError, UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.data import Source
 from baton.components.shared.runs import code
@@ -113,11 +114,12 @@ def _revision(source: str) -> str:
 
 
 def _read(storage: Storage, path: str) -> Seen:
+    """Returns what was seen before; of what cannot be read nothing was, and all files are hashed again."""
     try:
-        seen: Seen = json.loads(storage.read(path))
-    except FileNotFoundError:
+        seen = load_object(storage.read(path), storage.uri(path))
+    except (FileNotFoundError, DamagedError):
         return {}
-    return seen
+    return {uri: known for uri, known in seen.items() if isinstance(known, list) and len(known) == 2}
 
 
 def _sha256(value: Any) -> str:

@@ -100,4 +100,4 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
 
 
 def _tell_waiting(holder: Holder) -> None:
-    events.emit(events.Queued(behind=holder["owner"], since=holder["at"]))
+    events.emit(events.Queued(behind=holder.owner, since=holder.at))

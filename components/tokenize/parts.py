@@ -15,16 +15,21 @@ import hashlib
 import json
 import os
 import uuid
-from typing import Any
+from typing import Any, NoReturn
 
-from baton.components.shared.core.document import Json
+from baton.components.shared.core.document import Json, load_object
 from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.store import bundles
 from baton.components.shared.store.bundles import BundleWriter, Manifest
+from baton.components.shared.store.manifests import check_files
 from baton.components.shared.store.storage import Storage
+from baton.components.tokenize.lengths import Lengths
+from baton.components.tokenize.refusals import Refusals
 from baton.components.tokenize.segments import Made
 
 TOKENIZER = "tokenizer"
+COUNTED = ("tokens", "truncated", "dropped")
+"""What a segment counts beside its rows."""
 
 
 class Parts:
@@ -49,7 +54,7 @@ class Parts:
     def done(self) -> dict[str, dict[str, Any]]:
         """Returns what each part that is there says about itself, by name."""
         names = self.storage.list(self._path("parts"))
-        documents = bundles.each(lambda name: json.loads(self.storage.read(self._path(f"parts/{name}"))), names)
+        documents = bundles.each(self._read, names)
         return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:
@@ -115,16 +120,30 @@ class Parts:
         return writer.commit(meta)[0]
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
-        path = self._path(f"parts/{name}.json")
+        document = f"{name}.json"
         # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
         # segment is made again.
-        self.storage.create(path, json.dumps(part, sort_keys=True).encode())
-        return json.loads(self.storage.read(path))
+        self.storage.create(self._path(f"parts/{document}"), json.dumps(part, sort_keys=True).encode())
+        return self._read(document)
+
+    def _read(self, document: str) -> dict[str, Any]:
+        """Returns what a part says about itself, once it could be what `add` has written."""
+        name = f"parts/{document}"
+        try:
+            part = load_object(self.storage.read(self._path(name)), name)
+            check_files(part["files"])
+            if document != f"{TOKENIZER}.json":
+                Lengths(0).merge(part["lengths"])
+                Refusals().merge(part.get("refused") or Refusals().to_json())
+                sum(part[count] for count in ("rows", *COUNTED))
+        except (DamagedError, ValueError, TypeError, KeyError, AttributeError):
+            self._give_up(name)
+        return part
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
 
-    def _give_up(self, name: str) -> None:
+    def _give_up(self, name: str) -> NoReturn:
         """Marks the folder, so that the next attempt begins another."""
         self.storage.write(f"{self.prefix}/{bundles.DAMAGED}{self.folder}", b"")
         raise DamagedError(

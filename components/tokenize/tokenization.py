@@ -21,12 +21,11 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import address, bpe, lengths, refusals, segments, workers
 from baton.components.tokenize.address import Address
-from baton.components.tokenize.parts import TOKENIZER, Parts
+from baton.components.tokenize.parts import COUNTED, TOKENIZER, Parts
 from baton.components.tokenize.segments import Segment
 
 SIDES = ("train", "eval", "test")
 SHARD = "tokenize-shard"
-COUNTED = ("tokens", "truncated", "dropped")
 BLOCKS_FROM = 2**30
 """Bytes of training tokens from which `data.order: auto` takes blocks."""
 

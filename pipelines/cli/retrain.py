@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError, DamagedError, UserError
 from baton.components.shared.core.events import Retraining
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, ReportPage
@@ -123,6 +123,8 @@ def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
             f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
             remedy="Check the id and the store, and that the run has ended.",
         ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedError(f"{storage.uri(path)} is not what a retraining came to.") from None
 
 
 def _of_run(storage: Storage, recipe: Recipe, told: Shown) -> Retraining:

@@ -45,8 +45,14 @@ def newest(storage: Storage, name: str) -> Accepted:
         storage: The store.
         name: The recipe's.
     """
-    numbers = [int(match[1]) for entry in storage.list(_folder(name)) if (match := _NAME.fullmatch(entry))]
+    numbers = _numbers(storage, name)
     return _read(storage, name, max(numbers)) if numbers else Accepted()
+
+
+def runs(storage: Storage, name: str) -> list[str]:
+    """Returns the runs whose models were accepted, one after the other."""
+    models = (_read(storage, name, number).model for number in sorted(_numbers(storage, name)))
+    return [model.run for model in models if model]
 
 
 def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
@@ -81,6 +87,10 @@ def add(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accept
 
 def _folder(name: str) -> str:
     return f"models/{name}/accepted"
+
+
+def _numbers(storage: Storage, name: str) -> list[int]:
+    return [int(match[1]) for entry in storage.list(_folder(name)) if (match := _NAME.fullmatch(entry))]
 
 
 def _read(storage: Storage, name: str, number: int) -> Accepted:

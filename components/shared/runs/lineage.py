@@ -6,7 +6,6 @@ begins with the model in use), else the one whose model it took the place of.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.runs import accepted
 from baton.components.shared.runs.documents import skips
 from baton.components.shared.runs.documents.attached import Attached
 from baton.components.shared.runs.documents.data import RunHead
@@ -33,7 +33,6 @@ MOST = 200
 """Runs of a store up to which a report reads all of them to find a run's children."""
 
 _STEP = re.compile(r"step-(\d{8,})")
-_NUMBER = re.compile(r"\d{6}\.json")
 
 
 @dataclass
@@ -213,10 +212,7 @@ def _run_of(uri: str | None, storage: Storage) -> str | None:
 def _add_successors(storage: Storage, members: Family) -> None:
     """Gives each run whose model took another's place that one for a parent, where it has none."""
     for recipe in storage.list("models"):
-        folder = f"models/{recipe}/accepted"
-        names = [name for name in storage.list(folder) if _NUMBER.fullmatch(name)]
-        accepted = [json.loads(storage.read(f"{folder}/{name}"))["run"] for name in names]
-        for before, after in pairwise(accepted):
+        for before, after in pairwise(accepted.runs(storage, recipe)):
             member = members.get(after)
             if member and member.parent is None and before != after:
                 member.parent, member.kind = before, "retrained"

@@ -20,11 +20,11 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable
 
 import psutil
 
+from baton.components.shared.core.document import Document, load
 from baton.components.shared.core.patience import attempts
 from baton.components.shared.runs.run import now
 from baton.components.shared.store.storage import Storage
@@ -35,12 +35,12 @@ _CLOCK = "clock-"
 _LONGEST_PAUSE = 30.0
 
 
-class Holder(TypedDict):
+class Holder(Document):
     """The owner of a turn, since when, and the process whose end is its end."""
 
     owner: str
     at: str
-    process: str | None
+    process: str | None = None
 
 
 class Turns:
@@ -70,7 +70,7 @@ class Turns:
         told = 0
         for _ in attempts(math.inf, pause=0.5, growth=2, longest=_LONGEST_PAUSE):
             number, holder = self._claimed(expires_s)
-            if holder["owner"] == self._owner:
+            if holder.owner == self._owner:
                 return True
             if not wait:
                 break
@@ -91,13 +91,12 @@ class Turns:
     def end(self) -> None:
         """Ends the turn, if it is this owner's."""
         if number := self._ours():
-            self._create(number, "ended.json", {"at": now()})
+            self._storage.create(f"{self._path(number)}/ended.json", json.dumps({"at": now()}).encode())
 
     def _ours(self) -> int | None:
         number = self._newest()
-        holder = self._get(number, "turn.json")
-        is_ours = holder and holder["owner"] == self._owner and self._get(number, "ended.json") is None
-        return number if is_ours else None
+        holder = self._holder(number)
+        return number if holder and holder.owner == self._owner and not self._is_over(number) else None
 
     def _newest(self) -> int:
         return max((int(name) for name in self._storage.list(self._folder) if name.isdecimal()), default=0)
@@ -106,36 +105,43 @@ class Turns:
         """Returns the turn that is under way and its holder: this owner's where no other's is."""
         while True:
             number = self._newest()
-            holder: Holder | None = self._get(number, "turn.json")
+            holder = self._holder(number)
             if holder is None:  # the first, or one that is being written
-                self._create(max(number, 1), "turn.json", self._document())
+                self._begin(max(number, 1))
                 continue  # whose it is, is read back
-            is_over = self._get(number, "ended.json") is not None
+            is_over = self._is_over(number)
             # A stage of this retraining that was started again: the turn is its own still.
-            if holder["owner"] == self._owner and not is_over:
+            if holder.owner == self._owner and not is_over:
                 return number, holder
             if not is_over and not self._is_gone(number, holder, expires_s):
                 return number, holder
             # Others may see the same end and create it too: the loop reads back whose it is.
-            self._create(number + 1, "turn.json", self._document())
+            self._begin(number + 1)
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:06d}"
 
-    def _get(self, number: int, name: str) -> Any:
-        try:
-            return json.loads(self._storage.read(f"{self._path(number)}/{name}"))
-        except FileNotFoundError:
-            return None
+    def _begin(self, number: int) -> None:
+        holder = Holder(owner=self._owner, at=now(), process=os.environ.get(PROCESS))
+        self._storage.create(f"{self._path(number)}/turn.json", json.dumps(holder.to_json()).encode())
 
-    def _create(self, number: int, name: str, document: Mapping[str, object]) -> None:
-        self._storage.create(f"{self._path(number)}/{name}", json.dumps(document).encode())
+    def _holder(self, number: int) -> Holder | None:
+        path = f"{self._path(number)}/turn.json"
+        with contextlib.suppress(FileNotFoundError):
+            return Holder.read(self._storage.read(path), self._storage.uri(path))
+        return None
 
-    def _document(self) -> Holder:
-        return {"owner": self._owner, "at": now(), "process": os.environ.get(PROCESS)}
+    def _is_over(self, number: int) -> bool:
+        return self._storage.exists(f"{self._path(number)}/ended.json")
+
+    def _runs(self, number: int) -> list[str]:
+        """Returns the runs that a turn trains; none where that is not noted yet, or not as it was written."""
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            return [str(run) for run in load(self._storage.read(f"{self._path(number)}/runs.json"))]
+        return []
 
     def _is_gone(self, number: int, holder: Holder, expires_s: float) -> bool:
-        if _has_died(holder.get("process")):
+        if _has_died(holder.process):
             return True
         clock = f"{self._path(number)}/{_CLOCK}{uuid.uuid4().hex}"
         self._storage.write(clock, b"")
@@ -143,7 +149,7 @@ class Turns:
             written = self._storage.find(self._path(number))
             present = written[clock.rpartition("/")[2]][1]
             signs = [at for name, (_, at) in written.items() if not name.startswith(_CLOCK)]
-            for run in self._get(number, "runs.json") or []:
+            for run in self._runs(number):
                 signs += [at for _, at in self._storage.find(f"runs/{run}").values()]
         except FileNotFoundError:  # somebody renamed a file while its folder was gone through
             return False
@@ -160,15 +166,17 @@ def this_process() -> str:
 
 def _has_died(process: str | None) -> bool:
     """Tells whether a process of this machine is known to be dead."""
-    known = json.loads(process) if process else None
-    if known is None or known["machine"] != _machine():
-        return False
     try:
+        known = json.loads(process) if process else None
+        if known is None or known["machine"] != _machine():
+            return False
         process_now = psutil.Process(known["pid"])
         is_another = abs(process_now.create_time() - known["began"]) > 1
         return bool(is_another or process_now.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+    except (ValueError, TypeError, KeyError):  # nobody's: what is known is when it was written
+        return False
 
 
 def _machine() -> str:

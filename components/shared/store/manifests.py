@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, NotRequired, TypedDict
@@ -168,17 +168,26 @@ def parsed(data: bytes, where: str) -> Manifest:
         if version != VERSION:
             raise ValueError(f"version {version!r}")
         manifest = Manifest(**document)
-        for name, entry in manifest.files.items():
-            is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
-            if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
-                raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
-            if not manifest.files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
-                raise ValueError(f"file entry {name!r} lies in another file")
+        check_files(manifest.files)
         if not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
             raise ValueError(f"folder {manifest.folder!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{where} is not a manifest of version {VERSION}: {error}.") from None
     return manifest
+
+
+def check_files(files: Mapping[str, FileEntry]) -> None:
+    """Checks entries of files that come from a store.
+
+    Raises:
+        ValueError: one is no name that stays in its folder, with size and SHA-256; other types raise what they do.
+    """
+    for name, entry in files.items():
+        is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
+        if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
+            raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
+        if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
+            raise ValueError(f"file entry {name!r} lies in another file")
 
 
 def _is_safe(name: object) -> bool:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from baton.components.data_split import sides
 from baton.components.data_split.records import Record
 from baton.components.data_split.sides import Sides
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import DamagedError, UserError
 from baton.components.shared.recipe import recipe_file
 from baton.components.shared.recipe.data import Data, Split
 from baton.components.shared.store.storage import Storage
@@ -105,6 +105,16 @@ def test_a_count_of_something_else_is_another(other: dict[str, Any], tmp_path: P
 
     assert first.pinned != second.pinned
     assert counts(second, records(10_000))["eval"] == other.get("eval", 100)
+
+
+@pytest.mark.parametrize("pin", [b"{", b'{"shares": {"eval": 0.1}, "cuts": {}}', b'{"shares": [], "cuts": {"": [1]}}'])
+def test_a_pin_that_no_split_has_written_is_damage(pin: bytes, tmp_path: Path) -> None:
+    first = rule(str(tmp_path), eval=100)
+    first.set_cuts(records(1000))
+    (path,) = tmp_path.glob("splits/*/0.json")
+    path.write_bytes(pin)
+    with pytest.raises(DamagedError, match=r"splits/.*/0\.json is not"):
+        rule(str(tmp_path), eval=100).set_cuts(records(1000))
 
 
 def test_more_than_there_is(tmp_path: Path) -> None:

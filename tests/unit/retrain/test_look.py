@@ -267,6 +267,18 @@ def test_objects_are_told_by_their_mark(document: dict[str, Any], s3_store: str)
     assert data_digest(recipe, storage) == before
 
 
+@pytest.mark.parametrize("seen", [b"{", b'{"%s": 3}'], ids=["torn", "another thing"])
+def test_what_was_seen_and_cannot_be_read_is_looked_at_again(seen: bytes, document: dict[str, Any], rows: Path) -> None:
+    recipe = _recipe(document)
+    storage = Storage(recipe.store.uri)
+    before = data_digest(recipe, storage)
+    path = f"models/{recipe.name}/seen.json"
+    noted = storage.read(path)
+    storage.write(path, seen % str(rows).encode() if b"%s" in seen else seen)
+    assert data_digest(recipe, storage) == before
+    assert storage.read(path) == noted
+
+
 def test_a_source_counts_with_what_the_recipe_says_of_it(document: dict[str, Any], rows: Path) -> None:
     plain = _recipe(document)
     storage = Storage(plain.store.uri)

@@ -20,7 +20,8 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 from baton.components.tokenize import segments, tokenization, workers
-from baton.components.tokenize.parts import Parts
+from baton.components.tokenize.lengths import Lengths
+from baton.components.tokenize.parts import TOKENIZER, Parts
 from baton.components.tokenize.segments import Made, Segment
 
 ROWS = [{"prompt": f"area {n} of", "completion": f"a rectangle {n * n} " * (n % 9 + 1)} for n in range(300)]
@@ -160,7 +161,7 @@ def made_of(folder: Path, text: str) -> Made:
     """What a writer made of a segment."""
     path = folder / f"{text}.arrow"
     path.write_text(text)
-    figures = {"rows": 1, "tokens": len(text), "truncated": 0, "dropped": 0, "lengths": {}}
+    figures = {"rows": 1, "tokens": len(text), "truncated": 0, "dropped": 0, "lengths": Lengths(9).to_json()}
     return Made(name="train-00000", files={"arrow": str(path)}, figures=figures)
 
 
@@ -189,6 +190,33 @@ def test_what_is_found_damaged_is_made_anew_elsewhere(tmp_path: Path) -> None:
     assert (anew.folder, anew.done()) == ("files-2", {})
     manifest = anew.commit(anew.add(made_of(tmp_path, "again"))["files"], {})
     assert bundles.usable_manifest(storage, "tokens") == manifest
+
+
+FILE = {"size": 1, "sha256": "0" * 64}
+DAMAGE: dict[str, tuple[str, bytes]] = {
+    "torn": ("train-00000", b'{"files": '),
+    "another thing": ("train-00000", b"[1]"),
+    "no counts": ("train-00000", b'{"files": {}, "lengths": {"rows": 1}}'),
+    "a file elsewhere": (TOKENIZER, json.dumps({"files": {f"{TOKENIZER}/../../../outside": FILE}}).encode()),
+    "a file that is none": (TOKENIZER, json.dumps({"files": {f"{TOKENIZER}/vocab.json": [1]}}).encode()),
+}
+
+
+@pytest.mark.parametrize(("part", "data"), DAMAGE.values(), ids=DAMAGE)
+def test_a_part_that_nobody_has_written_is_made_anew(part: str, data: bytes, tmp_path: Path) -> None:
+    """Whoever may write to the store could end the stage with a traceback."""
+    run = prepared(tmp_path)
+    prefix = tokenization.tokenize_run(run.uri)["data_uri"].removeprefix(f"{run.storage.base_uri}/")
+    manifest = manifest_of(run)
+    for name in run.storage.list(prefix):
+        if name.startswith("manifest"):
+            run.storage.remove(f"{prefix}/{name}")
+    run.storage.write(f"{prefix}/{manifest.folder}/parts/{part}.json", data)
+    with pytest.raises(DamagedError, match=rf"parts/{part}\.json, which was written before, is missing or damaged"):
+        tokenization.tokenize_run(run.uri)
+    tokenization.tokenize_run(run.uri)
+    again = manifest_of(run)
+    assert (again.folder, again.meta) == ("files-2", manifest.meta | {"files": again.meta["files"]})
 
 
 def test_tokens_found_damaged_by_a_reader_are_made_again(tmp_path: Path) -> None:

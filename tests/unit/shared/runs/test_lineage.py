@@ -40,7 +40,7 @@ def storage(tmp_path: Any) -> Storage:
     add("trial", 7, trial={"sweep": "s", "id": "t000", "values": {"seed": 1}})
     add("orphan", 8, fork=forked("deleted", 10))
     for number, run in enumerate(("first", "next"), 1):
-        store.write(f"models/made/accepted/{number:06d}.json", json.dumps({"run": run}).encode())
+        store.write(f"models/made/accepted/{number:06d}.json", json.dumps({"run": run, "model_uri": "m"}).encode())
     return store
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ import time
 
 import pytest
 
+from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.runs.turns import PROCESS, Turns
 from baton.components.shared.store.storage import Storage
 
 TAKER = """
 import os, sys, time
 from baton.components.shared.store.storage import Storage
+from baton.components.shared.core.errors import DamagedError
 from baton.components.shared.runs.turns import PROCESS, Turns, this_process
 
 store, owner, wait, log, known, held = sys.argv[1:]
@@ -133,6 +136,23 @@ def test_a_stage_that_is_started_again_still_has_the_turn_and_another_waits(stor
     assert Turns(storage, "model", "one").take(wait=False, expires_s=3600)
     assert not Turns(storage, "model", "two").take(wait=False, expires_s=3600)
     assert Turns(storage, "another", "two").take(wait=False, expires_s=3600)
+
+
+def test_a_turn_that_nobody_has_written_is_damage(store: str) -> None:
+    storage = Storage(store)
+    storage.write("models/model/turns/000001/turn.json", b"{")
+    with pytest.raises(DamagedError, match=r"turns/000001/turn\.json is not a JSON object"):
+        Turns(storage, "model", "next").take(wait=False, expires_s=3600)
+
+
+def test_runs_and_processes_that_nobody_has_written_are_no_signs_of_life(store: str) -> None:
+    storage = Storage(store)
+    odd = json.dumps({"owner": "odd", "at": "", "process": "{"}).encode()
+    storage.write("models/model/turns/000001/turn.json", odd)
+    storage.write("models/model/turns/000001/runs.json", b"3")
+    following = Turns(storage, "model", "next")
+    assert not following.take(wait=False, expires_s=3600)
+    assert following.take(wait=False, expires_s=_pause(store) / 2)
 
 
 def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
