@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from baton.components.data_split import messages as single
 from baton.components.data_split.messages import Message
+from baton.components.data_split.rows import loads
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
 """Keys of a mapping that is a question and its answer."""
@@ -40,7 +40,7 @@ def conversation(messages: Any, name: str = "messages", *, has_tools: bool = Fal
     """Returns `{messages}`, or the reason why they cannot be used; they may be JSON text."""
     if isinstance(messages, str) and messages.lstrip().startswith("["):
         try:
-            messages = json.loads(messages)
+            messages = loads(messages)
         except ValueError:
             return f"{name} is a text that is no JSON"
     turns = _messages(_spoken(messages), name, has_tools)

@@ -8,6 +8,7 @@ import math
 import re
 
 from baton.components.data_split.conversations import shared_length
+from baton.components.data_split.rows import loads
 
 TEXTS = ("text", "response", "answer", "completion", "output", "content", "summary")
 SCORES = ("score", "overall_score", "pm_score", "rating", "reward")
@@ -77,8 +78,8 @@ def _written_turns(prompt: object, responses: list[object]) -> list[object] | No
     if not all(isinstance(value, str) and value.startswith("[") for value in values):
         return None
     try:
-        asked, *answers = (json.loads(str(value)) for value in values)
-    except (ValueError, RecursionError):
+        asked, *answers = (loads(str(value)) for value in values)
+    except ValueError:
         return None
     if any(len(turns) != len(asked) or not all(isinstance(turn, str) for turn in turns) for turns in (asked, *answers)):
         return None

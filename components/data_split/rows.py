@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from baton.components.shared.core.errors import BatonError
 
@@ -12,6 +15,10 @@ MAX_ROW = 2**26
 TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
 SHOWN = 1000
 """Bytes kept of what is longer than that."""
+MAX_SIGNS = 1_000_000
+"""Brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file."""
+TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
+"""What decides where a JSON value ends. A string without an end goes to the text's: it is gone through once."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,44 @@ class UnreadableError(BatonError):
     def __init__(self, reason: str, line: int = 1, raw: bytes = b"") -> None:
         super().__init__(reason)
         self.reason, self.line, self.raw = reason, line, raw
+
+
+def loads(text: str) -> Any:
+    """Returns a value of JSON that anybody may have written.
+
+    Raises:
+        ValueError: it is broken, nested too deep, or of too many values.
+    """
+    require_few_signs(text)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def require_few_signs(text: str, at: int = 0) -> None:
+    """Refuses a JSON value that would take far more memory than its text.
+
+    Args:
+        text: Text in which it stands.
+        at: Where it begins.
+
+    Raises:
+        ValueError: it has more brackets and commas than `MAX_SIGNS`.
+    """
+    if len(text) - at <= MAX_SIGNS:
+        return
+    signs = depth = 0
+    for token in TOKEN.finditer(text, at):
+        sign = token[0]
+        if sign[0] == '"':
+            continue
+        signs += 1
+        depth += (sign in "[{") - (sign in "]}")
+        if signs > MAX_SIGNS:
+            raise ValueError(f"more than {MAX_SIGNS:,} brackets and commas")
+        if depth <= 0:
+            return
 
 
 def as_read(data: bytes) -> str:

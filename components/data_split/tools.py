@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from baton.components.data_split.rows import loads
+
 Call = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -95,7 +97,7 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return _plain(value)
     try:
-        return json.loads(value) if value.strip() else None
+        return loads(value) if value.strip() else None
     except ValueError:
         return value
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,11 @@ for file in files:
 def measured(small: Path, *files: Path) -> list[tuple[int, list[Any], int]]:
     """Usable rows, rejected ones and MiB at the peak of each file, read by a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *map(str, (small, *files))], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURE, *map(str, (small, *files))],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -103,6 +108,33 @@ def test_a_row_of_100_mb_costs_that_row_and_little_memory(names: tuple[str, ...]
         assert reason.endswith("longer than 64 MiB")
         assert 500 < shown <= SHOWN, "the row is kept, shortened"
         assert peak < BOUND, name
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.json", marks=pytest.mark.slow)])
+def test_a_row_of_millions_of_values_costs_that_row_and_little_memory(name: str, tmp_path: Path) -> None:
+    """27 MiB of empty lists, which Python holds in 25 times as much."""
+    lists = "[" + "[]," * (9 * MIB) + "[]]"
+    tracemalloc.start()
+    held = json.loads(lists[: 3 * MIB + 1] + "[]]")
+    assert tracemalloc.get_traced_memory()[0] > 20 * 3 * MIB, len(held)
+    tracemalloc.stop()
+    before, between, after = ("[", ", ", "]") if name == "rows.json" else ("", "\n", "\n")
+    good = '{"text": "a"}'
+    (tmp_path / name).write_text(before + between.join([good, f'{{"text": "a", "b": {lists}}}', good]) + after)
+    (tmp_path / "small.jsonl").write_text(good)
+
+    ((usable, ((line, reason, _),), peak),) = measured(tmp_path / "small.jsonl", tmp_path / name)
+    assert (usable, line, reason) == (2, 2, "broken JSON: more than 1,000,000 brackets and commas")
+    assert peak < BOUND
+
+
+def test_a_string_of_quotes_that_does_not_end_is_gone_through_once(tmp_path: Path) -> None:
+    """A megabyte of it took an hour: each quote was looked at as a beginning, up to the end."""
+    (tmp_path / "small.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "rows.json").write_text('[{"text": "a"}, {"text": "' + '\\"' * MIB)
+    ((usable, ((line, reason, _),), _),) = measured(tmp_path / "small.jsonl", tmp_path / "rows.json")
+    assert (usable, line) == (1, 2)
+    assert reason.startswith("broken JSON: Unterminated string")
 
 
 def test_a_bomb_is_unpacked_piece_by_piece(tmp_path: Path) -> None:

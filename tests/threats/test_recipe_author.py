@@ -63,6 +63,17 @@ def test_yaml_that_unpacks_to_more_than_a_recipe_is_refused(text: str, message: 
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("line", ["1" * 100_000, "1" + " " * 100_000 + "x"], ids=["digits", "spaces"])
+def test_nobody_guesses_what_a_text_of_100_kb_may_have_meant(line: str, scratch_recipe: dict[str, Any]) -> None:
+    """Guessing took over a minute."""
+    scratch_recipe["evaluation"] = {"gate": {"perplexity": line}}
+    began = time.monotonic()
+    with pytest.raises(UserError, match="is no line of a gate") as caught:
+        recipe_file.validate(scratch_recipe, origin="r")
+    assert time.monotonic() - began < 5
+    assert len(str(caught.value)) < 1000
+
+
 def test_anchors_that_save_a_few_lines_are_read() -> None:
     assert recipe_file.parse("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n", origin="r")["c"] == {"x": [1, 2], "y": 3}
 

@@ -9,12 +9,19 @@ from collections.abc import Iterable, Iterator
 
 from baton.components.data_split.reading.streams import BLOCK
 from baton.components.data_split.reading.text_files import as_row
-from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.rows import (
+    MAX_ROW,
+    SHOWN,
+    TOKEN,
+    TOO_LONG,
+    Rejected,
+    Row,
+    UnreadableError,
+    as_read,
+    require_few_signs,
+)
 
 SPACE = re.compile(r"[ \t\r\n]*")
-TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
-"""What decides where a value ends."""
-
 LONGEST_TOKEN = 16
 """Characters from the end within which an error may come from a literal or an escape that is cut there."""
 
@@ -100,13 +107,14 @@ class _Text:
         """Takes the next value."""
         while True:
             try:
+                require_few_signs(self._text, self.at)
                 value, end = _DECODER.raw_decode(self._text, self.at)
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - LONGEST_TOKEN
                 if cut and self._may_grow() and self.more():
                     continue
                 return self._broken(file, number, f"broken JSON: {error.msg}", in_array)
-            except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
+            except (ValueError, RecursionError) as error:  # a number of too many digits, too deep or too many
                 return self._broken(file, number, f"broken JSON: {error}", in_array)
             if end == len(self._text) and self._may_grow() and self.more():
                 continue  # a number may continue

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
 from baton.components.data_split.reading.streams import Line
-from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read, loads
 
 csv.field_size_limit(MAX_ROW)
 
@@ -43,8 +42,8 @@ def jsonl(file: str, lines: Iterator[Line]) -> Iterator[Row | Rejected]:
 
 def _object(file: str, number: int, text: str) -> Row | Rejected:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        value = loads(text)
+    except ValueError as error:  # also a number of too many digits
         return Rejected(file, number, f"broken JSON: {error}", text)
     return as_row(file, number, value, text)
 

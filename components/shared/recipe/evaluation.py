@@ -23,6 +23,8 @@ GATE = re.compile(
     r"|(?P<against>baseline|production)(?:\s*(?P<operator>[-+*])\s*(?P<by>\d+(?:\.\d+)?))?)"
 )
 """A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
+LONGEST_LINE = 200
+"""Characters of what may have been meant to be one; guessing takes the square of them."""
 
 
 class Tasks(Section):
@@ -89,11 +91,11 @@ class Evaluation(Section):
     def _lines(cls, value: dict[str, str]) -> dict[str, str]:
         for name, line in value.items():
             if not GATE.fullmatch(line.strip()):
-                meant = _near_line(line)
+                meant = _near_line(line) if len(line) <= LONGEST_LINE else None
                 example = f"; did you mean {meant!r}?" if meant else ", for example '<= baseline * 0.98'"
                 raise ValueError(
-                    f"{name}: {line!r} is no line of a gate; expected <=, >=, < or > and a number, baseline or "
-                    f"production{example}"
+                    f"{name}: {line[:LONGEST_LINE]!r} is no line of a gate; expected <=, >=, < or > and a number, "
+                    f"baseline or production{example}"
                 )
         return value
 
@@ -148,7 +150,7 @@ def _near_line(line: str) -> str | None:
     meant = f" {line.strip().lower()} ".replace("≤", "<=").replace("≥", ">=").replace("=<", "<=").replace("=>", ">=")
     meant = re.sub(r"\b(at most|no more than)\b", "<=", re.sub(r"\b(at least|no less than)\b", ">=", meant))
     meant = re.sub(r"\b(below|less than|under)\b", "<", re.sub(r"\b(above|more than|over)\b", ">", meant))
-    meant = re.sub(r"([\d.]+) ?%( of)?", lambda match: f"{float(match[1]) / 100:g} *", meant).replace("* *", "*")
+    meant = re.sub(r"(\d+(?:\.\d+)?) ?%( of)?", lambda match: f"{float(match[1]) / 100:g} *", meant).replace("* *", "*")
     meant = re.sub(r"\b(than|the|of|is)\b|==?(?=[^=])(?<![<>]=)", " ", meant)
     meant = re.sub(r"(\d) ?[x×] ?|(?<=\w) [x×] ", lambda match: f"{match[1] or ''} * ", meant)
     meant = re.sub(r"([\d.]+)\s*\*?\s*(baseline|production)", r"\2 * \1", meant)

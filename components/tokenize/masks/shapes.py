@@ -18,7 +18,7 @@ from baton.components.tokenize.masks.template import Conversation, Message
 
 STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")
 """What placeholders begin with; one that the conversation does not hold."""
-TAGS = re.compile(r"(\s*(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
+TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
 """What a template may look for within a text, such as `</think>`."""
 
 
