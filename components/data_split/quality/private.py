@@ -36,7 +36,8 @@ LEAST_ENTROPY = 3.0
 
 _CANDIDATE = re.compile(rf"[A-Za-z0-9_\-+/=.:]{{{LEAST_KEY},}}")
 _KEY_BLOCK = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----[A-Za-z0-9+/=\s:,\-\\]{64,20000}?-----END [A-Z0-9 ]+-----"
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,40}-----"
+    r"(?:[A-Za-z0-9+/=\s:,\\]|-(?!----BEGIN)){64,20000}?-----END [A-Z0-9 ]{1,80}-----"
 )
 _BASIC_AUTH = re.compile(r"://[^\s:/@\"'<>]{1,200}:([^\s/@\"'<>]{4,200})@[\w.\-]+")
 _ASSIGNED = re.compile(r"(?:pass|pwd|key|secret|contrase)\w{0,40}[\]\"')]{0,3}\s{0,5}(?:[:=]|\(|[\"'`])", re.IGNORECASE)
