@@ -67,16 +67,27 @@ def chat_template(setting: str) -> str:
             f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template."
             f"{near.hint(setting, TEMPLATES)}"
         )
-    from jinja2 import TemplateSyntaxError
+    _require_valid(template)
+    return template
+
+
+def _require_valid(template: str) -> None:
+    """Compiles a template as Transformers does, and computes no constant: `9 ** 9 ** 9` has no end."""
+    from jinja2 import TemplateSyntaxError, nodes
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    environment = _compile_jinja_template("").environment.overlay()
+    # What is asked about when it is used, or depends on what comes before, is no constant.
+    environment.intercepted_binops = frozenset(environment.binop_table)
+    changing = nodes.EvalContextModifier([nodes.Keyword("volatile", nodes.Const(True))])
     try:
-        _compile_jinja_template(template)
+        tree = environment.parse(template)
+        tree.body.insert(0, changing)
+        environment.compile(tree)
     except TemplateSyntaxError as error:
         raise UserError(f"model.chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from None
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of too many digits
+    except (RecursionError, ValueError, SyntaxError) as error:  # too deep, a number of too many digits, a lone `break`
         raise UserError(f"model.chat_template is not valid Jinja: {error}.") from None
-    return template
 
 
 def _read(path: str) -> str:

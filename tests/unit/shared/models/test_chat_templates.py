@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
@@ -70,6 +73,8 @@ PROBLEMS = {
     "digits": ("{{ " + "9" * 5000 + " }}", "is not valid Jinja: Exceeds the limit"),
     "name": ("x" * 300 + ".jinja", f"'{'x' * 300}.jinja' cannot be read: File name too long"),
     "Jinja": ("{% for x %}", "is not valid Jinja: expected token 'in'"),
+    "filter": ("{{ messages | tojsn }}", "is not valid Jinja: No filter named 'tojsn'. (line 1)"),
+    "break": ("{% break %}", "is not valid Jinja: 'break' outside loop"),
 }
 
 
@@ -78,3 +83,16 @@ def test_what_is_no_template(given: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         chat_template(given)
     assert caught.value.message.startswith(f"model.chat_template {message}")
+
+
+@pytest.mark.parametrize("template", ["{{ 'a' * 2 ** 26 }}", "{{ 'a' | center(2 ** 26) }}", "{{ 'a'.ljust(2 ** 26) }}"])
+def test_what_a_template_computes_is_not_computed_where_it_is_checked(template: str) -> None:
+    def peak(work: Callable[[str], object]) -> int:
+        tracemalloc.start()
+        work(template)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(lambda text: _compile_jinja_template(text).render()) > 2**26
+    assert peak(chat_template) < 2**24
