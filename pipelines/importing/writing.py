@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.recipe.hooks import ASK, code_in
+from baton.components.shared.recipe.mistakes import yaml_text
 from baton.components.shared.recipe.training import SECTIONS
 from baton.pipelines.importing.draft import Document, Draft, Fate
 from baton.pipelines.importing.reading import name_for, shown
@@ -38,7 +39,7 @@ def to_yaml(recipe: Recipe, draft: Draft) -> str:
     return "".join([*lines, body])
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml_text.Dumper):
     """Short mappings and lists on one line, as people write recipes."""
 
     def represent_data(self, data: object) -> yaml.Node:
@@ -51,10 +52,10 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     """Writes a text of several lines, such as a chat template, as it is, and one of line breaks alone in quotes."""
     lines = "|" if "\n" in text.strip() else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=lines if "\n" in text else None)
+    return dumper.represent_text(text, style=lines if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -19,6 +19,8 @@ MOST_VALUES = 100_000
 DEEPEST = 32
 """Levels of a text: its reader takes the longer for each sign, the more are open."""
 LONGEST_NUMBER = 300
+NEXT_LINE = "\x85"
+"""A break to YAML, which PyYAML writes as it is."""
 """Characters of a number: Python takes the square of its length in sixties (`1:59:59…`), and writes no longer ones."""
 MENDED = 2**14
 """Characters of the longest text for which a remedy is tried out: it is read anew for each."""
@@ -130,8 +132,14 @@ class LenientLoader(Loader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what `load` reads: a text that it would take for a number is put in quotes."""
+    """Writes what `load` reads: a text that it would take for a number is put in quotes, and a break that it folds."""
 
+    def represent_text(self, text: str, style: str | None = None) -> yaml.ScalarNode:
+        """Represents a text, in a style where it can be read back from that."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if NEXT_LINE in text else style)
+
+
+Dumper.add_representer(str, Dumper.represent_text)
 
 for _kind in (Loader, Dumper):
     _kind.add_implicit_resolver(

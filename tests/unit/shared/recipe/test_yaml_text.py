@@ -70,7 +70,20 @@ def test_a_long_text_takes_seconds(text: str) -> None:
     assert len(str(caught.value)) < 20_000
 
 
-TEXTS = ["1e5", "-2E+10", "1_0e-4", "1.5e3", "0x10", "1:30", "null", "2024-01-01", "é", "\U0001f600"]
+TEXTS = [
+    "1e5",
+    "-2E+10",
+    "1_0e-4",
+    "1.5e3",
+    "0x10",
+    "1:30",
+    "null",
+    "2024-01-01",
+    "é",
+    "\U0001f600",
+    "a\x85b",
+    "\x85\xa0\u2028",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)
