@@ -13,6 +13,8 @@ from baton.components.shared.recipe.methods import SPECS, Methods
 from baton.components.shared.recipe.parallel import Parallel
 from baton.components.shared.recipe.schedule import Curriculum, EarlyStopping, Group, Guard, LRFind, Router, Trainable
 
+Rows = Annotated[int, Field(gt=0, le=1_000_000)]
+"""Rows at once: so many that their divisors, which messages and estimates go through, are found at once."""
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
 """Methods that have their own section."""
 
@@ -20,9 +22,9 @@ SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
 class Training(Methods):
     """How the model learns."""
 
-    batch_size: Positive = 8
+    batch_size: Rows = 8
     """Rows per optimizer step: what the optimizer sees."""
-    micro_batch_size: Positive | Literal["auto"] | None = None
+    micro_batch_size: Rows | Literal["auto"] | None = None
     """Rows per forward pass: what memory sees. Must divide `batch_size`; equal to it when left out. With `auto` the
     first chunk finds the most that memory takes, and the run keeps to it."""
     epochs: Annotated[float, Field(gt=0)] | None = None

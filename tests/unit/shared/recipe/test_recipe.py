@@ -26,6 +26,10 @@ REFUSED = {
         {"training.batch_size": 16, "training.micro_batch_size": 5},
         "training: micro_batch_size 5 does not divide batch_size 16; choose one of 1, 2, 4, 8, 16",
     ),
+    "rows beyond counting": (
+        {"training.batch_size": 2**31},
+        "training.batch_size: Input should be less than or equal to 1000000 (got 2147483648)",
+    ),
     "batch of none": ({"training.batch_size": 0}, "training.batch_size: Input should be greater than 0 (got 0)"),
     "101 chunks": ({"chunks.count": 101}, "chunks.count: Input should be less than or equal to 100 (got 101)"),
     "no chunk": ({"chunks.count": 0}, "chunks.count: Input should be greater than or equal to 1 (got 0)"),
