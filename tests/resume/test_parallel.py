@@ -57,6 +57,7 @@ def test_chunks_end_on_the_bits_of_one_run(strategy: str, recipes: dict[str, Rec
     assert ("pytorch_model_fsdp_0/__1_0.distcp" in made.manifest.files) == (strategy == "fsdp")
 
 
+@pytest.mark.slow
 def test_on_s3_chunks_end_on_the_same_bits(recipes: dict[str, Recipe], whole: Any, s3_store: str, legs: Any) -> None:
     """The process that starts the others has asked the store by then, whose client has threads that a fork lacks."""
     run = legs.prepare(parallel(legs, recipes, "ddp", store=s3_store, chunks__count=2), "parallel-s3")

@@ -67,7 +67,7 @@ def changed(store: CheckpointStore, step: int) -> int:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["LoRA", pytest.param("frozen layers", marks=pytest.mark.slow)])
 def test_only_what_changed_is_sent(kind: str, make: Callable[..., Chunks], counter: Counter, s3_store: str) -> None:
     run = make(kind, (3, 6), s3_store)
     run.train_all()
