@@ -23,6 +23,7 @@ from baton.components.data_split import glaive, intake, records, survey
 from baton.components.data_split.quality import private
 from baton.components.data_split.reading import readers
 from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row
+from baton.components.tokenize.masks import shapes
 from tests.threats.marks import Mark
 
 MIB = 2**20
@@ -129,7 +130,7 @@ def test_a_row_of_millions_of_values_costs_that_row_and_little_memory(name: str,
 
 
 def test_a_string_of_quotes_that_does_not_end_is_gone_through_once(tmp_path: Path) -> None:
-    """A megabyte of it took an hour: each quote was looked at as a beginning, up to the end."""
+    """80 kB of it took 14 s, and the square of that: each quote was looked at as a beginning, up to the end."""
     (tmp_path / "small.jsonl").write_text('{"text": "a"}')
     (tmp_path / "rows.json").write_text('[{"text": "a"}, {"text": "' + '\\"' * MIB)
     ((usable, ((line, reason, _),), _),) = measured(tmp_path / "small.jsonl", tmp_path / "rows.json")
@@ -233,6 +234,8 @@ SLOW = {
     "declared functions": (lambda text: glaive.conversation("USER: a\n", text + "x"), "\n \n" * 50_000),
     "numbers": (lambda text: bool(survey.NUMBER.search(text)), "1" * 100_000 + "x"),
     "secrets": (private.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
+    "keys": (private.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
+    "tags": (shapes.TAGS.split, "\n" * 100_000),
     "addresses": (private.emails, "a@" + "a." * 50_000 + "1"),
 }
 
