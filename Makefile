@@ -95,7 +95,7 @@ ENDS ?= lowest newest
 test-versions: dist ## Install the wheel with the lowest and the newest versions it allows, and train with them (ENDS=, PYTHON=, ARGS=)
 	$(TEST_ENV) $(PY) -m tests.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
 
-lint: setup ## ruff, its formatter, who may import whom, and how large the rooms are
+lint: setup ## ruff, its formatter, and who may import whom, without circles
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
