@@ -28,15 +28,15 @@ class Findings:
     """The results of one model.
 
     Attributes:
-        figures: By name, over rows.
-        plain: Further numbers, which are no sums over rows.
+        figures: By name.
+        counts: Numbers that are no measure of quality.
         likelihoods: Of pairs, as `measures.Measured`.
         writes: What it wrote for each prompt.
         scores: Those of the figures that judge what it wrote, over the prompts.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
-    plain: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     likelihoods: measures.Likelihoods = field(default_factory=dict)
     writes: list[str] = field(default_factory=list)
     scores: dict[str, Figure] = field(default_factory=dict)
@@ -87,13 +87,12 @@ class EvaluationSet:
         findings = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
-            findings = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
+            findings = Findings(measured.figures, measured.counts, measured.likelihoods)
         if self.harness:
             events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
             chat = self.asks_in_turns and bool(tokenizer.chat_template)
-            figures, plain = self.harness.run(model, tokenizer, batch_size, chat=chat, system=self.recipe.data.system)
-            findings.figures |= figures
-            findings.plain |= plain
+            system = self.recipe.data.system
+            findings.figures |= self.harness.run(model, tokenizer, batch_size, chat=chat, system=system)
         pairs = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
         findings.writes = generation.write_all(
             model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def decide(
 
     Args:
         entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with None, cannot advance.
+        values: Trial → score; one without, or with one that is no finite number, cannot advance.
         keep: How many advance.
         mode: `min` or `max`.
         stopped: Trials that somebody has asked to stop.
@@ -61,7 +62,11 @@ def decide(
         Those that advance, the best first, and all others that were ranked, in their order.
     """
     sign = 1 if mode == "min" else -1
-    scored = {trial: value for trial in entered if trial not in stopped and (value := values.get(trial)) is not None}
+    scored = {
+        trial: value
+        for trial in entered
+        if trial not in stopped and (value := values.get(trial)) is not None and math.isfinite(value)
+    }
     ranked = sorted(scored, key=lambda trial: sign * scored[trial])
     return ranked[:keep], ranked[keep:]
 

@@ -28,6 +28,9 @@ def words(prompts, completions, references, times=1):
 def asks_for_an_even_number(prompts, completions, references):
     return [None if "3" in prompt else float("2" in prompt) for prompt in prompts]
 
+def no_numbers(prompts, completions, references):
+    return [float("inf"), float("nan"), None, 1.0, 1.0, 1.0][: len(prompts)]
+
 def fails(prompts, completions, references):
     raise RuntimeError("no such luck")
 
@@ -61,14 +64,18 @@ def loss_of(folder: str, rows: list[dict[str, Any]]) -> float:
 
 
 def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) -> None:
-    functions = [{"use": "own_functions:words", "options": {"times": 2}}, "own_functions:asks_for_an_even_number"]
+    functions = [
+        {"use": "own_functions:words", "options": {"times": 2}},
+        "own_functions:asks_for_an_even_number",
+        "own_functions:no_numbers",
+    ]
     metrics = ["exact_match", "numeric_match", "bleu", "chrf", "rouge"]
     recipe = recipe_of(tiny_base, metrics=metrics, functions=functions)
     run = finished(tmp_path, recipe, {"eval": CHATTY})
     found = evaluate_run(run.uri)
-    assert run.require("evaluation.json") == json.loads(json.dumps(found))
+    assert run.require("evaluation.json") == json.loads(json.dumps(found, allow_nan=False))
     texts = {"exact_match", "numeric_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}
-    named = {"loss", "perplexity", "tokens", "words", "asks_for_an_even_number"} | texts
+    named = {"loss", "perplexity", "tokens", "words", "asks_for_an_even_number", "no_numbers"} | texts
     assert found["before"].keys() == found["after"].keys() == named
     assert found["before"]["loss"] == pytest.approx(loss_of(tiny_base, CHATTY), rel=1e-5)
     trained = saved(tiny_base, tmp_path / "trained")
@@ -94,6 +101,12 @@ def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) 
     # Of "0 and 0", "1 and 1", …, "5 and 5" the fourth does not count, and one in five asks for a 2.
     assert found["after"]["asks_for_an_even_number"] == pytest.approx(1 / 5)
     assert "asks_for_an_even_number" not in examples[3]["scores"]["after"]
+    assert found["after"]["no_numbers"] is found["before"]["no_numbers"] is None
+    assert found["not_measured"] == {when: {"no_numbers": "not finite"} for when in ("before", "after")}
+    assert ["no_numbers" in line["scores"]["after"] for line in examples] == [False] * 3 + [True] * 3
+    json.dumps(examples, allow_nan=False)
+    better = {name: found["better"][name] for name in ("loss", "perplexity", "bleu", "words")}
+    assert better == {"loss": "lower", "perplexity": "lower", "bleu": "higher", "words": None}
     assert found["samples"] == [{key: x[key] for key in ("prompt", "reference", "before", "after")} for x in examples]
 
 

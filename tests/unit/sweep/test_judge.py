@@ -21,6 +21,8 @@ from tests.unit.sweep.swept import in_rungs
         pytest.param({"a": 3.0, "b": 1.0, "c": 2.0}, 2, "max", (), ["a", "c"], ["b"], id="more-is-better"),
         pytest.param({"a": 1.0, "b": 1.0, "c": 1.0}, 1, "min", (), ["a"], ["b", "c"], id="the-first-of-equals"),
         pytest.param({"a": None, "b": 5.0}, 1, "min", (), ["b"], [], id="no-number-cannot-go-on"),
+        pytest.param({"a": float("nan"), "b": 5.0}, 2, "min", (), ["b"], [], id="nan-cannot-go-on"),
+        pytest.param({"a": float("-inf"), "b": 5.0}, 2, "min", (), ["b"], [], id="no-infinite-score-goes-on"),
         pytest.param({"b": 5.0}, 2, "min", (), ["b"], [], id="no-score-cannot-go-on"),
         pytest.param({"a": 1.0, "b": 2.0, "c": 3.0}, 1, "min", ("a",), ["b"], ["c"], id="the-stopped-are-out"),
     ],
