@@ -204,7 +204,10 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
         for name, function in zip(names, functions, strict=True)
     ]
     weights = [spec.weight for spec in settings.rewards]
-    judged = [[w * value for w, value in zip(weights, row, strict=True) if value is not None] for row in zip(*parts)]
+    judged = [
+        [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
+        for row in zip(*parts, strict=True)
+    ]
     total = mean([sum(row) if row else None for row in judged])
     return {"reward": total, **{f"reward_{name}": mean(part) for name, part in zip(names, parts, strict=True)}}
 
