@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from baton.components.evaluate import measures
@@ -86,7 +87,9 @@ class EvaluationSet:
         batch_size = self.recipe.evaluation_batch_size
         findings = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
-            measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
+            measured = measures.measure(
+                model, tokenizer, self.rows, self.recipe, telling(when, "measuring"), self._second_model
+            )
             findings = Findings(measured.figures, measured.counts, measured.likelihoods)
         if self.harness:
             events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
@@ -121,6 +124,11 @@ class EvaluationSet:
             findings.figures |= scored.figures
             signatures |= scored.signatures
         return signatures
+
+    @cached_property
+    def _second_model(self) -> PreTrainedModel | None:
+        """The model that the method's settings name, loaded once for all that are judged."""
+        return measures.second_model(self.recipe)
 
     @property
     def without_reference(self) -> int:

@@ -51,8 +51,17 @@ def measure(
     rows: Dataset,
     recipe: Recipe,
     progress: Progress = _silent,
+    second_model: PreTrainedModel | None = None,
 ) -> Measured:
     """Measures a model on the rows of its method.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        rows: Held-out rows, tokenized.
+        recipe: The recipe.
+        progress: Told how far it is.
+        second_model: The model that the method's settings name, see `second_model`, where they name one.
 
     Returns:
         The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
@@ -67,7 +76,8 @@ def measure(
     if recipe.training.generation:
         return Measured(_rewards(model, tokenizer, rows, recipe, progress))
     if recipe.training.second_model:
-        return Measured({"divergence": _divergence(model, tokenizer, rows, recipe, progress)})
+        assert second_model is not None
+        return Measured({"divergence": _divergence(model, second_model, tokenizer, rows, recipe, progress)})
     if "chosen_ids" in rows.column_names:
         sums = {
             side: row_losses(model, _answered(rows, f"{side}_ids", limit), batch_size, progress)
@@ -212,14 +222,19 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     return {"reward": total, **{f"reward_{name}": mean(part) for name, part in zip(names, parts, strict=True)}}
 
 
-def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
+def second_model(recipe: Recipe) -> PreTrainedModel | None:
+    """Loads the model that a method's settings name, such as the teacher; None where they name none."""
+    if recipe.training.second_model is None:
+        return None
+    role, _ = recipe.training.second_model
+    return loading.second_model(recipe, pinned.fetch(recipe)[role])
+
+
+def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
     """Returns KL(model ‖ teacher) in nats per token, over greedy completions of the first held-out prompts."""
     import torch
 
-    assert recipe.training.second_model
-    role, _ = recipe.training.second_model
     _, prompts, completions = _completions(model, tokenizer, rows, recipe, progress)
-    teacher: Any = loading.second_model(recipe, pinned.fetch(recipe)[role])
     teacher = placement.place(teacher)
     sums, counts = [], []
     for prompt, text in zip(prompts, completions, strict=True):
@@ -233,6 +248,7 @@ def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progr
             )
         sums.append(float((ours.exp() * (ours - theirs)).sum()))
         counts.append(len(written))
+    placement.take_back(teacher)  # beside the model for as long as both are asked
     return ratio(sums, counts, better="lower")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from baton.components.evaluate.evaluation import evaluate_run
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
@@ -157,6 +158,30 @@ def test_a_row_without_an_answer_is_counted_and_left_out(tiny_base: str, tmp_pat
     found = evaluate_run(run.uri)
     assert found["without_reference"] == 2, "the first and the fourth of six"
     assert [len(line["scores"]["after"]) for line in lines_of(run)] == [0, 1, 1, 0, 1, 1]
+
+
+def test_a_teacher_is_loaded_once_for_all_that_are_judged(
+    tiny_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = saved(tiny_base, tmp_path / "teacher")
+    loaded: list[str] = []
+    original = AutoModelForCausalLM.from_pretrained
+
+    def noted(folder: str, **settings: Any) -> Any:
+        loaded.append(folder)
+        return original(folder, **settings)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noted)
+    taught = {"method": "distillation", "distillation": {"teacher": teacher, "max_completion_length": 4}}
+    in_use = saved(tiny_base, tmp_path / "in-use", lambda model: None)
+    recipe = tiny.recipe(tiny_base, training=taught, evaluation={"samples": 2, "production": in_use})
+    run = finished(tmp_path, recipe, {"eval": [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:4]]})
+    loaded.clear()
+    found = evaluate_run(run.uri)
+    assert loaded.count(teacher) == 1
+    assert found["before"]["divergence"] == found["production"]["divergence"] > 0
+    assert found["after"]["divergence"] == pytest.approx(0, abs=1e-6), "it was moved to where the teacher is"
+    assert found["better"]["divergence"] == "lower"
 
 
 def test_a_reward_model_is_judged_by_its_scores_and_writes_nothing(tiny_base: str, tmp_path: Path) -> None:
