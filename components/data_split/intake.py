@@ -121,13 +121,14 @@ class Intake:
             if isinstance(normal, dict):
                 # Some rows may have tools or a system message, and others none.
                 shape = {name: type(value) for name, value in normal.items() if name not in BESIDE}
-                # The first row that can be used decides for all sources.
-                self._shape = self._shape or shape
-                normal = normal if shape == self._shape else _unlike(self._shape, shape)
+                if self._shape is not None and shape != self._shape:
+                    normal = _unlike(self._shape, shape)
             if isinstance(normal, dict):
                 placed = self._placed(row.values, supply.source)
                 if isinstance(placed, dict):
-                    return Record(as_content(normal), row.file, row.line, place, **placed)
+                    record = Record(as_content(normal), row.file, row.line, place, **placed)
+                    self._shape = shape  # the first row that can be used decides for all sources
+                    return record
                 normal = placed
             return Rejected(row.file, row.line, normal, formats.as_json(row.values))
         except RecursionError:  # what the parser just read may be too deep to be written

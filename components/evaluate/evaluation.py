@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from baton.components.shared.models import loading, placement, trained
 from baton.components.shared.models.counting import count
 from baton.components.shared.models.metrics import figures
 from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.outcome import Evaluation
+from baton.components.shared.runs.documents.outcome import Evaluation, Figures
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
 
     Returns:
         `before`, `after` and `production` (None without one), each the figures of `measures.measure`, of the
-        recipe's metrics and tasks; `production_model`, what that is or why there is none; `side`, the rows that
+        recipe's metrics and tasks, None for one that is `not_measured`, which has the reasons; `better`, which way
+        each is; `production_model`, what that is or why there is none; `side`, the rows that
         were taken, in passes of `batch_size` rows; `intervals`, see `figures.intervals`; `signatures` of
         metrics; `without_reference`, the number of samples that no metric counts; the first `samples` and where
         all `examples` are; `parameters`, and a `summary` in words.
@@ -61,23 +63,35 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
         events.emit(events.Evaluated(when, evaluation[when]))
     # In the store before it is sent on: a tracking server may be out of reach.
     run.put(Evaluation.NAME, evaluation)
-    logged = {f"final_{when}_{name}": value for when in judged for name, value in evaluation[when].items()}
+    logged = {
+        f"final_{when}_{name}": value
+        for when in judged
+        for name, value in evaluation[when].items()
+        if value is not None
+    }
     tracking.log_metrics(run, logged, run.plan().num_steps)
     run.record("evaluate", {"seconds": time.time() - started})
     return evaluation
 
 
-def summary(before: dict[str, float], after: dict[str, float], in_use: dict[str, float] | None = None) -> str:
+def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> str:
     """Returns the figures that say most, in words, each followed by that of the model in use, if there is one."""
+
+    def told(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.4g}"
+
     named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy", "divergence": "divergence"}
     scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
     parts = []
     for key, words in (named | {key: key.replace("_", " ") for key in scored}).items():
         if key in after and key in before:
-            rival = f" (production {in_use[key]:.4g})" if in_use and key in in_use else ""
-            parts.append(f"{words} {before[key]:.4g} → {after[key]:.4g}{rival}")
+            rival = f" (production {told(in_use[key])})" if in_use and key in in_use else ""
+            parts.append(f"{words} {told(before[key])} → {told(after[key])}{rival}")
     if "reward_accuracy" in after:
-        parts.append(f"preference accuracy {after['reward_accuracy']:.0%}, margin {after['reward_margin']:.3g} nats")
+        accuracy, margin = after["reward_accuracy"], after["reward_margin"]
+        known = accuracy is not None and margin is not None
+        told_gain = f"{accuracy:.0%}, margin {margin:.3g} nats" if known else "not measured"
+        parts.append(f"preference accuracy {told_gain}")
     return ", ".join(parts)
 
 
@@ -124,13 +138,17 @@ def _judge_all(
 def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signatures: dict[str, str]) -> dict[str, Any]:
     """Returns what `evaluation.json` says of the models, and writes all examples beside it."""
     recipe = evaluation_set.recipe
-    values: dict[str, Any] = {when: figures.values(each.figures) | each.plain for when, each in judged.items()}
+    values: dict[str, Any] = {when: figures.values(each.figures) | each.counts for when, each in judged.items()}
     values.setdefault("production", None)
     rows = []
     for number, (prompt, reference) in enumerate(evaluation_set.prompts):
         writes = {when: findings.writes[number] for when, findings in judged.items()}
         scores = {
-            when: {name: each for name, figure in findings.scores.items() if (each := figure.each[number]) is not None}
+            when: {
+                name: each
+                for name, figure in findings.scores.items()
+                if (each := figure.each[number]) is not None and math.isfinite(each)
+            }
             for when, findings in judged.items()
         }
         rows.append({"number": number, "prompt": prompt, "reference": reference, **writes, "scores": scores})
@@ -138,11 +156,17 @@ def _document(evaluation_set: EvaluationSet, judged: dict[str, Findings], signat
     evaluation_set.run.storage.write(
         evaluation_set.run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace")
     )
-    over_rows = {when: each.figures for when, each in judged.items()}
+    by_model = {when: each.figures for when, each in judged.items()}
     return values | {
         "side": evaluation_set.side,
         "batch_size": evaluation_set.recipe.evaluation_batch_size,
-        "intervals": figures.intervals(over_rows, recipe.evaluation.confidence, recipe.seed),
+        "intervals": figures.intervals(by_model, recipe.evaluation.confidence, recipe.seed),
+        "not_measured": {
+            when: reasons
+            for when, each in by_model.items()
+            if (reasons := {name: why for name, figure in each.items() if (why := figure.not_measured)})
+        },
+        "better": {name: figure.better for each in by_model.values() for name, figure in each.items()},
         "signatures": signatures,
         "without_reference": evaluation_set.without_reference,
         "samples": [{key: row[key] for key in ("prompt", "reference", *judged)} for row in rows[:SHOWN]],

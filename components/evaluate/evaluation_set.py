@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from baton.components.evaluate import measures
@@ -28,15 +29,15 @@ class Findings:
     """The results of one model.
 
     Attributes:
-        figures: By name, over rows.
-        plain: Further numbers, which are no sums over rows.
+        figures: By name.
+        counts: Numbers that are no measure of quality.
         likelihoods: Of pairs, as `measures.Measured`.
         writes: What it wrote for each prompt.
         scores: Those of the figures that judge what it wrote, over the prompts.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
-    plain: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     likelihoods: measures.Likelihoods = field(default_factory=dict)
     writes: list[str] = field(default_factory=list)
     scores: dict[str, Figure] = field(default_factory=dict)
@@ -86,14 +87,15 @@ class EvaluationSet:
         batch_size = self.recipe.evaluation_batch_size
         findings = Findings()
         if own_tokenizer is None or self.recipe.training.generation:
-            measured = measures.measure(model, tokenizer, self.rows, self.recipe, telling(when, "measuring"))
-            findings = Findings(measured.figures, dict(measured.counts), measured.likelihoods)
+            measured = measures.measure(
+                model, tokenizer, self.rows, self.recipe, telling(when, "measuring"), self._second_model
+            )
+            findings = Findings(measured.figures, measured.counts, measured.likelihoods)
         if self.harness:
             events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
             chat = self.asks_in_turns and bool(tokenizer.chat_template)
-            figures, plain = self.harness.run(model, tokenizer, batch_size, chat=chat, system=self.recipe.data.system)
-            findings.figures |= figures
-            findings.plain |= plain
+            system = self.recipe.data.system
+            findings.figures |= self.harness.run(model, tokenizer, batch_size, chat=chat, system=system)
         pairs = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
         findings.writes = generation.write_all(
             model,
@@ -122,6 +124,11 @@ class EvaluationSet:
             findings.figures |= scored.figures
             signatures |= scored.signatures
         return signatures
+
+    @cached_property
+    def _second_model(self) -> PreTrainedModel | None:
+        """The model that the method's settings name, loaded once for all that are judged."""
+        return measures.second_model(self.recipe)
 
     @property
     def without_reference(self) -> int:

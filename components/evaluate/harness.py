@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import generation
-from baton.components.shared.models.metrics.figures import Figure, mean
+from baton.components.shared.models.metrics.figures import Better, Figure, constant, mean
 from baton.components.shared.models.own_code import tasks as own_tasks
 from baton.components.shared.recipe import Tasks, extras
 from baton.components.shared.recipe.hooks import Trust
@@ -19,6 +19,8 @@ from baton.components.shared.runs import code
 
 NO_FILTER = "none"
 """What the harness calls answers that are taken as they are."""
+BETTER: dict[bool | None, Better | None] = {True: "higher", False: "lower", None: None}
+"""By the harness's `higher_is_better`."""
 
 
 class Harness:
@@ -57,7 +59,7 @@ class Harness:
 
     def run(
         self, model: Any, tokenizer: Any, batch_size: int, *, chat: bool = False, system: str | None = None
-    ) -> tuple[dict[str, Figure], dict[str, float]]:
+    ) -> dict[str, Figure]:
         """Runs the tasks on a model.
 
         A task that says itself that it has no examples gets none, whatever `few_shot` says.
@@ -70,8 +72,8 @@ class Harness:
             system: What conversations begin with.
 
         Returns:
-            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several: those
-            that are means over documents, and the others as plain numbers.
+            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several. One that
+            is no mean over documents is a constant.
 
         Raises:
             UserError: a task fails, or runs code of the model's and so is refused.
@@ -96,15 +98,13 @@ class Harness:
             except (ValueError, KeyError, TypeError, ImportError) as error:  # of a task, or of its own functions
                 raise self._failed("run", error) from None
         figures: dict[str, Figure] = {}
-        plain: dict[str, float] = {}
         for task, results in evaluated["results"].items():
+            higher = evaluated["higher_is_better"].get(task) or {}
             for name, key, value in _measured(task, results):
-                figure = _of_documents(evaluated["samples"].get(task, []), key, value)
-                if figure:
-                    figures[name] = figure
-                else:
-                    plain[name] = value
-        return figures, plain
+                better = BETTER[higher.get(key.partition(",")[0])]
+                each = _of_documents(evaluated["samples"].get(task, []), key, value)
+                figures[name] = mean(each, better=better) if each else constant(value, better=better)
+        return figures
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ def _ending(model: Any, tokenizer: Any) -> Iterator[None]:
 def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Returns name, the harness's key and the value of each figure of a task."""
     keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
-    keys = [key for key in keys if isinstance(results[key], int | float) and math.isfinite(results[key])]
+    keys = [key for key in keys if isinstance(results[key], int | float)]
     metrics = [key.partition(",")[0] for key in keys]
     measured = []
     for key, metric in zip(keys, metrics, strict=True):
@@ -149,12 +149,12 @@ def _measured(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]
     return measured
 
 
-def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> Figure | None:
-    """Returns a figure over a task's documents, if it is their mean."""
+def _of_documents(samples: list[dict[str, Any]], key: str, value: float) -> list[float | None] | None:
+    """Returns a figure of each of a task's documents, if it is their mean."""
     metric, _, filtered = key.partition(",")
     rows = [row for row in samples if row.get("filter", NO_FILTER) == filtered]
     each = [row.get(metric) for row in sorted(rows, key=lambda row: row["doc_id"])]
     if not each or not all(isinstance(one, int | float) for one in each):
         return None
-    figure = mean([float(one) for one in each if one is not None])
-    return figure if math.isclose(figure.value, value, rel_tol=1e-9, abs_tol=1e-12) else None
+    numbers: list[float | None] = [float(one) for one in each if one is not None]
+    return numbers if math.isclose(mean(numbers).value, value, rel_tol=1e-9, abs_tol=1e-12) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models import conversing, generation, loading, pinned, placement, rewards
+from baton.components.shared.models.metrics import functions as own_functions
 from baton.components.shared.models.metrics.figures import Array, Figure, mean, quotient, ratio
 from baton.components.shared.recipe import Recipe
 
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
 
 LEAST_PROMPTS = 32
 """Held-out prompts over which a reward is averaged, at least."""
-
-LARGEST_LOSS = 700.0
-"""In nats per token; the exponential of more is no number."""
 
 Progress = Callable[[int, int], None]
 Likelihoods = dict[str, list[float]]
@@ -52,8 +51,17 @@ def measure(
     rows: Dataset,
     recipe: Recipe,
     progress: Progress = _silent,
+    second_model: PreTrainedModel | None = None,
 ) -> Measured:
     """Measures a model on the rows of its method.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        rows: Held-out rows, tokenized.
+        recipe: The recipe.
+        progress: Told how far it is.
+        second_model: The model that the method's settings name, see `second_model`, where they name one.
 
     Returns:
         The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
@@ -68,7 +76,8 @@ def measure(
     if recipe.training.generation:
         return Measured(_rewards(model, tokenizer, rows, recipe, progress))
     if recipe.training.second_model:
-        return Measured({"divergence": _divergence(model, tokenizer, rows, recipe, progress)})
+        assert second_model is not None
+        return Measured({"divergence": _divergence(model, second_model, tokenizer, rows, recipe, progress)})
     if "chosen_ids" in rows.column_names:
         sums = {
             side: row_losses(model, _answered(rows, f"{side}_ids", limit), batch_size, progress)
@@ -80,7 +89,7 @@ def measure(
     if "completion_ids" in rows.column_names:
         good = [index for index, label in enumerate(rows["label"]) if label]
         if not good:
-            return Measured()
+            return held_out(np.zeros((0, 2)))
         rows = _answered(rows.select(good), "completion_ids", limit)
     return held_out(row_losses(model, rows, batch_size, progress))
 
@@ -94,7 +103,12 @@ def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
     """
     gains = {side: [b - a for a, b in zip(before[side], after[side], strict=True)] for side in before}
     margins = [chosen - rejected for chosen, rejected in zip(gains["chosen"], gains["rejected"], strict=True)]
-    return {"reward_accuracy": mean([float(margin > 0) for margin in margins]), "reward_margin": mean(margins)}
+    return {"reward_accuracy": mean([_above(margin) for margin in margins]), "reward_margin": mean(margins)}
+
+
+def _above(margin: float) -> float:
+    """Returns 1 for a margin above 0 and 0 for another; one that is no number stays none."""
+    return margin if math.isnan(margin) else float(margin > 0)
 
 
 def row_losses(model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = _silent) -> Array:
@@ -119,10 +133,11 @@ def held_out(sums: Array) -> Measured:
     """Returns the mean loss per labelled token, in nats, and its exponential."""
 
     def perplexity(drawn: Array) -> Array:
-        return np.exp(np.minimum(quotient(drawn), LARGEST_LOSS))
+        with np.errstate(over="ignore"):
+            return np.exp(quotient(drawn))
 
-    loss = ratio(sums[:, 0].tolist(), sums[:, 1].tolist())
-    figures = {"loss": loss, "perplexity": Figure(loss.statistics, perplexity, loss.each)}
+    loss = ratio(sums[:, 0].tolist(), sums[:, 1].tolist(), better="lower")
+    figures = {"loss": loss, "perplexity": Figure(loss.statistics, perplexity, loss.each, better="lower")}
     return Measured(figures, {"tokens": int(sums[:, 1].sum())})
 
 
@@ -151,8 +166,8 @@ def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
     sides = {side: _side_scores(model, rows[f"{side}_ids"], batch_size) for side in ("chosen", "rejected")}
     margins = sides["chosen"] - sides["rejected"]
     return {
-        "loss": mean((-torch.nn.functional.logsigmoid(margins)).tolist()),
-        "accuracy": mean((margins > 0).float().tolist()),
+        "loss": mean((-torch.nn.functional.logsigmoid(margins)).tolist(), better="lower"),
+        "accuracy": mean([_above(margin) for margin in margins.tolist()]),
         "margin": mean(margins.tolist()),
     }
 
@@ -174,7 +189,10 @@ def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
-    """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function."""
+    """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function.
+
+    A completion's reward is the weighted sum of what functions gave it; one that none has judged does not count.
+    """
     settings = recipe.training.generation
     assert settings
     some, _, completions = _completions(model, tokenizer, rows, recipe, progress)
@@ -190,19 +208,33 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
         answers = [[{"role": "assistant", "content": text}] for text in completions]
     columns = {name: [row[name] for row in given] for name in given[0] if name != "prompt"}
     arguments = {"prompts": prompts, "completions": answers, "completion_ids": ids, **columns}
-    parts = [mean(list(function(**arguments))) for function in functions]
-    named = {f"reward_{rewards.name(function)}": part for function, part in zip(functions, parts, strict=True)}
-    return {"reward": _weighted(parts, [spec.weight for spec in settings.rewards]), **named}
+    names = [rewards.name(function) for function in functions]
+    parts = [
+        own_functions.numbers(f"reward {name!r}", function(**arguments), len(ids))
+        for name, function in zip(names, functions, strict=True)
+    ]
+    weights = [spec.weight for spec in settings.rewards]
+    judged = [
+        [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
+        for row in zip(*parts, strict=True)
+    ]
+    total = mean([sum(row) if row else None for row in judged])
+    return {"reward": total, **{f"reward_{name}": mean(part) for name, part in zip(names, parts, strict=True)}}
 
 
-def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
+def second_model(recipe: Recipe) -> PreTrainedModel | None:
+    """Loads the model that a method's settings name, such as the teacher; None where they name none."""
+    if recipe.training.second_model is None:
+        return None
+    role, _ = recipe.training.second_model
+    return loading.second_model(recipe, pinned.fetch(recipe)[role])
+
+
+def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
     """Returns KL(model ‖ teacher) in nats per token, over greedy completions of the first held-out prompts."""
     import torch
 
-    assert recipe.training.second_model
-    role, _ = recipe.training.second_model
     _, prompts, completions = _completions(model, tokenizer, rows, recipe, progress)
-    teacher: Any = loading.second_model(recipe, pinned.fetch(recipe)[role])
     teacher = placement.place(teacher)
     sums, counts = [], []
     for prompt, text in zip(prompts, completions, strict=True):
@@ -216,7 +248,8 @@ def _divergence(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progr
             )
         sums.append(float((ours.exp() * (ours - theirs)).sum()))
         counts.append(len(written))
-    return ratio(sums, counts)
+    placement.take_back(teacher)  # beside the model for as long as both are asked
+    return ratio(sums, counts, better="lower")
 
 
 def _completions(
@@ -239,16 +272,6 @@ def _completions(
         progress=progress,
     )
     return some, prompts, completions
-
-
-def _weighted(parts: list[Figure], weights: list[float]) -> Figure:
-    """Returns the weighted sum of means; one over no rows adds nothing."""
-
-    def total(sums: Array) -> Array:
-        means = [np.nan_to_num(quotient(sums[:, 2 * at : 2 * at + 2])) for at in range(len(weights))]
-        return np.asarray(weights) @ np.stack(means)
-
-    return Figure(np.hstack([part.statistics for part in parts]), total, [None] * len(parts[0].each))
 
 
 def _answered(rows: Dataset, column: str, limit: int) -> Dataset:

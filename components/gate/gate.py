@@ -25,6 +25,11 @@ OPERATORS = {
 }
 MODELS = {"baseline": "before", "production": "production"}
 """Whose figures a line compares with, by the key of the evaluation."""
+WHOSE = {
+    "after": "the trained model",
+    "before": "the model before training",
+    "production": "the production model",
+}
 
 
 def judge_run(run_uri: str) -> Verdict:
@@ -76,7 +81,7 @@ def reject_run(run_uri: str) -> str:
 
 
 def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
-    """Compares an evaluation with the lines of a gate.
+    """Compares an evaluation with the lines of a gate; one whose figures were not measured does not hold.
 
     Args:
         gate: Figure → line, as `recipe.evaluation.gate`.
@@ -91,31 +96,40 @@ def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
 def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
     match = GATE.fullmatch(line)
     assert match, line  # the recipe has checked it
-    value = _figure(figure, "after", evaluation)
+    value, limit, bound = _figure(figure, "after", evaluation), None, ""
+    unmeasured = "after" if value is None else None
     if match["number"]:
         limit = float(match["number"])
+        bound = f"{limit:.4g}"
     elif match["against"] == "production" and evaluation.production is None:
-        words = f"{figure} {value:.4g}: there is no production model yet"
-        return GateLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
+        if value is not None:
+            words = f"{figure} {value:.4g}: there is no production model yet"
+            return GateLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
     else:
-        limit = _figure(figure, MODELS[match["against"]], evaluation)
-        if match["operator"]:
-            limit = OPERATORS[match["operator"]](limit, float(match["by"]))
+        against = MODELS[match["against"]]
+        limit = _figure(figure, against, evaluation)
+        unmeasured = unmeasured or (against if limit is None else None)
+        if limit is not None:
+            limit = OPERATORS[match["operator"]](limit, float(match["by"])) if match["operator"] else limit
+            bound = f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
+    if value is None or limit is None:
+        assert unmeasured
+        why = evaluation.not_measured.get(unmeasured, {}).get(figure, "no row counted")
+        words = f"{figure} of {WHOSE[unmeasured]} was not measured: {why}"
+        return GateLine(figure=figure, line=line, value=value, limit=limit, held=False, words=words)
     passes = SIGNS[match["sign"]](value, limit)
-    bound = f"{limit:.4g}" if match["number"] else f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
     words = f"{figure} {value:.4g} is {'' if passes else 'not '}{match['sign']} {bound}"
-    if passes and not math.isfinite(value):
+    if passes and not (math.isfinite(value) and math.isfinite(limit)):
         passes, words = False, f"{words}, but not finite"
     return GateLine(figure=figure, line=line, value=value, limit=limit, held=passes, words=words)
 
 
-def _figure(name: str, when: str, evaluation: Evaluation) -> float:
+def _figure(name: str, when: str, evaluation: Evaluation) -> float | None:
+    """Returns a figure of a model, None where it was not measured."""
     figures = evaluation.figures(when) or {}
-    value = figures.get(name)
-    if value is None:
-        whose = {"after": "the trained model", "before": "the model before training"}.get(when, f"the {when} model")
+    if name not in figures:
         raise UserError(
-            f"evaluation.gate: {whose} has no figure {name!r}; it has {', '.join(sorted(figures)) or 'none'}.",
+            f"evaluation.gate: {WHOSE[when]} has no figure {name!r}; it has {', '.join(sorted(figures)) or 'none'}.",
             remedy="Name one of these, or add it to evaluation.metrics, functions or tasks.",
         )
-    return float(value)
+    return figures[name]

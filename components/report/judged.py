@@ -18,7 +18,9 @@ MAX_EXAMPLES = 400
 PAGE = 20
 """Examples on one page of the table."""
 
-LOWER_IS_BETTER = ("loss", "perplexity")
+LOWER_IS_BETTER = ("loss", "perplexity", "divergence", "word_perplexity", "byte_perplexity", "bits_per_byte")
+"""In evaluations that do not say which way is better, as older ones; of a task's figure its last part."""
+SIGNS = {"higher": 1, "lower": -1, None: 0}
 NOT_COMPARED = ("tokens",)
 
 
@@ -31,6 +33,7 @@ class Figure:
         before: Of the model before training, None where it has none.
         production: Of the production model.
         after: Of the trained model.
+        why: The reason why it was not measured of the trained model.
         low: Lower end of the confidence interval of `after`, None where there is none.
         high: Upper end.
         gain: What training changed, with its interval, in words.
@@ -43,6 +46,7 @@ class Figure:
     before: float | None
     production: float | None
     after: float | None
+    why: str
     low: float | None
     high: float | None
     gain: str
@@ -77,13 +81,14 @@ def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
     gain, tone = "", ""
     if len(change) == 2 and before is not None and after is not None:
         gain = f"{_signed(after - before)} ({_signed(change[0])} to {_signed(change[1])})"
-        better = [-value if name in LOWER_IS_BETTER else value for value in change]
+        better = [value * _sign(name, evaluation, line) for value in change]
         tone = "good" if min(better) > 0 else "bad" if max(better) < 0 else ""
     return Figure(
         name=name,
         before=before,
         production=(evaluation.production or {}).get(name),
         after=after,
+        why=evaluation.not_measured.get("after", {}).get(name, ""),
         low=low,
         high=high,
         gain=gain,
@@ -91,6 +96,16 @@ def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
         gate=line.words if line else "",
         held=line is None or line.held,
     )
+
+
+def _sign(name: str, evaluation: Evaluation, line: GateLine | None) -> int:
+    """Returns 1 where more of a figure is better, -1 where less is, 0 where nobody says."""
+    known = evaluation.better.get(name)
+    if known is None and line and line.line:  # the gate asks for more or for less
+        known = "lower" if line.line.startswith("<") else "higher"
+    if known is None and name not in evaluation.better:
+        known = "lower" if name.rpartition(".")[2] in LOWER_IS_BETTER else "higher"
+    return SIGNS[known]
 
 
 def _signed(value: float) -> str:

@@ -109,21 +109,34 @@ def verdict(report: Report, proof: Proof) -> tuple[str, str]:
     return tone, f"{loss} {extent}; {proof.sentence}."
 
 
+JUDGED_BY = {
+    "reward": ("Reward", 1),
+    "accuracy": ("Accuracy on held-out pairs", 1),
+    "divergence": ("Divergence from the teacher", -1),
+}
+"""Figures that say more of a method than its loss: in words, and whether more or less of them is better."""
+
+
 def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, str]:
     """Returns how what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
-    for key, label in (("reward", "Reward"), ("accuracy", "Accuracy on held-out pairs")):
+    for key, (label, sign) in JUDGED_BY.items():
         old, new = figures_before.get(key), figures_after.get(key)
         if old is not None and new is not None:
             verb = "rose" if new > old else "fell" if new < old else "stayed"
             moved = f"from {old:.3g} to {new:.3g}" if new != old else f"at {new:.3g}"
-            return "good" if new > old else "warn", f"{label} {verb} {moved}"
+            return "good" if sign * (new - old) > 0 else "warn", f"{label} {verb} {moved}"
+        if key in figures_after and (old, new) != (None, None):
+            return "warn", f"{label} was not measured {'after' if new is None else 'before'} training"
     before, after = figures_before.get("loss"), figures_after.get("loss")
     if after is not None and not math.isfinite(after):
         return "warn", "Eval loss is no longer a finite number"
+    if after is None and before is not None and "loss" in figures_after:
+        return "warn", "Eval loss was not measured after training"
     if before is None or after is None or not math.isfinite(before):
         known = before if after is None else after
         if known is None:
-            return "none", "Trained, with no eval loss measured,"
+            asked = next((label for key, (label, _) in JUDGED_BY.items() if key in figures_after), "Eval loss")
+            return "none", f"Trained, with no {asked[0].lower()}{asked[1:]} measured,"
         return "good", f"Eval loss was {known:.2f} {'before' if after is None else 'after'} training"
     old, new = figures_before.get("perplexity"), figures_after.get("perplexity")
     perplexity = (
@@ -218,10 +231,13 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
         ("Perplexity", "perplexity"),
     ):
         before, after = figures_before.get(key), figures_after.get(key)
-        if before is not None or after is not None:
-            remark = "not measured before" if before is None else f"before: {number(before)}"
-            value, remark = (before, "before training") if after is None else (after, remark)
-            shown.append((label, number(value), remark))
+        remark = "not measured before" if before is None else f"before: {number(before)}"
+        if after is not None:
+            shown.append((label, number(after), remark))
+        elif key in figures_after:
+            shown.append((label, "not measured", remark))
+        elif before is not None:
+            shown.append((label, number(before), "before training"))
     if (accuracy := figures_after.get("reward_accuracy")) is not None:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
         shown.append(("Preference accuracy", f"{accuracy:.0%}", remark))

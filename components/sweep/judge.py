@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def decide(
 
     Args:
         entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with None, cannot advance.
+        values: Trial → score; one without, or with one that is no finite number, cannot advance.
         keep: How many advance.
         mode: `min` or `max`.
         stopped: Trials that somebody has asked to stop.
@@ -61,7 +62,11 @@ def decide(
         Those that advance, the best first, and all others that were ranked, in their order.
     """
     sign = 1 if mode == "min" else -1
-    scored = {trial: value for trial in entered if trial not in stopped and (value := values.get(trial)) is not None}
+    scored = {
+        trial: value
+        for trial in entered
+        if trial not in stopped and (value := values.get(trial)) is not None and math.isfinite(value)
+    }
     ranked = sorted(scored, key=lambda trial: sign * scored[trial])
     return ranked[:keep], ranked[keep:]
 
@@ -133,12 +138,16 @@ def _judged(
     values = {trial: score.value for trial, score in scores.items() if score}
     stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
     kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
-    why = {trial: _asked(wishes[trial]) for trial in stopped}
+    ended = {trial: _asked(trial, wishes[trial]) for trial in stopped}
+    ranked = len(kept) + len(beaten)
     for place, trial in enumerate(beaten, len(kept) + 1):
-        why[trial] = f"number {place} of {len(kept) + len(beaten)}, and {len(kept)} went on"
-    for trial in (trial for trial in entered if trial not in kept and trial not in why):
-        score = scores[trial]
-        why[trial] = f"{document.metric} is not a number" if score else _no_score(sweep, trials[trial], rung.chunk)
+        why = f"number {place} of {ranked}, and {len(kept)} went on"
+        ended[trial] = Stopped(id=trial, why=why, cause="beaten", place=place, of=ranked)
+    for trial in (trial for trial in entered if trial not in kept and trial not in ended):
+        if scores[trial]:
+            ended[trial] = Stopped(id=trial, why=f"{document.metric} is not a number", cause="not_finite")
+        else:
+            ended[trial] = Stopped(id=trial, why=_no_score(sweep, trials[trial], rung.chunk), cause="failed")
     return RungVerdict(
         rung=rung.number,
         bracket=rung.bracket,
@@ -149,7 +158,7 @@ def _judged(
             if score
         },
         kept=kept,
-        stopped=[Stopped(id=trial, why=why[trial]) for trial in entered if trial in why],
+        stopped=[ended[trial] for trial in entered if trial in ended],
         at=now(),
     )
 
@@ -165,7 +174,7 @@ def _with_wishes(
     asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in verdict.kept]
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
     stopped = [entry for entry in verdict.stopped if entry.id not in asked]
-    stopped += [Stopped(id=trial, why=_asked(wishes[trial])) for trial in gone]
+    stopped += [_asked(trial, wishes[trial]) for trial in gone]
     remaining = [trial for trial in verdict.kept if trial not in gone] + asked
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
@@ -210,5 +219,5 @@ def _wish(wishes: Mapping[str, Wish | None], trial: str) -> str | None:
     return wish.state if wish else None
 
 
-def _asked(wish: Wish | None) -> str:
-    return f"asked to stop: {wish.why if wish else ''}"
+def _asked(trial: str, wish: Wish | None) -> Stopped:
+    return Stopped(id=trial, why=f"asked to stop: {wish.why if wish else ''}", cause="asked")

@@ -117,7 +117,7 @@ def where(trial: Trial) -> str:
     if trial.state == "stopped":
         return f"rung {trial.rung}: {trial.why}"
     if trial.state == "ended":
-        place = trial.why.partition(",")[0]
+        place = "number {} of {}".format(*trial.beaten) if trial.beaten else trial.why
         return f"trained to its end{f'; {place}' if place else ''}"
     return f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
 

@@ -17,11 +17,13 @@ class Refusals:
     """What came of the rows' rendering.
 
     Attributes:
-        rows: Rows that could not be rendered, or not so that what counts in the loss can be told.
+        of: Rows of the split that were looked at; a pair that becomes two rows for `kto` is one.
+        rows: Those that could not be rendered, or not so that what counts in the loss can be told.
         first: The first of them: file, line and reason.
         told: What the template leaves out of the others → how often.
     """
 
+    of: int = 0
     rows: int = 0
     first: str = ""
     told: Counter[str] = field(default_factory=Counter)
@@ -33,25 +35,22 @@ class Refusals:
 
     def merge(self, others: dict[str, Any]) -> None:
         """Adds what `to_json` returned elsewhere, further on."""
+        self.of += others.get("of", 0)
         self.rows += others["rows"]
         self.first = self.first or others["first"]
         self.told.update(others["told"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
-        return {"rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
+        return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
 
-    def judge(self, recipe: Recipe, others: int) -> None:
+    def judge(self, recipe: Recipe) -> None:
         """Checks that not too many rows were refused.
-
-        Args:
-            recipe: The recipe.
-            others: Rows that were not.
 
         Raises:
             UserError: more than `data.max_rejected`.
         """
-        limit, rows = recipe.data.max_rejected, self.rows + others
+        limit, rows = recipe.data.max_rejected, self.of
         if self.rows > limit * rows:
             raise UserError(
                 f"{self.rows:,} of {rows:,} conversations cannot be written by the chat template so that what counts "

@@ -195,6 +195,7 @@ def _fitted(
                     batch.append(fitted)
                     origins.add(line, fitted)
         number += len(rows)
+        refused.of += len(rows)
         if batch:
             yield batch
 

@@ -192,10 +192,12 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         counts["dropped"] += part["dropped"]
         if "refused" in part:  # which a segment made by an older Baton lacks, as it does the next
             refused.merge(part["refused"])
+        if "of" not in part.get("refused", {}):  # an older one counted what rows had become
+            refused.of += part["lengths"]["rows"] + part.get("refused", {"rows": 0})["rows"]
         longest.merge(part["lengths"])
         first |= {side: part["first"]} if "first" in part else {}
     counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
-    refused.judge(recipe, longest.rows)
+    refused.judge(recipe)
     lengths.require_some(recipe, counts)
     for side, parts_of_side in rows.items():
         if parts_of_side:

@@ -117,7 +117,8 @@ def _note(event: Event) -> str:
         case events.Evaluating():
             return f"{event.when} training: {event.doing}, {event.done:,} of {event.of:,}"
         case events.Evaluated():
-            known = [f"{name} {event.figures[name]:,.4g}" for name in EVALUATED if name in event.figures]
+            known = [f"{name} {value:,.4g}" for name in EVALUATED if (value := event.figures.get(name)) is not None]
+            known += [f"{name} not measured" for name, value in event.figures.items() if value is None]
             return f"{', '.join(known)} {event.when} training"
         case events.LrFound():
             return f"learning rate {event.learning_rate:.2g} found"

@@ -269,6 +269,7 @@ def reported(output: Output | None = None) -> Iterator[None]:
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Prints the one JSON object of a command."""
+    """Prints the one JSON object of a command; a number that is not finite, which JSON has no name for, is null."""
     answer = _answer.get()
-    (answer.stream if answer else sys.stdout).write(json.dumps(document) + "\n")
+    plain = json.loads(json.dumps(document), parse_constant=lambda name: None)
+    (answer.stream if answer else sys.stdout).write(json.dumps(plain) + "\n")

@@ -10,7 +10,7 @@ import pytest
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.models import trained
 from baton.components.shared.recipe import Recipe
-from baton.components.train_chunk.reporting.samples import matches
+from baton.components.train_chunk.reporting.samples import Sample, matches
 
 RISING = {
     "training__learning_rate": 3.0,
@@ -181,11 +181,18 @@ def test_drawn_from_trainings_own_generators_it_would_leave_one(
     assert ours["rng"] != theirs["rng"]
 
 
-def test_matches_by_hand() -> None:
-    rows = [
-        {"written": " so #### 12 ", "reference": "so #### 12"},
-        {"written": "it is 7", "reference": "2 and 5 is #### 7"},
-        {"written": "it is 8", "reference": "#### 7"},
-        {"written": "8", "reference": "none"},
-    ]
-    assert matches(rows) == {"written_exact_match": 0.25, "written_numeric_match": pytest.approx(2 / 3)}
+MATCHES: dict[str, tuple[list[tuple[str, str]], dict[str, float]]] = {
+    "some": (
+        [(" so #### 12 ", "so #### 12"), ("it is 7", "2 and 5 is #### 7"), ("it is 8", "#### 7"), ("8", "none")],
+        {"written_exact_match": 0.25, "written_numeric_match": 2 / 3},
+    ),
+    "a row without an answer": ([("a", "a"), ("b", ""), ("", "")], {"written_exact_match": 1.0}),
+    "no row with an answer": ([("8", ""), ("", "")], {}),
+    "no row": ([], {}),
+}
+
+
+@pytest.mark.parametrize(("rows", "expected"), MATCHES.values(), ids=MATCHES)
+def test_matches_by_hand(rows: list[tuple[str, str]], expected: dict[str, float]) -> None:
+    samples = [Sample(prompt="", written=written, reference=reference) for written, reference in rows]
+    assert matches(samples) == pytest.approx(expected)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from baton.components.data_split.reading import json_values, stdlib_docs, streams, tables, text_files
 from baton.components.data_split.reading.streams import lines
-from baton.components.data_split.rows import Rejected, Row, UnreadableError, as_read
+from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.store import sources
 from baton.components.shared.store.sources import SourceFile
@@ -113,7 +113,7 @@ def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None]) -> Iter
         yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
 
 
-def _dataset(source: str) -> Iterator[Row]:
+def _dataset(source: str) -> Iterator[Row | Rejected]:
     """Reads a hub dataset: `hf://datasets/org/name[@revision][?config=…&split=…]`."""
     import datasets
 
@@ -129,9 +129,29 @@ def _dataset(source: str) -> Iterator[Row]:
             streaming=True,
         )
         for number, values in enumerate(rows, 1):
-            yield Row(source, number, dict(values))
+            if _num_bytes(values) <= MAX_ROW:
+                yield Row(source, number, dict(values))
+            else:
+                yield Rejected(source, number, TOO_LONG, as_read(_beginning(values)))
     except Exception as error:
         raise UserError(
             f"data.source {source!r} cannot be read from the hub: {type(error).__name__}: {error}",
             remedy="Check the name, config and split, and that the hub can be reached.",
         ) from None
+
+
+def _num_bytes(values: object) -> int:
+    """Returns the bytes that texts, byte strings and numbers of a row take."""
+    if isinstance(values, str):
+        return len(values) if values.isascii() else len(values.encode("utf-8", "surrogatepass"))
+    if isinstance(values, bytes):
+        return len(values)
+    if isinstance(values, dict):
+        return sum(_num_bytes(key) + _num_bytes(value) for key, value in values.items())
+    return sum(map(_num_bytes, values)) if isinstance(values, list | tuple) else 8
+
+
+def _beginning(values: dict[str, object]) -> bytes:
+    """Returns how the texts of a row begin."""
+    texts = {name: value[:SHOWN] if isinstance(value, str) else "…" for name, value in values.items()}
+    return ", ".join(f"{name}: {text}" for name, text in texts.items()).encode("utf-8", "backslashreplace")[:SHOWN]

@@ -20,8 +20,11 @@ from baton.components.shared.store.storage import Storage
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
-"""Files of a hub repository that are taken: no pickled weights among them."""
+WEIGHTS = ".safetensors"
+WANTED = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")
+"""Ends of the names of a model's files that are taken, from the hub or a store: no pickled weights among them."""
+IDENTITY = tuple(end for end in WANTED if end != ".py")
+"""Those that a model's identity is made of; its code has a digest of its own, `own_code.remote.digest`."""
 TAKEN = ".taken"
 """What a folder has of a store: size and time of each file there."""
 
@@ -45,7 +48,7 @@ def local_model(base: str, revision: str | None = None, *, weights: bool = True)
         raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
     from huggingface_hub import snapshot_download
 
-    wanted = [name for name in WANTED if weights or name != "*.safetensors"]
+    wanted = [f"*{end}" for end in WANTED if weights or end != WEIGHTS]
     try:
         return str(snapshot_download(base, revision=revision, allow_patterns=wanted))
     except Exception as error:
@@ -60,7 +63,7 @@ def model_identity(folder: str) -> str:
     digest = hashlib.sha256()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")):
+        if os.path.isfile(path) and name.endswith(IDENTITY):
             digest.update(f"{name} {bundles.file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
@@ -275,12 +278,15 @@ def _from_store(uri: str, *, weights: bool) -> str:
     target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
     if not weights:
         target += "-tokenizer"
+    wanted = tuple(end for end in WANTED if weights or end != WEIGHTS)
     there = {
         name: [size, written.isoformat()]
         for name, (size, written) in objects.items()
-        if name.endswith((".safetensors", ".json", ".model", ".txt", ".jinja")[not weights :]) and "/" not in name
+        if name.endswith(wanted) and "/" not in name
     }
-    if _taken(target) != there:
+    if (taken := _taken(target)) != there:
+        for name in taken.keys() - there.keys():  # gone from the store
+            os.remove(os.path.join(target, name))
         for name in there:
             storage.download(name, os.path.join(target, name))
         with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:

@@ -33,6 +33,15 @@ def place(model: Any) -> Any:
     return dispatch_model(model, spread)
 
 
+def take_back(model: Any) -> None:
+    """Puts a model that `place` has placed on the CPU again, so that another has the room."""
+    from accelerate.hooks import remove_hook_from_submodules
+    from torch import nn
+
+    remove_hook_from_submodules(model)
+    nn.Module.to(model, "cpu")  # that of a model that was spread is refused
+
+
 def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | None:
     """Returns the device of each part of a model, a block never cut; None where one has room for all of it.
 

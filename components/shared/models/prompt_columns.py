@@ -24,19 +24,26 @@ JSON = "tool_calls"
 FLAG = "train"
 TOOLS = "tools"
 
-_MORE = re.compile(
-    rb'"(?:name|tool_call_id|reasoning_content)": "|"train": (?:true|false)|"(?:tool_calls|tools)": \[',
-)
-"""A key that plain messages do not have, as the split writes it; within a text its quotes would be escaped."""
+_MAYBE = re.compile(rb'"(?:name|tool_call_id|reasoning_content|train|tool_calls|tools)"')
+"""Bytes of each row that holds more, and of some that do not: few rows have to be parsed."""
 
 
 def hold_more(paths: Iterable[str]) -> bool:
     """Tells whether a row of the split's files holds more than messages of role and content."""
     for path in paths:
         with open(path, "rb") as file:
-            if any(_MORE.search(line) for line in file):
+            if any(_holds_more(json.loads(line)) for line in file if _MAYBE.search(line)):
                 return True
     return False
+
+
+def _holds_more(row: Row) -> bool:
+    prompt = row.get("prompt")
+    if not isinstance(prompt, list):
+        return False
+    return row.get(TOOLS) is not None or any(
+        value is not None and key not in PLAIN for message in prompt for key, value in message.items()
+    )
 
 
 def message_kind(*, wide: bool) -> pa.DataType:

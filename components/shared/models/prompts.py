@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +37,9 @@ def held_out_prompts(
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None or count == 0 or recipe.training.spec.scores:
         return []
-    lines = run.storage.read(manifest.path(prefix, f"{side}.jsonl")).decode().rstrip("\n").split("\n")
-    rows = (json.loads(line) for line in itertools.islice(lines, count) if line)
+    lines = run.storage.first_lines(manifest.path(prefix, f"{side}.jsonl"), count)
     recipe = prompting.as_rendered(run, recipe)
-    return [_prompt(row, recipe, tokenizer) for row in rows]
+    return [_prompt(json.loads(line), recipe, tokenizer) for line in lines if line]
 
 
 def judged_side(run: Run) -> str:

@@ -83,6 +83,20 @@ class Storage:
         """
         return self._patiently(lambda: self.client.read(path))
 
+    def first_lines(self, path: str, count: int) -> list[bytes]:
+        """Returns the first lines of an object without their ends; no more is read than holds them."""
+
+        def read() -> list[bytes]:
+            data, ends = bytearray(), 0
+            for block in self.client.blocks(path):
+                data += block
+                ends += block.count(b"\n")
+                if ends >= count:
+                    break
+            return bytes(data).split(b"\n", count)[:count]
+
+        return self._patiently(read)
+
     def write(self, path: str, data: bytes) -> None:
         """Writes a whole object, replacing what was there; readers see the old or the new one."""
         self._patiently(lambda: self.client.write(path, data))

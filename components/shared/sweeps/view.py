@@ -52,6 +52,7 @@ class Trial:
         state: One of `STATES`.
         rung: The last rung that it came to, 0 before the first.
         why: Why it was stopped.
+        beaten: Its place among how many on that rung, where others were better; an older sweep has it in `why` alone.
         rank: Its place, from 1; None without a score.
         parent: Run and step that it was forked from.
         report: Whether its run has a report.
@@ -69,6 +70,7 @@ class Trial:
     state: str = "waiting"
     rung: int = 0
     why: str = ""
+    beaten: tuple[int, int] | None = None
     rank: int | None = None
     parent: Json | None = None
     report: bool = False
@@ -98,7 +100,7 @@ class View:
         trials: All, the best first.
         rungs: What was decided, in order.
         num_rungs: How many rungs there will be.
-        gpus: Accelerators a trial takes.
+        gpus: Accelerators a trial takes, at most.
         families: Runs that are forked from each other, by name; empty where none are.
     """
 
@@ -168,7 +170,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
         trials=trials,
         rungs=rungs,
         num_rungs=len(document.rungs),
-        gpus=int(recipe.get("resources", {}).get("gpus", 0)) * int(recipe.get("resources", {}).get("nodes", 1)),
+        gpus=_gpus(recipe.get("resources") or {}),
         families=_families(sweep, trials),
     )
 
@@ -229,13 +231,14 @@ def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, nu
     for rung in rungs:
         for name in rung.kept:
             if trial := by_id.get(name):
-                trial.rung, trial.why = rung.rung, ""
+                trial.rung, trial.why, trial.beaten = rung.rung, "", None
                 trial.state = "ended" if _has_ended(trial) else "goes on"
         for entry in rung.stopped:
             if trial := by_id.get(entry.id):
                 trial.rung, trial.why = rung.rung, entry.why
-                failed = entry.id not in rung.scores and not entry.why.startswith("asked")
-                trial.state = "failed" if failed else "ended" if _has_ended(trial) else "stopped"
+                trial.beaten = (entry.place, entry.of) if entry.place and entry.of else None
+                ended = "ended" if _has_ended(trial) else "stopped"
+                trial.state = "failed" if rung.has_failed(entry) else ended
     if winner in by_id and len(rungs) >= num_rungs:
         by_id[winner].state = "won"
 
@@ -261,6 +264,11 @@ def _is_logarithmic(choices: Any) -> bool:
         return bool(choices.get("log"))
     numbers = [value for value in choices or [] if isinstance(value, int | float) and not isinstance(value, bool)]
     return bool(numbers) and len(numbers) == len(choices) and min(numbers) > 0 and max(numbers) >= WIDE * min(numbers)
+
+
+def _gpus(resources: Mapping[str, Any]) -> int:
+    nodes = resources.get("nodes", 1)
+    return int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes)
 
 
 def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:

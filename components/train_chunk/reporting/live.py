@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -15,17 +16,42 @@ from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.reporting.sinks.base import Sink
 
 PEAK_FLOPS = {
+    "B200": 2250e12,
+    "GB200": 2500e12,
     "H200": 989e12,
+    "GH200": 989e12,
     "H100": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H800": 989e12,
+    "H20": 148e12,
     "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
+    "A800": 312e12,
+    "A40": 150e12,
+    "A30": 165e12,
     "A10": 125e12,
+    "A10G": 70e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX A6000": 155e12,
     "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
     "V100": 125e12,
     "T4": 65e12,
 }
-"""Dense 16-bit operations per second by part of the device's name, from the makers' data sheets."""
+"""Dense 16-bit operations per second by whole words of the device's name, from the makers' data sheets."""
+_NAMES = re.compile(rf"(?<![^\W_])(?:{'|'.join(sorted(PEAK_FLOPS, key=len, reverse=True))})(?![^\W_])")
+
+
+def peak_flops(device: str) -> float | None:
+    """Returns a device's dense 16-bit operations per second by its name.
+
+    None for one that is not known, and for a slice of one, whose share the name alone does not tell.
+    """
+    match = _NAMES.search(device)
+    return PEAK_FLOPS[match[0]] if match and "MIG" not in device else None
 
 
 class LiveReport(TrainerCallback):
@@ -102,8 +128,6 @@ class Meter:
         rates = {"samples_per_second": rate * self._rows, "tokens_per_second": rate * self._tokens}
         if torch.cuda.is_available():
             rates["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated())
-            name = torch.cuda.get_device_name()
-            peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-            if peak:
+            if peak := peak_flops(torch.cuda.get_device_name()):
                 rates["mfu"] = 6 * self._parameters * rates["tokens_per_second"] / (peak * self._processes)
         return rates

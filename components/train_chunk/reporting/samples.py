@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 from baton.components.shared.core import rng
 from baton.components.shared.models import generation
-from baton.components.shared.models.metrics import figures
+from baton.components.shared.models.metrics import figures, texts
 from baton.components.shared.models.metrics.judging import Judge
 from baton.components.shared.models.prompts import held_out_prompts
-from baton.components.shared.models.rewards.numeric import number
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk import uncompiled
@@ -74,7 +73,7 @@ class SampleCallback(TrainerCallback):
         model.eval()
         try:
             with rng.undisturbed(), _any_kernel():
-                texts = generation.write_all(
+                written = generation.write_all(
                     model,
                     self._tokenizer,
                     [prompt for prompt, _ in self._prompts],
@@ -86,16 +85,15 @@ class SampleCallback(TrainerCallback):
                     seed=self._recipe.seed,
                     progress=lambda *_: self._alive(),
                 )
-                judged = figures.values(self._judge.judge(texts).figures)
+                judged = self._judge.judge(written).figures
         finally:
             model.train(was_training)
         samples: list[Sample] = [
             {"prompt": prompt, "reference": reference, "written": text}
-            for (prompt, reference), text in zip(self._prompts, texts, strict=True)
+            for (prompt, reference), text in zip(self._prompts, written, strict=True)
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
-        measured = {f"written_{name}": value for name, value in judged.items()}
-        self._report.tell(matches(samples) | measured, state.global_step)
+        self._report.tell(matches(samples) | _logged(judged), state.global_step)
 
 
 @contextlib.contextmanager
@@ -111,10 +109,13 @@ def _any_kernel() -> Iterator[None]:
 
 
 def matches(samples: list[Sample]) -> dict[str, float]:
-    """Returns the share of texts that are the reference, white space at the ends aside, and whose number is its number;
-    the latter only where a reference ends on a number."""
-    exact = [sample["written"].strip() == sample["reference"].strip() for sample in samples]
-    numbers = [(number(sample["written"]), number(sample["reference"])) for sample in samples]
-    hits = [written == reference for written, reference in numbers if reference is not None]
-    shares = {"written_exact_match": sum(exact) / len(exact)}
-    return shares | ({"written_numeric_match": sum(hits) / len(hits)} if hits else {})
+    """Returns the shares of texts that are the reference, and whose number is its number, see `metrics.texts`.
+
+    A share over no row is left out: no sample may have a reference, or none that has a number.
+    """
+    written, references = [sample["written"] for sample in samples], [sample["reference"] for sample in samples]
+    return _logged(texts.exact_match(written, references).figures | texts.numeric_match(written, references).figures)
+
+
+def _logged(measured: dict[str, figures.Figure]) -> dict[str, float]:
+    return {f"written_{name}": value for name, value in figures.values(measured).items() if value is not None}

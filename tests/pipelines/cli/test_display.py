@@ -23,6 +23,10 @@ NOTES: list[tuple[events.Event, str]] = [
         events.Evaluated("after", {"perplexity": 7.4, "loss": 2.0, "mine": 1.0}),
         "loss 2, perplexity 7.4 after training",
     ),
+    (
+        events.Evaluated("after", {"loss": None, "reward": 0.5, "bleu": None}),
+        "reward 0.5, loss not measured, bleu not measured after training",
+    ),
     (events.Judged(False, ["loss is 2", "bleu is 1"]), "rejected: loss is 2; bleu is 1"),
     (events.Phase("restore", step=4), "restore"),
 ]

@@ -18,6 +18,7 @@ from baton.components.shared.recipe import recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import WITHOUT_JSON, app
+from baton.pipelines.cli.options import print_json
 
 BATON = Path(sys.executable).with_name("baton")
 ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
@@ -211,3 +212,9 @@ def test_what_else_is_printed_goes_to_standard_error(here: Path) -> None:
 
     assert json.loads(done.stdout)["recipes"]
     assert "chatter" in done.stderr
+
+
+def test_a_number_that_is_not_finite_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no name for it, and what Python writes instead few other readers take."""
+    print_json({"loss": float("nan"), "gate": [{"value": float("-inf"), "words": "NaN"}], "steps": 3})
+    assert capsys.readouterr().out == '{"loss": null, "gate": [{"value": null, "words": "NaN"}], "steps": 3}\n'

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -312,6 +313,37 @@ def test_arrow(kind: str, packed: str, tmp_path: Path):
     found = read(f"rows.arrow{packed}", PACKERS[packed](content) if packed else content, tmp_path)
 
     assert found == [(1, ROWS[0]), (2, ROWS[1])]
+
+
+LONG: dict[str, tuple[dict[str, Any], bool]] = {
+    "a text": ({"text": "a" * 64}, False),
+    "a text too long": ({"text": "a" * 65}, True),
+    "letters of two bytes": ({"text": "ä" * 33}, True),
+    "messages": (
+        {"messages": [{"role": "user", "content": "a" * 30}, {"role": "assistant", "content": "b" * 30}]},
+        True,
+    ),
+    "bytes": ({"image": {"bytes": b"a" * 65}}, True),
+    "numbers": ({"scores": [1.5] * 8}, True),
+    "a lone surrogate": ({"text": "\ud800" * 33}, True),
+    "nothing": ({"text": None, "more": None}, False),
+}
+
+
+@pytest.mark.parametrize(("values", "too_long"), LONG.values(), ids=LONG)
+def test_a_row_of_the_hub_may_be_as_long_as_one_of_a_file(
+    values: dict[str, Any], too_long: bool, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [{"text": "first"}, values, {"text": "last"}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: iter(rows))
+    monkeypatch.setattr(readers, "MAX_ROW", 68)
+    first, found, last = readers.read("hf://datasets/org/name", "line")
+    assert [row.line for row in (first, found, last)] == [1, 2, 3]
+    assert isinstance(found, Rejected if too_long else Row)
+    if isinstance(found, Rejected):
+        assert found.reason == "longer than 64 MiB"
+        assert found.raw.startswith(f"{next(iter(values))}: ")
+        found.raw.encode()
 
 
 def test_what_datasets_saves_to_disk(tmp_path: Path):

@@ -120,6 +120,30 @@ def test_a_row_unlike_those_before_is_rejected(
     assert [(row["line"], row["reason"]) for row in rejected(store)] == [(61, reason)]
 
 
+MISPLACED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no such side": ({"side": "late"}, {"column": "side"}, "column 'side' is 'late', expected train, eval or test"),
+    "no side": ({}, {"column": "side"}, "column 'side' is missing (data.split.column)"),
+    "no group": ({}, {"group_by": "author"}, "column 'author' is missing (data.split.group_by)"),
+    "a lone surrogate": ({"author": "\ud800"}, {"group_by": "author"}, "column 'author' holds a lone surrogate"),
+}
+
+
+@pytest.mark.parametrize(("side", "rule", "reason"), MISPLACED.values(), ids=MISPLACED)
+def test_a_row_that_is_rejected_does_not_decide_the_shape_of_the_others(
+    side: dict[str, Any], rule: dict[str, Any], reason: str, tmp_path: Path
+):
+    """The first row is a conversation, and has no place; the others are texts."""
+    first = {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER], **side}
+    rows = [{**TEXTS, "prompt": f"p{n}", "author": f"{n}", "side": ("train", "eval")[n % 2]} for n in range(40)]
+    source = write(tmp_path / "rows.jsonl", [first, *rows])
+    store = str(tmp_path / "store")
+
+    found = split(store, source, method="dpo", max_rejected=0.1, split=rule)
+
+    assert (found["rows"], found["rejected"]) == (40, 1)
+    assert [(row["line"], row["reason"]) for row in rejected(store)] == [(1, reason)]
+
+
 EMPTY = {
     "no byte": (b"", "holds no rows."),
     "blank lines": (b"\n \n", "holds no rows."),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from baton.components.evaluate.evaluation import evaluate_run
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
@@ -27,6 +28,9 @@ def words(prompts, completions, references, times=1):
 
 def asks_for_an_even_number(prompts, completions, references):
     return [None if "3" in prompt else float("2" in prompt) for prompt in prompts]
+
+def no_numbers(prompts, completions, references):
+    return [float("inf"), float("nan"), None, 1.0, 1.0, 1.0][: len(prompts)]
 
 def fails(prompts, completions, references):
     raise RuntimeError("no such luck")
@@ -61,14 +65,18 @@ def loss_of(folder: str, rows: list[dict[str, Any]]) -> float:
 
 
 def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) -> None:
-    functions = [{"use": "own_functions:words", "options": {"times": 2}}, "own_functions:asks_for_an_even_number"]
+    functions = [
+        {"use": "own_functions:words", "options": {"times": 2}},
+        "own_functions:asks_for_an_even_number",
+        "own_functions:no_numbers",
+    ]
     metrics = ["exact_match", "numeric_match", "bleu", "chrf", "rouge"]
     recipe = recipe_of(tiny_base, metrics=metrics, functions=functions)
     run = finished(tmp_path, recipe, {"eval": CHATTY})
     found = evaluate_run(run.uri)
-    assert run.require("evaluation.json") == json.loads(json.dumps(found))
+    assert run.require("evaluation.json") == json.loads(json.dumps(found, allow_nan=False))
     texts = {"exact_match", "numeric_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}
-    named = {"loss", "perplexity", "tokens", "words", "asks_for_an_even_number"} | texts
+    named = {"loss", "perplexity", "tokens", "words", "asks_for_an_even_number", "no_numbers"} | texts
     assert found["before"].keys() == found["after"].keys() == named
     assert found["before"]["loss"] == pytest.approx(loss_of(tiny_base, CHATTY), rel=1e-5)
     trained = saved(tiny_base, tmp_path / "trained")
@@ -94,6 +102,12 @@ def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) 
     # Of "0 and 0", "1 and 1", …, "5 and 5" the fourth does not count, and one in five asks for a 2.
     assert found["after"]["asks_for_an_even_number"] == pytest.approx(1 / 5)
     assert "asks_for_an_even_number" not in examples[3]["scores"]["after"]
+    assert found["after"]["no_numbers"] is found["before"]["no_numbers"] is None
+    assert found["not_measured"] == {when: {"no_numbers": "not finite"} for when in ("before", "after")}
+    assert ["no_numbers" in line["scores"]["after"] for line in examples] == [False] * 3 + [True] * 3
+    json.dumps(examples, allow_nan=False)
+    better = {name: found["better"][name] for name in ("loss", "perplexity", "bleu", "words")}
+    assert better == {"loss": "lower", "perplexity": "lower", "bleu": "higher", "words": None}
     assert found["samples"] == [{key: x[key] for key in ("prompt", "reference", "before", "after")} for x in examples]
 
 
@@ -144,6 +158,30 @@ def test_a_row_without_an_answer_is_counted_and_left_out(tiny_base: str, tmp_pat
     found = evaluate_run(run.uri)
     assert found["without_reference"] == 2, "the first and the fourth of six"
     assert [len(line["scores"]["after"]) for line in lines_of(run)] == [0, 1, 1, 0, 1, 1]
+
+
+def test_a_teacher_is_loaded_once_for_all_that_are_judged(
+    tiny_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = saved(tiny_base, tmp_path / "teacher")
+    loaded: list[str] = []
+    original = AutoModelForCausalLM.from_pretrained
+
+    def noted(folder: str, **settings: Any) -> Any:
+        loaded.append(folder)
+        return original(folder, **settings)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noted)
+    taught = {"method": "distillation", "distillation": {"teacher": teacher, "max_completion_length": 4}}
+    in_use = saved(tiny_base, tmp_path / "in-use", lambda model: None)
+    recipe = tiny.recipe(tiny_base, training=taught, evaluation={"samples": 2, "production": in_use})
+    run = finished(tmp_path, recipe, {"eval": [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:4]]})
+    loaded.clear()
+    found = evaluate_run(run.uri)
+    assert loaded.count(teacher) == 1
+    assert found["before"]["divergence"] == found["production"]["divergence"] > 0
+    assert found["after"]["divergence"] == pytest.approx(0, abs=1e-6), "it was moved to where the teacher is"
+    assert found["better"]["divergence"] == "lower"
 
 
 def test_a_reward_model_is_judged_by_its_scores_and_writes_nothing(tiny_base: str, tmp_path: Path) -> None:

@@ -106,31 +106,31 @@ def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> floa
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_figures_of_own_tasks(batch_size: int, base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
     harness = Harness(Tasks(names=["tiny_choice", "tiny_written"], include_path=str(own_tasks)), str(tmp_path))
-    found, plain = harness.run(*base, batch_size)
+    found = harness.run(*base, batch_size)
     assert figures.values(found) == pytest.approx({"tiny_choice.acc": 0.7, "tiny_written.exact_match": 0.7})
-    assert plain == {}
     assert found["tiny_choice.acc"].each == [1.0] * 7 + [0.0] * 3
     low, high = figures.intervals({"after": found}, 0.95, 0)["after"]["tiny_choice.acc"]
     assert 0.3 < low < 0.7 < high <= 1.0
 
 
-def test_a_figure_that_is_no_mean_over_documents_is_a_plain_number(
+def test_a_figure_that_is_no_mean_over_documents_has_no_interval(
     base: tuple[Any, Any], own_tasks: Path, tmp_path: Path
 ) -> None:
     """A perplexity per byte is exp(nats in all / bytes in all)."""
     harness = Harness(Tasks(names=["tiny_perplexed"], include_path=str(own_tasks)), str(tmp_path))
-    found, plain = harness.run(*base, 4)
+    found = harness.run(*base, 4)
     model, tokenizer = base
     questions = [tiny.PAIRS[n]["prompt"] for n in range(10)]
     nats = sum(log_likelihood(model, tokenizer, tokenizer.eos_token, question) for question in questions)
     expected = math.exp(-nats / sum(len(question.encode()) for question in questions))
-    assert found == {}
-    assert plain == pytest.approx({"tiny_perplexed.byte_perplexity": expected}, rel=1e-5)
+    assert figures.intervals({"after": found}, 0.95, 0)["after"] == {}
+    assert figures.values(found) == pytest.approx({"tiny_perplexed.byte_perplexity": expected}, rel=1e-5)
+    assert found["tiny_perplexed.byte_perplexity"].better == "lower"
 
 
 def test_a_limit_takes_the_first_documents(base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
     harness = Harness(Tasks(names=["tiny_choice"], include_path=str(own_tasks), limit=8), str(tmp_path))
-    found, _ = harness.run(*base, 4)
+    found = harness.run(*base, 4)
     assert figures.values(found) == pytest.approx({"tiny_choice.acc": 7 / 8})
 
 
@@ -139,7 +139,7 @@ def test_tasks_from_a_store(s3_store: str, base: tuple[Any, Any], own_tasks: Pat
     for path in own_tasks.iterdir():
         Storage(s3_store).upload(str(path), f"tasks/{path.name}")
     harness = Harness(Tasks(names=["tiny_choice"], include_path=f"{s3_store}/tasks"), str(tmp_path / "scratch"))
-    assert figures.values(harness.run(*base, 4)[0]) == pytest.approx({"tiny_choice.acc": 0.7})
+    assert figures.values(harness.run(*base, 4)) == pytest.approx({"tiny_choice.acc": 0.7})
 
 
 @pytest.mark.slow  # reads the harness's own tasks
@@ -170,7 +170,9 @@ def test_a_metric_with_several_filters_has_a_figure_for_each() -> None:
         "sample_len": 4,
         "bleu,none": float("nan"),
     }
-    assert _measured("gsm8k", results) == [
+    *numbers, (name, key, value) = _measured("gsm8k", results)
+    assert (name, key, math.isnan(value)) == ("gsm8k.bleu", "bleu,none", True)
+    assert numbers == [
         ("gsm8k.exact_match.strict-match", "exact_match,strict-match", 0.25),
         ("gsm8k.exact_match.flexible-extract", "exact_match,flexible-extract", 0.5),
         ("gsm8k.acc", "acc,none", 1.0),
@@ -219,7 +221,7 @@ def test_a_chat_is_asked_in_its_turns(asked: str, base: tuple[Any, Any], own_tas
         (own_tasks / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (own_tasks / "shots.yaml").write_text(SHOTS, encoding="utf-8")
     harness = Harness(Tasks(names=["tiny_shots"], include_path=str(own_tasks)), str(tmp_path))
-    found, _ = harness.run(model, tokenizer, 4, chat=asked == "chat", system="Be brief.")
+    found = harness.run(model, tokenizer, 4, chat=asked == "chat", system="Be brief.")
     same = figures.values(found)["tiny_shots.exact_match"]
     assert same == 1.0 if asked == "chat" else same < 0.5
 

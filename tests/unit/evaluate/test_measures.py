@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from baton.components.evaluate import evaluation, measures
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
 from baton.components.shared.models.metrics import figures
 from baton.components.shared.recipe import Recipe
@@ -112,7 +116,7 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary(rows: Any,
     found = measures.held_out(measures.row_losses(Uniform(), held_out, batch_size))  # type: ignore[arg-type]
     assert found.counts == {"tokens": counted}
     expected = {"loss": pytest.approx(math.log(8), rel=1e-6), "perplexity": pytest.approx(8.0, rel=1e-5)}
-    assert figures.values(found.figures) == (expected if counted else {})
+    assert figures.values(found.figures) == (expected if counted else {"loss": None, "perplexity": None})
 
 
 def test_likelihoods_of_pairs_are_those_of_trl(
@@ -151,7 +155,32 @@ def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer
     recipe = recipe_of(tiny_base, "kto")
     bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
     model = loading.load_model(tiny_base).eval()
-    assert measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe) == measures.Measured()
+    found = measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe)
+    assert figures.values(found.figures) == {"loss": None, "perplexity": None}
+    assert found.counts == {"tokens": 0}
+
+
+LOSSES = {
+    "a number": ([[3.0, 2.0], [0.0, 0.0]], (1.5, math.exp(1.5))),
+    "no row": (np.zeros((0, 2)), (None, None)),
+    "no token": ([[0.0, 0.0]], (None, None)),
+    "beyond the largest number": ([[4000.0, 2.0]], (2000.0, None)),
+    "infinite": ([[math.inf, 2.0], [1.0, 1.0]], (None, None)),
+    "not a number": ([[math.nan, 2.0], [1.0, 1.0]], (None, None)),
+}
+
+
+@pytest.mark.parametrize(("sums", "expected"), LOSSES.values(), ids=LOSSES)
+def test_a_loss_or_perplexity_that_is_not_finite_is_not_measured(sums: Any, expected: tuple[float, float]) -> None:
+    found = figures.values(measures.held_out(np.asarray(sums)).figures)
+    assert found == dict(zip(("loss", "perplexity"), expected, strict=True))
+
+
+def test_a_share_of_margins_that_are_no_numbers_is_not_measured() -> None:
+    """A model that has diverged prefers neither answer."""
+    broken = {"chosen": [math.nan, -8.0], "rejected": [-9.0, -7.0]}
+    found = measures.preference({side: [-5.0, -5.0] for side in broken}, broken)
+    assert figures.values(found) == {"reward_accuracy": None, "reward_margin": None}
 
 
 def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -208,6 +237,50 @@ def test_rewards_are_those_of_greedy_completions(
     assert found["reward"] == pytest.approx(2.0 * mean_length + 0.5 * exact)
 
 
+REWARDS: dict[str, tuple[str, dict[str, float | None] | str]] = {
+    "numbers": ("[1.0, 2.0, 3.0]", {"reward": 2.0 + 0.5, "reward_judge": 2.0}),
+    "none of one": ("[None, 2.0, 4.0]", {"reward": 2.0 + 0.5, "reward_judge": 3.0}),
+    "nan of one": ("[float('nan'), 2.0, 4.0]", {"reward": 2.0 + 0.5, "reward_judge": 3.0}),
+    "none of all": ("[None] * 3", {"reward": 0.5, "reward_judge": None}),
+    "infinite": ("[float('inf'), 2.0, 3.0]", {"reward": None, "reward_judge": None}),
+    "both infinities": ("[float('inf'), -float('inf'), 3.0]", {"reward": None, "reward_judge": None}),
+    "words": ("['good'] * 3", "reward 'judge' returned ['good', 'good', 'good'], expected a list of numbers"),
+    "one number": ("1.0", "reward 'judge' returned 1.0, expected a list of numbers"),
+    "too few": ("[1.0, 2.0]", "reward 'judge' returned 2 numbers for 3 rows, expected one for each"),
+}
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside another", "alone"])
+@pytest.mark.parametrize(("answer", "expected"), REWARDS.values(), ids=REWARDS)
+def test_rewards_that_are_no_numbers(
+    answer: str,
+    expected: Any,
+    beside: bool,
+    tiny_base: str,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As TRL has it: None and NaN say nothing, and a completion that no function has judged does not count."""
+    (tmp_path / "own_rewards.py").write_text(
+        f"def judge(completions, **_):\n    return {answer}\ndef half(completions, **_):\n    return [0.5] * 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+    judges = [{"use": f"own_rewards:{name}"} for name in (["judge", "half"] if beside else ["judge"])]
+    settings = {"rewards": judges, "num_generations": 2, "max_completion_length": 4}
+    recipe = tiny.recipe(tiny_base, training={"method": "grpo", "grpo": settings})
+    rows = tiny.tokens(recipe, [{"prompt": pair["prompt"], "answer": ""} for pair in tiny.PAIRS[:3]])
+    model = loading.load_model(tiny_base).eval()
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            measures.measure(model, tokenizer, rows, recipe)
+        return
+    found = figures.values(measures.measure(model, tokenizer, rows, recipe).figures)
+    alone = {"reward": expected["reward_judge"], "reward_judge": expected["reward_judge"]}
+    assert found == ({**expected, "reward_half": 0.5} if beside else alone)
+
+
 def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
     tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -223,7 +296,11 @@ def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
         recipe = tiny.recipe(tiny_base, training=taught)
         rows = [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:3]]
         model = loading.load_model(tiny_base).eval()
-        found = figures.values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
+        measured = measures.measure(
+            model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=measures.second_model(recipe)
+        ).figures
+        found = figures.values(measured)
+        assert measured["divergence"].better == "lower"
         sums, count = 0.0, 0
         for row in rows:
             ids = tokenizer(row["prompt"] + "\n", return_tensors="pt")["input_ids"]
@@ -258,6 +335,11 @@ SUMMARIES = {
         {"loss": 2.0, "exact_match": 0.0, "rougeL": 0.25},
         {"loss": 1.5, "exact_match": 0.125, "rougeL": 0.5},
         "held-out loss 2 → 1.5, exact match 0 → 0.125, rougeL 0.25 → 0.5",
+    ),
+    "not measured": (
+        {"loss": 2.0, "bleu": None},
+        {"loss": None, "bleu": None, "reward_accuracy": None, "reward_margin": None},
+        "held-out loss 2 → not measured, bleu not measured → not measured, preference accuracy not measured",
     ),
     "nothing": ({}, {}, ""),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.components.gate.gate import judge
+from baton.components.gate.gate import as_markdown, judge
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Evaluation as Section
 from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
@@ -41,6 +41,34 @@ def test_a_line(case: str) -> None:
     assert (found.limit, found.held, found.words) == (limit, held, words)
 
 
+UNMEASURED = Evaluation(
+    before={"reward": None, "loss": 2.0, "bleu": 3.0, "chrf": float("inf")},
+    after={"reward": None, "loss": None, "bleu": 4.0, "chrf": 1.0},
+    production={"reward": 0.5, "loss": 2.0, "bleu": None, "chrf": 1.0},
+    not_measured={"after": {"loss": "not finite"}},
+)
+NOBODYS = {
+    "of neither model": ("reward", ">= baseline", "reward of the trained model was not measured: no row counted"),
+    "against a number": ("reward", ">= -1e9", "reward of the trained model was not measured: no row counted"),
+    "against production": ("reward", ">= production", "reward of the trained model was not measured: no row counted"),
+    "with a reason": ("loss", "<= baseline", "loss of the trained model was not measured: not finite"),
+    "of the other": ("bleu", ">= production", "bleu of the production model was not measured: no row counted"),
+    "infinite limit": ("chrf", "<= baseline", "chrf 1 is <= baseline = inf, but not finite"),
+}
+
+
+@pytest.mark.parametrize(("figure", "line", "words"), NOBODYS.values(), ids=NOBODYS)
+def test_a_line_does_not_hold_where_a_figure_was_not_measured(figure: str, line: str, words: str) -> None:
+    (found,) = judge({figure: line}, UNMEASURED)
+    assert (found.held, found.words) == (False, words)
+    assert as_markdown(Verdict(passed=False, lines=[found])).count("not held") == 1
+
+
+def test_what_was_not_measured_does_not_hold_without_a_production_model() -> None:
+    (found,) = judge({"reward": ">= production"}, UNMEASURED.model_copy(update={"production": None}))
+    assert not found.held
+
+
 def test_a_line_against_production_holds_where_there_is_none_yet() -> None:
     first = FIGURES.model_copy(update={"production": None})
     (found,) = judge({"perplexity": "<= production"}, first)
@@ -54,7 +82,7 @@ def test_every_line_counts_and_those_that_fail_are_named() -> None:
     assert Verdict(passed=False, lines=lines).failed == ["perplexity 10 is not <= 5"]
 
 
-def test_a_figure_that_was_not_measured_is_no_verdict() -> None:
+def test_a_figure_that_there_is_none_of_is_no_verdict() -> None:
     with pytest.raises(UserError, match="the trained model has no figure 'bleu'; it has broken, grown, numeric_match"):
         judge({"bleu": "> 1"}, FIGURES)
     with pytest.raises(UserError, match="the model before training has no figure 'broken'"):

@@ -75,6 +75,45 @@ def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_
     assert (rows[2].gain, rows[2].low) == ("", None)
 
 
+DIRECTIONS: dict[str, tuple[str, dict[str, str | None], str, str]] = {
+    "as the evaluation says": ("wikitext.word_perplexity", {"wikitext.word_perplexity": "lower"}, "", "good"),
+    "more is better": ("gsm8k.exact_match", {"gsm8k.exact_match": "higher"}, "", "bad"),
+    "nobody knows": ("mine", {"mine": None}, "", ""),
+    "nobody knows but the gate, less": ("mine", {"mine": None}, "<= baseline", "good"),
+    "nobody knows but the gate, more": ("mine", {"mine": None}, ">= 0.1", "bad"),
+    "divergence, of an older Baton": ("divergence", {}, "", "good"),
+    "perplexity, of an older Baton": ("wikitext.byte_perplexity", {}, "", "good"),
+    "loss, of an older Baton": ("loss", {}, "", "good"),
+    "accuracy, of an older Baton": ("accuracy", {}, "", "bad"),
+}
+
+
+@pytest.mark.parametrize(("name", "better", "line", "tone"), DIRECTIONS.values(), ids=DIRECTIONS)
+def test_a_figure_that_fell_has_the_tone_of_its_direction(
+    name: str, better: dict[str, str | None], line: str, tone: str
+) -> None:
+    lines = [{"figure": name, "line": line, "held": True, "words": "held"}] if line else []
+    evaluation = Evaluation.model_validate(
+        {
+            "before": {name: 2.0},
+            "after": {name: 1.0},
+            "better": better,
+            "intervals": {"gain": {name: [-1.2, -0.8]}},
+            "gate": {"passed": True, "lines": lines},
+        }
+    )
+    (row,) = judged.figures(evaluation)
+    assert row.tone == tone
+
+
+def test_a_figure_that_was_not_measured_is_none(full_report: Callable[..., Report]) -> None:
+    figures = {"before": {"loss": 2.0, "reward": None}, "after": {"loss": None, "reward": None}}
+    evaluation = Evaluation.model_validate({**figures, "not_measured": {"after": {"loss": "not finite"}}})
+    html = render(replace(full_report(), evaluation=evaluation))
+    assert "not measured: not finite" in html
+    assert "Eval loss was not measured after training" in html
+
+
 def test_examples_come_in_pages(run: Run) -> None:
     examples = judged.examples(run, EVALUATION)
     pages = judged.example_pages(examples.shown)

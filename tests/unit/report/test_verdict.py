@@ -103,6 +103,15 @@ JUDGED = {
         "good",
         "Accuracy on held-out pairs rose from 0.5 to 0.875",
     ),
+    "divergence fell": (
+        {"divergence": (0.5, 0.25), "loss": (None, None)},
+        "good",
+        "Divergence from the teacher fell from 0.5 to 0.25",
+    ),
+    "reward gone": ({"reward": (0.5, None)}, "warn", "Reward was not measured after training"),
+    "reward not known before": ({"reward": (None, 0.5)}, "warn", "Reward was not measured before training"),
+    "reward never": ({"reward": (None, None)}, "none", "Trained, with no reward measured,"),
+    "loss gone": ({"loss": (3.2, None)}, "warn", "Eval loss was not measured after training"),
     "loss alone": ({"loss": (3.2, 3.0), "reward": (None, None)}, "good", "Eval loss fell from 3.20 to 3.00"),
 }
 

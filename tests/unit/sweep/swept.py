@@ -125,10 +125,15 @@ class Swept:
                     self.train(trial, each)
             scored = [trial for trial in alive if trial["id"] not in failing]
             ranked = sorted(scored, key=lambda trial: self.loss(trial, chunk * STEPS))
-            beaten = {x["id"]: f"{place} of {len(ranked)}, {keep} go on" for place, x in enumerate(ranked, 1)}
-            stopped = [{"id": x["id"], "why": beaten[x["id"]]} for x in ranked[keep:]]
+            of = len(ranked)
+            stopped: list[dict[str, Any]] = [
+                {"id": x["id"], "why": f"{place} of {of}, {keep} go on", "cause": "beaten", "place": place, "of": of}
+                for place, x in enumerate(ranked[keep:], keep + 1)
+            ]
             stopped += [
-                {"id": x["id"], "why": "chunk 1 failed: CUDA out of memory."} for x in alive if x["id"] in failing
+                {"id": x["id"], "why": "chunk 1 failed: CUDA out of memory.", "cause": "failed"}
+                for x in alive
+                if x["id"] in failing
             ]
             scores = {x["id"]: {"value": self.loss(x, chunk * STEPS), "step": chunk * STEPS} for x in ranked}
             verdict = RungVerdict.model_validate(

@@ -21,6 +21,8 @@ from tests.unit.sweep.swept import in_rungs
         pytest.param({"a": 3.0, "b": 1.0, "c": 2.0}, 2, "max", (), ["a", "c"], ["b"], id="more-is-better"),
         pytest.param({"a": 1.0, "b": 1.0, "c": 1.0}, 1, "min", (), ["a"], ["b", "c"], id="the-first-of-equals"),
         pytest.param({"a": None, "b": 5.0}, 1, "min", (), ["b"], [], id="no-number-cannot-go-on"),
+        pytest.param({"a": float("nan"), "b": 5.0}, 2, "min", (), ["b"], [], id="nan-cannot-go-on"),
+        pytest.param({"a": float("-inf"), "b": 5.0}, 2, "min", (), ["b"], [], id="no-infinite-score-goes-on"),
         pytest.param({"b": 5.0}, 2, "min", (), ["b"], [], id="no-score-cannot-go-on"),
         pytest.param({"a": 1.0, "b": 2.0, "c": 3.0}, 1, "min", ("a",), ["b"], ["c"], id="the-stopped-are-out"),
     ],
@@ -55,6 +57,12 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
     _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=None)
     kept, why = _judge(sweep, 1)
     assert kept == ["t2", "t1"]
+    rung = sweep.rung(1)
+    assert rung
+    assert {entry.id: (entry.cause, entry.place, entry.of) for entry in rung.stopped} == {
+        "t0": ("beaten", 3, 3),
+        "t3": ("not_finite", None, None),
+    }
     assert why == {"t0": "number 3 of 3, and 2 went on", "t3": "eval_loss is not a number"}
     _score(sweep, 2, t1=0.5, t2=0.9)
     assert _judge(sweep, 2)[0] == ["t1"]

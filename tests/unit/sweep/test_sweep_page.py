@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.documents.sweeps import SweepHead
+from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep import figures, page
+from baton.pipelines.cli import sweep_display
 from tests.unit.sweep.swept import SEVEN, Swept
 
 ONE = {"training.learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}}
@@ -88,7 +89,74 @@ def test_at_its_end_the_winner_is_named_and_the_others_are_beaten(tmp_path: Path
     view = sweep_view.gather(Swept(tmp_path, 4, ONE, [(1, 2), (2, 1)]).go(2))
     assert [trial.state for trial in view.trials] == ["won", "ended", "stopped", "stopped"]
     assert page.state(view) == ("good", "over")
-    assert page.where(view.trials[1]) == "trained to its end; 2 of 2"
+    assert page.where(view.trials[1]) == "trained to its end; number 2 of 2"
+
+
+STOPPED: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "failed": (
+        {"cause": "failed", "why": "asked too much of it, failed"},
+        False,
+        "failed",
+        "asked too much of it, failed",
+    ),
+    "asked": ({"cause": "asked", "why": "number 1, yet slow"}, False, "stopped", "rung 1: number 1, yet slow"),
+    "not finite": ({"cause": "not_finite", "why": "x, no number"}, True, "stopped", "rung 1: x, no number"),
+    "beaten": (
+        {"cause": "beaten", "place": 2, "of": 3, "why": "zwei von drei"},
+        True,
+        "stopped",
+        "rung 1: zwei von drei",
+    ),
+    "failed, of an older Baton": ({"why": "chunk 1 failed: x"}, False, "failed", "chunk 1 failed: x"),
+    "asked, of an older Baton": ({"why": "asked to stop: slow"}, False, "stopped", "rung 1: asked to stop: slow"),
+    "beaten, of an older Baton": (
+        {"why": "number 2 of 3, and 1 went on"},
+        True,
+        "stopped",
+        "rung 1: number 2 of 3, and 1 went on",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "scored", "state", "where"), STOPPED.values(), ids=STOPPED)
+def test_the_state_of_a_trial_does_not_hang_on_words(
+    entry: dict[str, Any], scored: bool, state: str, where: str, tmp_path: Path
+) -> None:
+    sweep = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)]).go(0)
+    scores = {"t001": {"value": 1.0}} if scored else {}
+    verdict = {"rung": 1, "scores": scores, "kept": ["t000"], "stopped": [{"id": "t001", **entry}]}
+    sweep.keep_rung(RungVerdict.model_validate(verdict))
+    trial = next(trial for trial in sweep_view.gather(sweep).trials if trial.id == "t001")
+    assert (trial.state, page.where(trial)) == (state, where)
+
+
+UNIONS: dict[str, tuple[dict[str, Any], int]] = {
+    "nodes from and to": ({"resources": {"gpus": 2, "nodes": {"min": 1, "max": 3}}}, 6),
+    "nodes": ({"resources": {"gpus": 2, "nodes": 3}}, 6),
+    "no nodes": ({"resources": {"gpus": 2}}, 2),
+    "no resources": ({"resources": None}, 0),
+    "count auto": ({"chunks": {"count": "auto", "checkpoint_every": "auto"}}, 0),
+    "micro-batch auto": ({"training": {"micro_batch_size": "auto", "compile": "auto"}}, 0),
+    "several sources": ({"data": {"source": [{"uri": "a"}, {"uri": "b"}], "packing": "best_fit"}}, 0),
+    "several losses": ({"training": {"dpo": {"loss": ["sigmoid", "sft"]}}}, 0),
+    "processes auto": ({"parallel": {"processes": "auto"}}, 0),
+    "modules": ({"adapter": {"target_modules": "all-linear", "exclude_modules": ["lm_head"]}}, 0),
+    "trust": ({"trust": "all"}, 0),
+    "trusted digests": ({"trust": ["a", "b"]}, 0),
+}
+
+
+@pytest.mark.parametrize(("sections", "gpus"), UNIONS.values(), ids=UNIONS)
+def test_every_value_that_a_recipe_may_hold_is_read(sections: dict[str, Any], gpus: int, tmp_path: Path) -> None:
+    made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
+    document = made.sweep.document().to_json()
+    made.storage.remove(made.sweep.path("sweep.json"))
+    recipe = {"name": "swept", "sweep": document["recipe"]["sweep"], **sections}
+    made.sweep.create(SweepHead.model_validate({**document, "recipe": recipe}))
+    view = sweep_view.gather(made.go(1))
+    assert view.gpus == gpus
+    assert sweep_display.gather(made.sweep).to_json()["sweep"] == "sweep"
+    assert "</html>" in page.write(made.sweep)
 
 
 def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better(tmp_path: Path) -> None:

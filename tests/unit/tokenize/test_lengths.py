@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import address, lengths, segments, tokenization
+from baton.components.tokenize import address, lengths, refusals, segments, tokenization
 
 UNMERGED = "".join(map(chr, range(33, 127)))
 LIMIT = 16
@@ -213,13 +214,9 @@ def test_a_conversation_that_the_template_refuses(tmp_path: Path) -> None:
 
 def test_a_few_conversations_that_the_template_refuses_are_left_out_and_named(tmp_path: Path) -> None:
     """The second conversation of each side has two questions in a row."""
-    template = (
-        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role + ':' + m.content + '<|end|>' }}{% endfor %}"
-    )
     rows = talks(20)
     rows[1]["messages"] = [rows[1]["messages"][0], *rows[1]["messages"]]
-    run = run_of(tmp_path, rows, model={"chat_template": template}, data={"max_rejected": 0.1})
+    run = run_of(tmp_path, rows, model={"chat_template": ALTERNATING}, data={"max_rejected": 0.1})
     counts = tokenization.tokenize_run(run.uri)
     assert (counts["train"], counts["dropped"], counts["refused"]) == (19, 2, 2)
     (dropped,) = Path(folder_of(run)).glob("dropped/train-*.jsonl")
@@ -228,6 +225,47 @@ def test_a_few_conversations_that_the_template_refuses_are_left_out_and_named(tm
         "line": 2,
         "reason": "the chat template refuses it: roles must alternate",
     }
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role + ':' + m.content + '<|end|>' }}{% endfor %}"
+)
+ASK, SAY = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a sequence": ("sft", {"completion": [SAY]}),
+    "a pair": ("dpo", {"chosen": [SAY], "rejected": [SAY]}),
+    "a pair to be scored": ("reward", {"chosen": [SAY], "rejected": [SAY]}),
+    "two of a pair": ("kto", {"chosen": [SAY], "rejected": [SAY]}),
+    "one that is rated": ("kto", {"completion": [SAY], "label": True}),
+    "a prompt": ("grpo", {"answer": "b"}),
+}
+
+
+@pytest.mark.parametrize(("max_rejected", "passes"), [(0.06, False), (0.1, True)])
+@pytest.mark.parametrize(("method", "answers"), LEARNED.values(), ids=LEARNED)
+def test_a_row_that_is_refused_is_one_of_the_rows_whatever_they_become(
+    method: str, answers: dict[str, Any], max_rejected: float, passes: bool, tmp_path: Path
+) -> None:
+    """The second of 20 rows, and of 2 that are held out."""
+    rows = [{"prompt": [ASK, *([ASK] if n == 1 else [])], **answers} for n in range(20)]
+    own = {"grpo": {"rewards": ["length"], "num_generations": 2}} if method == "grpo" else {}
+    run = run_of(
+        tmp_path,
+        rows,
+        model={"chat_template": ALTERNATING},
+        data={"max_rejected": max_rejected, "max_length": 64},
+        training={"method": method, **own},
+    )
+    with contextlib.nullcontext() if passes else pytest.raises(UserError, match="2 of 22 conversations cannot be"):
+        assert tokenization.tokenize_run(run.uri)["refused"] == 2
+
+
+def test_rows_of_a_segment_that_an_older_baton_made_are_those_that_it_counted() -> None:
+    new = refusals.Refusals(of=5, rows=1, first="train.jsonl, line 1: x")
+    older = {"rows": 1, "first": "", "told": {}}
+    new.merge(older)
+    assert (new.of, new.rows) == (5, 2)
 
 
 @pytest.mark.parametrize(

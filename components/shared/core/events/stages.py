@@ -143,10 +143,13 @@ class Evaluating(Event, kind="evaluating"):
 
 
 class Evaluated(Event, kind="evaluated"):
-    """Figures of the model before or after training, each a field of its own on the wire."""
+    """Figures of the model before or after training, None for one that was not measured.
+
+    Each is a field of its own on the wire.
+    """
 
     when: str
-    figures: Mapping[str, float]
+    figures: Mapping[str, float | None]
 
     def fields(self) -> dict[str, object]:
         """Returns what is written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ BLOCK = 2**24
 """Drawn row numbers in memory at once."""
 
 Interval = list[float]
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,48 @@ class Figure:
         statistics: What each row adds, of shape (rows, k); zeros where a row does not count.
         compute: From sums of shape (draws, k) to figures of shape (draws,), nan where no row counted.
         each: The figure of each row by itself, None where it does not count or has none.
+        better: `higher` or `lower`, whichever the better model has; None where that is not known.
     """
 
     statistics: Array
     compute: Callable[[Array], Array]
     each: list[float | None]
+    better: Better | None = "higher"
 
     @property
     def value(self) -> float:
         """The figure over all rows, nan where none counted."""
         return float(self.compute(self.statistics.sum(0, keepdims=True))[0])
 
+    @property
+    def not_measured(self) -> str | None:
+        """The reason why it has no number, None where it has one."""
+        if math.isfinite(self.value):
+            return None
+        return "no row counted" if np.isfinite(self.statistics).all() and math.isnan(self.value) else "not finite"
 
-def mean(values: Sequence[float | None]) -> Figure:
+
+def mean(values: Sequence[float | None], *, better: Better | None = "higher") -> Figure:
     """Returns the mean of the rows' values; a row without one does not count."""
-    return ratio([value or 0.0 for value in values], [value is not None for value in values], list(values))
+    numbers = [0.0 if value is None else value for value in values]
+    return ratio(numbers, [value is not None for value in values], list(values), better=better)
 
 
-def ratio(above: Sequence[float], below: Sequence[float], each: list[float | None] | None = None) -> Figure:
+def ratio(
+    above: Sequence[float],
+    below: Sequence[float],
+    each: list[float | None] | None = None,
+    *,
+    better: Better | None = "higher",
+) -> Figure:
     """Returns a sum over rows, divided by another: a loss per token, for example."""
     statistics = np.array([above, below], dtype=np.float64).T.reshape(-1, 2)
-    return Figure(statistics, quotient, each if each is not None else [None] * len(statistics))
+    return Figure(statistics, quotient, each if each is not None else [None] * len(statistics), better)
+
+
+def constant(value: float, *, better: Better | None = "higher") -> Figure:
+    """Returns a number that is no sum over rows, and has no interval."""
+    return Figure(np.zeros((0, 0)), lambda sums: np.full(len(sums), value), [], better)
 
 
 def quotient(sums: Array) -> Array:
@@ -57,10 +79,9 @@ def quotient(sums: Array) -> Array:
         return np.where(sums[:, 1] != 0, sums[:, 0] / sums[:, 1], np.nan)
 
 
-def values(figures: Mapping[str, Figure]) -> dict[str, float]:
-    """Returns the figures as numbers, without those for which no row counted."""
-    by_name = {name: figure.value for name, figure in figures.items()}
-    return {name: value for name, value in by_name.items() if math.isfinite(value)}
+def values(figures: Mapping[str, Figure]) -> dict[str, float | None]:
+    """Returns the figures as numbers, None for one that was not measured; see `Figure.not_measured`."""
+    return {name: None if figure.not_measured else figure.value for name, figure in figures.items()}
 
 
 def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: int) -> dict[str, dict[str, Interval]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def load(configured: Sequence[Hook]) -> dict[str, Function]:
 def score(
     name: str, function: Function, prompts: Sequence[str], completions: Sequence[str], references: Sequence[str]
 ) -> Figure:
-    """Returns the mean of what a function says of each row; None says nothing of it.
+    """Returns the mean of what a function says of each row; None and NaN say nothing of it.
 
     Raises:
         UserError: it fails, or does not return a number for each row.
@@ -49,13 +50,24 @@ def score(
         values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"evaluation.functions: {name} failed: {type(error).__name__}: {error}") from None
+    return mean(numbers(f"evaluation.functions: {name}", values, len(completions)), better=None)
+
+
+def numbers(function: str, values: Any, rows: int) -> list[float | None]:
+    """Returns what a user's function gave as numbers, None for a row of which it says nothing.
+
+    Args:
+        function: Setting and name, for messages.
+        values: The function's answer.
+        rows: Rows it was asked about.
+
+    Raises:
+        UserError: the answer is not a number for each row.
+    """
     try:
-        numbers = [None if value is None else float(value) for value in values]
+        given = [None if value is None or math.isnan(float(value)) else float(value) for value in values]
     except (TypeError, ValueError):
-        raise UserError(f"evaluation.functions: {name} returned {values!r:.200}, expected a list of numbers.") from None
-    if len(numbers) != len(completions):
-        raise UserError(
-            f"evaluation.functions: {name} returned {len(numbers)} numbers for {len(completions)} rows, expected one "
-            "for each."
-        )
-    return mean(numbers)
+        raise UserError(f"{function} returned {values!r:.200}, expected a list of numbers.") from None
+    if len(given) != rows:
+        raise UserError(f"{function} returned {len(given)} numbers for {rows} rows, expected one for each.")
+    return given

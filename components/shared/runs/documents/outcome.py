@@ -9,7 +9,7 @@ from pydantic import Field
 from baton.components.shared.core.document import Document, Json, NamedDocument
 
 Figures = dict[str, int | float | None]
-"""Name of a figure → its value."""
+"""Name of a figure → its value, None where it was not measured."""
 
 
 class GateLine(Document):
@@ -61,6 +61,10 @@ class Evaluation(NamedDocument):
     batch_size: int | None = None
     """Rows per forward pass; figures differ by rounding between sizes."""
     intervals: dict[str, dict[str, list[int | float | None]]] | None = None
+    not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Model → figure → why it has no number."""
+    better: dict[str, str | None] = Field(default_factory=dict)
+    """Figure → `higher` or `lower`, whichever the better model has. None: not known."""
     signatures: dict[str, str] = Field(default_factory=dict)
     without_reference: int = 0
     samples: list[Json] = Field(default_factory=list)

@@ -66,6 +66,13 @@ class Stopped(Document):
 
     id: str
     why: str
+    """In words, for people."""
+    cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
+    """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
+    place: int | None = None
+    """Its place among those that have a score, from 1, where it was beaten."""
+    of: int | None = None
+    """How many have a score."""
 
 
 class RungVerdict(NamedDocument):
@@ -81,6 +88,12 @@ class RungVerdict(NamedDocument):
     """Trials that resume, the best first."""
     stopped: list[Stopped] = Field(default_factory=list)
     at: str = ""
+
+    def has_failed(self, stopped: Stopped) -> bool:
+        """Tells whether a trial that was stopped came to no score, and nobody had asked to stop it."""
+        if stopped.cause is None:  # an older Baton told it by words and the missing score
+            return stopped.id not in self.scores and not stopped.why.startswith("asked to stop: ")
+        return stopped.cause == "failed"
 
 
 class Wish(NamedDocument):

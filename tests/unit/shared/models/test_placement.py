@@ -68,3 +68,16 @@ def test_a_model_in_two_places_answers_as_a_whole_one(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(parted(input_ids=ids.to(parted.device)).logits, expected)
         assert torch.equal(parted.generate(ids, max_new_tokens=4, do_sample=False), written)
+
+
+@pytest.mark.parametrize("spread", [None, {"model": "cpu", "lm_head": "cpu"}], ids=["whole", "spread"])
+def test_a_model_that_was_placed_is_taken_back_and_placed_again(spread: dict[str, str] | None) -> None:
+    model, ids = llama(), torch.arange(8)[None]
+    before = model(ids).logits
+    for _ in range(2):
+        placed = dispatch_model(model, spread, force_hooks=True) if spread else placement.place(model)
+        assert torch.equal(placed(ids).logits.cpu(), before) or torch.cuda.is_available()
+        assert hasattr(placed.model, "_hf_hook") == bool(spread)
+        placement.take_back(placed)
+        assert {weight.device.type for weight in model.parameters()} == {"cpu"}
+        assert not any(hasattr(module, "_hf_hook") for module in model.modules())

@@ -75,6 +75,26 @@ def test_what_is_more_than_role_and_content_is_seen(more: Row, tmp_path: Path) -
     assert prompt_columns.hold_more([str(path)])
 
 
+BESIDE: dict[str, Row] = {
+    "a column called name": {"name": "x"},
+    "a column called tool_call_id": {"tool_call_id": "c1"},
+    "a column called train": {"train": True},
+    "a column called tool_calls": {"tool_calls": [1]},
+    "a column with such keys": {"about": {"tools": ["y"], "name": "x", "train": False}},
+    "tools that are null": {"tools": None},
+    "a key that is null": {"prompt": [{**ASK, "name": None}]},
+    "text for a prompt": {"prompt": "1+1?", "name": "x", "tools": ["y"]},
+    "JSON for a text": {"prompt": [{**ASK, "content": '{"name": "x", "tools": ["y"], "train": true}'}]},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+def test_what_is_no_more_than_role_and_content_is_not(beside: Row, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text(as_content({"prompt": [ASK], "answer": "2", **beside}) + "\n")
+    assert not prompt_columns.hold_more([str(path)])
+
+
 def test_plain_messages_lie_as_trl_has_them(tmp_path: Path) -> None:
     rows = [{"prompt": [ASK], "answer": "2"}, {"prompt": [ASK, ASK], "answer": "3"}]
     assert through(rows, tmp_path / "rows.arrow", wide=False) == rows

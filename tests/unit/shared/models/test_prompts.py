@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,16 @@ def test_the_result_is_judged_on_test_rows_where_there_are_any(sides: Any, expec
 def test_a_side_without_rows_gives_no_prompts(tiny_base: str, tmp_path: Path) -> None:
     run = run_with(tmp_path, eval=[], test=[])
     assert held_out_prompts(run, recipe_of(tiny_base, "sft"), loading.load_tokenizer(tiny_base), 3, "test") == []
+
+
+def test_no_more_of_a_side_is_read_than_the_rows_that_are_asked_for(tiny_base: str, tmp_path: Path) -> None:
+    rows = [{"text": f"{n:0256d}" * 4096} for n in range(64)]
+    run, tokenizer = run_with(tmp_path, eval=rows), loading.load_tokenizer(tiny_base)
+    recipe = recipe_of(tiny_base, "sft")
+    tracemalloc.start()
+    few = held_out_prompts(run, recipe, tokenizer, 1)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(few) == 1
+    assert most < 2**25, "of a file of 64 MiB"
+    assert len(held_out_prompts(run, recipe, tokenizer, 100)) == 64

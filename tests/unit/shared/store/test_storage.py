@@ -40,6 +40,25 @@ def test_read_of_nothing(store: str):
             Storage(store).read(path)
 
 
+LINES = {
+    "an empty file": (b"", 2, [b""]),
+    "fewer": (b"a\nb\n", 5, [b"a", b"b", b""]),
+    "as many": (b"a\nb\n", 2, [b"a", b"b"]),
+    "more": (b"a\nb\nc", 2, [b"a", b"b"]),
+    "without an end": (b"a\nb", 2, [b"a", b"b"]),
+    "longer than a block": (b"a" * 9_000_000 + b"\nb\nc", 2, [b"a" * 9_000_000, b"b"]),
+}
+
+
+@pytest.mark.parametrize(("content", "count", "expected"), LINES.values(), ids=LINES)
+def test_first_lines(content: bytes, count: int, expected: list[bytes], store: str):
+    storage = Storage(store)
+    storage.write("rows.jsonl", content)
+    assert storage.first_lines("rows.jsonl", count) == expected
+    with pytest.raises(FileNotFoundError):
+        storage.first_lines("nothing.jsonl", count)
+
+
 def test_exists_is_for_objects(store: str):
     storage = Storage(store)
     storage.write("a/b", b"")

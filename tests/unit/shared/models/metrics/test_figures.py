@@ -22,8 +22,23 @@ def test_a_ratio_is_that_of_the_sums() -> None:
     assert figures.ratio([1.0, 5.0], [1, 9]).value == pytest.approx(0.6)
 
 
-def test_a_figure_over_no_rows_is_none() -> None:
-    assert figures.values({"nothing": figures.mean([None, None]), "some": figures.mean([2.0])}) == {"some": 2.0}
+NOT_MEASURED = {
+    "no row": (figures.mean([]), "no row counted"),
+    "no row counts": (figures.mean([None, None]), "no row counted"),
+    "no token counts": (figures.ratio([0.0, 0.0], [0, 0]), "no row counted"),
+    "not a number": (figures.mean([1.0, math.nan]), "not finite"),
+    "infinite": (figures.mean([1.0, math.inf]), "not finite"),
+    "both ends": (figures.mean([-math.inf, math.inf]), "not finite"),
+    "a constant": (figures.constant(math.inf), "not finite"),
+}
+
+
+@pytest.mark.parametrize(("figure", "why"), NOT_MEASURED.values(), ids=NOT_MEASURED)
+def test_a_figure_that_was_not_measured_has_no_number_and_no_interval(figure: figures.Figure, why: str) -> None:
+    found = {"it": figure, "other": figures.mean([2.0, 4.0])}
+    assert figures.values(found) == {"it": None, "other": 3.0}
+    assert (figure.not_measured, found["other"].not_measured) == (why, None)
+    assert list(figures.intervals({"after": found}, 0.95, 0)["after"]) == ["other"]
 
 
 def test_intervals_of_a_mean_are_those_of_scipy() -> None:

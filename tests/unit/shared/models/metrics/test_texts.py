@@ -111,8 +111,10 @@ def test_numbers_are_compared_as_numbers(said: str, truth: str, score: float | N
 
 
 @pytest.mark.parametrize("metric", texts.METRICS)
-def test_without_references_there_is_no_figure(metric: str) -> None:
-    assert figures.values(texts.METRICS[metric](["said", "more"], ["", ""]).figures) == {}
+def test_without_references_nothing_is_measured(metric: str) -> None:
+    found = texts.METRICS[metric](["said", "more"], ["", ""]).figures
+    assert figures.values(found) == dict.fromkeys(found)
+    assert {figure.not_measured for figure in found.values()} == {"no row counted"}
 
 
 @pytest.mark.parametrize("metric", texts.METRICS)
