@@ -90,6 +90,9 @@ def test_a_tracking_servers_password_is_none_of_the_recipes(
 def test_other_addresses_are_none(source: str, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["data"]["source"] = source
     credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+    scratch_recipe["data"]["source"] = f"http://me:secret@host/{source}"
+    with pytest.raises(UserError, match=r"data\.source"):
+        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
 
 
 def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(
