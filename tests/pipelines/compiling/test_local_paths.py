@@ -100,11 +100,11 @@ def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "/".join("a" * 14)).mkdir(parents=True)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match="matches no file"):
         sources.resolve("**/" * 14 + "x", base_dir=str(tmp_path))
-    assert time.monotonic() - began < 5  # each pair of folders would take hours
+    assert time.process_time() - began < 5  # each pair of folders would take hours
     (tmp_path / "a" / "a" / "x.jsonl").touch()
     found = sources.resolve("**/" * 14 + "x.jsonl", base_dir=str(tmp_path))
     assert [file.uri for file in sources.files([found])] == [f"{tmp_path}/a/a/x.jsonl"]
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
