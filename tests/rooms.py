@@ -1,7 +1,8 @@
-"""The house, measured: `python -m tests.rooms [--all]`; ends with 1 where modules or folders import each other in a circle.
+"""The house, measured: `python -m tests.rooms [--all]`; ends with 1 where modules or folders import in a circle.
 
-There is no limit on size. Cycles and fan-out count every import of one of our modules by another, also inside functions and under TYPE_CHECKING.
-The fan-out of a module is the number of distinct modules of ours that it imports; a package's `__init__` counts as one.
+There is no limit on size. Cycles and fan-out count every import of one of our modules by another, also inside functions
+and under TYPE_CHECKING. The fan-out of a module is the number of distinct modules of ours that it imports; a package's
+`__init__` counts as one.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def test_save_and_restore(size: float, runs: measured.Runs, tell: Tell) -> None:
         runs.chunk(run, index)
     first, second = run.attempts(1)[-1], run.attempts(2)[-1]
     real = runs.legs.final(run).bytes
+    assert real == pytest.approx(size * 1e9, rel=0.5)
     tell("checkpoint", gigabytes(real))
     tell("save: training stands still", f"{max(first.save_stalls):.2f} s")
     tell("save: upload", f"{first.seconds['upload']:.2f} s")

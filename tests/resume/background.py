@@ -44,6 +44,32 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
     run_chunk(run_uri, index)
 
 
+def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) -> None:
+    """Runs a chunk that is told to leave as a step begins.
+
+    Args:
+        run_uri: The run.
+        index: The chunk.
+        step: After how many steps.
+        notice_file: The file that appears; None for a SIGTERM. Steps are slow then, as it is looked for once a second.
+    """
+    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
+    from baton.components.train_chunk.stage import run_chunk
+
+    begin = CheckpointCallback.on_step_begin
+
+    def told(self: Any, args: Any, state: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, args, state, *arguments, **options)
+        if notice_file is None and state.global_step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif notice_file is not None and state.global_step >= step:
+            open(notice_file, "w").close()
+            time.sleep(0.5)
+
+    CheckpointCallback.on_step_begin = told  # type: ignore[method-assign]
+    run_chunk(run_uri, index)
+
+
 def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
     from baton.components.train_chunk.stage import run_chunk

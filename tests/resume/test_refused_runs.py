@@ -144,7 +144,10 @@ def test_a_checkpoint_that_is_no_longer_continued(name: str, old: Old) -> None:
 def test_weights_are_read_whatever_else_is_no_longer_continued(name: str, old: Old) -> None:
     old.state({**PAST, "formats": {**PAST["formats"], "checkpoint": 1}})
     _end_at_its_checkpoint(old, READING[name])
+    before = old.files()
     READING[name](old)
+    after = old.files()
+    assert {path: after.get(path) for path in before} == before, "reading changes nothing of what was there"
 
 
 def _end_at_its_checkpoint(old: Old, work: Callable[[Old], object]) -> None:

@@ -57,20 +57,20 @@ def test_yaml_makes_no_objects(read: Any, tmp_path: Path) -> None:
     ids=["anchors-of-anchors", "in-itself", "deep"],
 )
 def test_yaml_that_unpacks_to_more_than_a_recipe_is_refused(text: str, message: str, read: Any, tmp_path: Path) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match=message):
         read(text, tmp_path / "f.yaml")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("line", ["1" * 100_000, "1" + " " * 100_000 + "x"], ids=["digits", "spaces"])
 def test_nobody_guesses_what_a_text_of_100_kb_may_have_meant(line: str, scratch_recipe: dict[str, Any]) -> None:
     """Guessing took over a minute."""
     scratch_recipe["evaluation"] = {"gate": {"perplexity": line}}
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match="is no line of a gate") as caught:
         recipe_file.validate(scratch_recipe, origin="r")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert len(str(caught.value)) < 1000
 
 

@@ -90,6 +90,9 @@ def test_a_tracking_servers_password_is_none_of_the_recipes(
 def test_other_addresses_are_none(source: str, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["data"]["source"] = source
     credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+    scratch_recipe["data"]["source"] = f"http://me:secret@host/{source}"
+    with pytest.raises(UserError, match=r"data\.source"):
+        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
 
 
 def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(
@@ -97,11 +100,11 @@ def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "/".join("a" * 14)).mkdir(parents=True)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match="matches no file"):
         sources.resolve("**/" * 14 + "x", base_dir=str(tmp_path))
-    assert time.monotonic() - began < 5  # each pair of folders would take hours
+    assert time.process_time() - began < 5  # each pair of folders would take hours
     (tmp_path / "a" / "a" / "x.jsonl").touch()
     found = sources.resolve("**/" * 14 + "x.jsonl", base_dir=str(tmp_path))
     assert [file.uri for file in sources.files([found])] == [f"{tmp_path}/a/a/x.jsonl"]
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

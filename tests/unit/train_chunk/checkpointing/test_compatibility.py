@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,13 +114,16 @@ def test_machines_that_found_different_checkpoints_do_not_begin() -> None:
     ],
 )
 def test_what_is_split_otherwise_is_read_by_one_process_alone(
-    before: dict[str, Any], now: str | None, readable: bool, monkeypatch: pytest.MonkeyPatch
+    before: dict[str, Any], now: str | None, readable: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Two, "gather", lambda self, value: [value])
+    # A fingerprint of ZeRO's ranks states the version of the package, which need not be installed here.
+    (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
+    (tmp_path / "deepspeed-0.19.8.dist-info/METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     ranks = Two(size=2) if now else Ranks()
     given = recipe(f"training.parallel={{strategy: {now}, processes: 2}}") if now else recipe()
     # As ZeRO's ranks, which have the package; what is told of it is no matter here.
-    monkeypatch.setattr(Fingerprint, "here", classmethod(lambda cls, size=1, *_: cls(world_size=size, torch="2")))
     if readable:
         assert adapt(made_by(**before), ranks, given) == "consistent"
         return

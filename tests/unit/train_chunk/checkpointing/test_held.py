@@ -122,7 +122,9 @@ def test_what_is_mapped_stays_and_what_is_not_goes(
 
 
 def test_a_name_is_as_long_as_a_file_system_takes(tmp_path: Path) -> None:
-    (descriptor,) = held.place(str(tmp_path), {"é" * 127: held.LEAST})
+    name = "é" * 127
+    (descriptor,) = held.place(str(tmp_path), {name: held.LEAST})
+    assert held.is_held(str(tmp_path / name))
     os.close(descriptor)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from baton.components.shared.core import machine
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.recipe.model import Model
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.data.tokens import Tokens
@@ -78,20 +79,31 @@ def test_another_word_is_refused() -> None:
     assert "training.micro_batch_size: Input should be 'auto' (got 'large')" in str(caught.value)
 
 
-def test_the_process_that_is_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(Storage(str(tmp_path)), "raced")
-    run.create(recipe())
+class Raced(Storage):
+    """A store in which another process commits the micro-batch size in the moment before this one does."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        if path.endswith("micro_batch.json"):
+            first = {"micro_batch_size": 2, "found_by": "trial", "device": "another"}
+            assert super().create(path, json.dumps(first).encode())
+        return super().create(path, data)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Storage, 24), (Raced, 2)])
+def test_the_process_that_is_first_decides(
+    kind: type[Storage], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(kind(str(tmp_path)), "raced")
+    scratch = {
+        "from_scratch": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "tokenizer": {"train": {"vocab_size": 300}},
+    }
+    run.create(recipe().model_copy(update={"model": Model.model_validate(scratch)}))
     context = first_chunk(run)
-
-    def fits(given: Recipe, base: str | None) -> Any:
-        run.set_once("micro_batch.json", {"micro_batch_size": 2, "found_by": "trial", "device": "another"})
-        return lambda size: size <= 12
-
-    monkeypatch.setattr(micro_batch, "_fits_host", fits)
-    monkeypatch.setattr(machine, "gpu", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     tokens = Tokens(run, context.recipe, context.plan, lambda _: str(tmp_path))
     resolved = micro_batch.resolve(context, tokens, {}, str(tmp_path))
-    assert resolved.recipe.micro_batch_size_per_process == 2
+    assert resolved.recipe.micro_batch_size_per_process == size
     assert resolved.identity != context.identity
 
 

@@ -33,9 +33,9 @@ WRITTEN = ["the cat sat", "a dog", "the cat sat on the mat", "", "a cat"]
 TRUTH = ["the cat sat on the mat", "a cat is the dog", "the cat sat on the mat", "a dog", ""]
 
 
-def save_encoder(folder: Path, kind: Any = BertModel) -> str:
+def save_encoder(folder: Path, kind: Any = BertModel, seed: int = 0) -> str:
     """Saves a BERT of three blocks with random weights and its tokenizer."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 32}
     kind(BertConfig(vocab_size=len(WORDS), num_hidden_layers=3, **sizes)).save_pretrained(folder)
     BertTokenizer(vocab={word: at for at, word in enumerate(WORDS)}).save_pretrained(folder)
