@@ -64,6 +64,7 @@ class Chunk:
         self._context.clock.restart()  # what the script did before is its own
         outcome = without_training(self._context, None)
         if outcome is None:
+            self._context.store.require_signer()
             outcome = attempt.train(self._trainer, self._context, leave_out)
             self._prune()
         elif load:
