@@ -65,7 +65,7 @@ def prove(
     verify_seconds = time.time() - started
     # Before retention, which keeps the newest checkpoint that was read back.
     _mark(store, checkpoint)
-    removed = retention.prune(store, keep, targets=targets)
+    removed = retention.tidy(store, keep, targets=targets)
     part = proof_part(store, checkpoint).model_copy(
         update={
             "chunk": index,

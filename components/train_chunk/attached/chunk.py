@@ -66,7 +66,8 @@ class Chunk:
         if outcome is None:
             self._context.store.require_signer()
             outcome = attempt.train(self._trainer, self._context, leave_out)
-            self._prune()
+            context = self._context
+            retention.tidy(context.store, context.recipe.chunks.keep, targets=context.plan.targets)
         elif load:
             self.load(outcome.step)
         if outcome.step >= self.num_steps or outcome.ending is Ending.FINISHED:
@@ -133,7 +134,3 @@ class Chunk:
             state = self._trainer.state
             self.load(best)
             self._trainer.state = state
-
-    def _prune(self) -> None:
-        context = self._context
-        retention.prune(context.store, context.recipe.chunks.keep, targets=context.plan.targets)

@@ -15,7 +15,8 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer
 from typer.testing import CliRunner
 
 import baton
-from baton.components.shared.core.errors import ExactnessError, OtherRunError
+from baton.components.shared.core.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
@@ -306,6 +307,33 @@ def test_told_to_leave_it_saves_and_says_so(build: Any, tmp_path: Path) -> None:
     assert (outcome.ending, outcome.is_done) == (baton.Ending.PARTIAL, False)
     assert 3 <= outcome.step < 12
     assert baton.attach(build(callbacks=[Preempts()]), uri).train().step == 12
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(StoreError("access denied."), id="no right to remove"),
+        pytest.param(UnavailableError("the store does not answer."), id="a hiccup"),
+        pytest.param(FileNotFoundError("it went"), id="gone meanwhile"),
+    ],
+)
+def test_retention_that_fails_after_the_commit_keeps_nothing_from_its_end(
+    error: Exception, build: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(Storage):
+        def remove(self, *_: Any, **__: Any) -> bool:
+            raise error
+
+    uri = str(tmp_path / "runs" / "a")
+    baton.attach(build(save_total_limit=1), uri, 2).train()
+    chunk = baton.attach(build(save_total_limit=1), uri, 4)
+    storage = chunk._context.run.storage
+    chunk._context.run.storage = chunk._context.store.storage = Refusing(storage.uri())
+    outcome = chunk.train()
+    assert (outcome.ending, outcome.step) == (baton.Ending.DONE, 4)
+    assert chunk.prove().verified
+    assert caplog.text.count(f"old checkpoints were not removed: {error}") == 2
+    assert (tmp_path / "runs/a/checkpoints/step-00000002/manifest.json").exists()
 
 
 def test_the_commands_read_its_run_and_damage_is_passed_over(build: Any, tmp_path: Path) -> None:
