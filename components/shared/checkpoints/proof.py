@@ -96,7 +96,7 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
         return
     losses = store.evaluation_losses(checkpoint)
     measured = (found for found in store.committed() if found.step in losses)
-    best = min(measured, key=lambda found: losses[found.step], default=None)
+    best = min(measured, key=lambda found: (losses[found.step], found.step), default=None)
     promoted = Promoted(newest=Place(step=checkpoint.step, uri=store.uri(checkpoint)))
     if best is not None:
         place = Place(step=best.step, uri=store.uri(best), eval_loss=losses[best.step])

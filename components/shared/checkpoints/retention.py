@@ -254,7 +254,7 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
         # The newest log holds the values of all steps before it.
         losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
-        staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
+        staying |= set(sorted(measured, key=lambda step: (losses[step], step))[: keep.best])
     return staying | _apart(whole, staying)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
+from baton.components.shared.checkpoints.logs import evaluation_losses
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import ExactnessError
 from baton.components.shared.core.state import PARTS
@@ -187,8 +189,10 @@ class CheckpointCallback(TrainerCallback):
 
     def on_evaluate(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
-        losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
-        if self._schedule.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
+        losses = evaluation_losses(trainer_state.log_history)
+        # None where it is not a number, which is below nothing and above nothing.
+        newest = losses.pop(trainer_state.global_step, None)
+        if self._schedule.keep_best and newest is not None and newest < min(losses.values(), default=math.inf):
             self._is_best = control.should_save = True
         at_end = trainer_state.global_step >= trainer_state.max_steps
         if control.should_training_stop and not at_end:

@@ -309,6 +309,43 @@ def test_told_to_leave_it_saves_and_says_so(build: Any, tmp_path: Path) -> None:
     assert baton.attach(build(callbacks=[Preempts()]), uri).train().step == 12
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved", "best"),
+    [
+        pytest.param([4.0, 3.0, 2.0, 5.0], [1, 2, 3, 4], 3, id="numbers"),
+        pytest.param([NAN, 3.0, 4.0, 2.0], [2, 4], 4, id="NaN first"),
+        pytest.param([INF, 3.0, 4.0, 5.0], [2, 4], 2, id="infinite first"),
+        pytest.param([3.0, NAN, 2.0, NAN], [1, 3, 4], 3, id="NaN in between and last"),
+        pytest.param([NAN, NAN, NAN, NAN], [4], None, id="never a number"),
+        pytest.param([3.0, 3.0, 2.0, 2.0], [1, 3, 4], 3, id="level"),
+    ],
+)
+def test_the_best_step_is_saved_whatever_is_not_a_number(
+    losses: list[float], saved: list[int], best: int | None, build: Any, tmp_path: Path
+) -> None:
+    class Judged(Trainer):
+        def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
+            output = super().evaluation_loop(*arguments, **options)
+            output.metrics["eval_loss"] = losses[self.state.global_step - 1]
+            return output
+
+    trainer = build(
+        own.FixedRows(), own.padded, max_steps=4, eval_dataset=own.FixedRows(4), eval_strategy="steps", eval_steps=1,
+        save_strategy="best", metric_for_best_model="eval_loss", greater_is_better=False,
+    )  # fmt: skip
+    trainer.__class__ = Judged
+    uri = str(tmp_path / "runs" / "a")
+    chunk = baton.attach(trainer, uri, chunks={"keep": {"last": 9}, "wait_for_commit": True})
+    chunk.train()
+    assert [row["step"] for row in baton.checkpoints(uri)] == saved
+    chunk.prove()
+    promoted = json.loads((tmp_path / "runs/a/promoted.json").read_text())
+    assert (promoted.get("best") or {}).get("step") == best
+
+
 @pytest.mark.parametrize(
     "error",
     [
