@@ -148,7 +148,7 @@ class CheckpointCallback(TrainerCallback):
             return
         self._is_first_step = False
         if self._resumption.folder is not None:
-            self._prove_restored()
+            self.prove_restored()
             # Only now: what is compared must be what the parent saved, not what the fork makes of it.
             if self._resumption.takeover:
                 self._resumption.takeover.apply(self._trainer)
@@ -256,7 +256,12 @@ class CheckpointCallback(TrainerCallback):
         rows = self._ranks.gather(ours)
         return state.joined(rows, replicated=self._replicated, of_each=self._trainer.of_each)
 
-    def _prove_restored(self) -> None:
+    def prove_restored(self) -> None:
+        """Compares what is in memory with what was saved.
+
+        Raises:
+            ExactnessError: a part differs.
+        """
         ours = state.digests_of(self._trainer)
         # Steps before the first one draw from the generator: it is compared as it was right after its restore.
         ours["rng"] = self._trainer.restored_rng or "not restored"
