@@ -195,7 +195,9 @@ def test_early_stopping_ends_the_run_and_the_best_is_loaded(build: Any, tmp_path
     assert best < outcome.step
     assert best in [row["step"] for row in baton.checkpoints(uri)]
     assert _equal(_weights(last), _weights(alone))
-    assert baton.attach(fresh(), uri).train().ending is baton.Ending.ALREADY_DONE
+    again = fresh()
+    assert baton.attach(again, uri).train().ending is baton.Ending.ALREADY_DONE
+    assert _equal(_weights(again), _weights(alone))
 
 
 def test_another_trainer_for_the_same_run_is_named(build: Any, base: str, tmp_path: Path) -> None:
