@@ -52,7 +52,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     run = Run.open(run_uri)
     recipe = run.resolved_recipe()
     machine.require_gpus(recipe.resources.image)
-    trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
+    last = trained.final_checkpoint(run)  # an unfinished run is told before anything is judged
     with scratch_folder("evaluate") as scratch:
         evaluation_set = EvaluationSet(run, recipe, scratch)
         rival = production.find(run, recipe, scratch)
@@ -69,7 +69,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
         for name, value in evaluation[when].items()
         if value is not None
     }
-    tracking.log_metrics(run, logged, run.plan().num_steps)
+    tracking.log_metrics(run, logged, last.step)
     run.record("evaluate", {"seconds": time.time() - started})
     return evaluation
 

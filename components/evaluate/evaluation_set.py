@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from baton.components.evaluate import measures
 from baton.components.evaluate.harness import Harness
 from baton.components.shared.core import events
-from baton.components.shared.models import generation, loading, prompting, prompts, trained
+from baton.components.shared.models import generation, loading, prompting, prompts, today, trained
 from baton.components.shared.models.metrics.figures import Figure
 from baton.components.shared.models.metrics.judging import Judge
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs import code
+from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import Run
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class EvaluationSet:
     """
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
+        today.tell(run.need(Tokens).today)
         parts = {name.partition("/")[0] for name in trained.tokens_manifest(run)[1].files}
         self.side = "test" if prompts.judged_side(run) == "test" and "test" in parts else "eval"
         tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))

@@ -6,6 +6,7 @@ trained here is thrown away; the run's first chunk starts from untouched state.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -140,8 +141,10 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
     Raises:
         BatonError: the loss does not fall.
     """
-    smoothed = np.array(smooth(losses, spec.smoothing))
-    lowest = int(smoothed.argmin())
+    # Up to the first that is not finite: numpy takes NaN for the lowest.
+    finite = itertools.takewhile(math.isfinite, losses)
+    smoothed = np.array(smooth([*finite], spec.smoothing))
+    lowest = int(smoothed.argmin()) if smoothed.size else 0
     if lowest < 2:
         raise BatonError(
             f"training.lr_find: the loss never falls between {spec.start:g} and {spec.end:g}.",

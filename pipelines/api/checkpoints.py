@@ -125,8 +125,10 @@ def chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
     Raises:
         UserError: there is none.
     """
-    wanted = step if step is not None else max(store.steps(), default=0)
-    checkpoint = store.read(wanted)
-    if checkpoint is None:
-        raise UserError(f"run {store.run.uri!r} has no checkpoint of step {wanted}; it has {store.steps()}.")
-    return checkpoint
+    # An upload that was never committed is passed over; the newest one's damage is told.
+    wanted = reversed(store.steps()) if step is None else [step]
+    for each in wanted:
+        if checkpoint := store.read(each):
+            return checkpoint
+    which = "" if step is None else f" of step {step}"
+    raise UserError(f"run {store.run.uri!r} has no checkpoint{which}; it has {store.committed_steps()}.")

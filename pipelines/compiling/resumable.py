@@ -30,7 +30,7 @@ def check(recipe: Recipe, storage: Storage, name: str) -> None:
         if head := run.read(RunHead):
             run.require_continued(head)
             newest, plan = CheckpointStore(run).newest(), run.read(Plan)
-            if newest and plan and newest.step < plan.num_steps:
+            if newest and plan and newest.step < plan.num_steps and not newest.meta.finished:
                 newest.require_continued()
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from baton.components.shared.core import events
+from baton.components.shared.core import events, scratch
 from baton.components.shared.core.errors import BatonError, SkipError, UserError
 from baton.components.shared.core.events import Error, Event
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -139,8 +136,7 @@ def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
 def clear_staging(pid: int) -> None:
     """Removes what a killed chunk had staged on this machine; a pod's memory goes with the pod."""
     for place in ("/dev/shm", tempfile.gettempdir()):
-        for folder in glob.glob(os.path.join(place, f"baton-{socket.gethostname()}-{pid}-*")):
-            shutil.rmtree(folder, ignore_errors=True)
+        scratch.clear_left(place, pid)
 
 
 def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:

@@ -7,6 +7,7 @@ chunk trains, the process of the next one fetches what it needs, builds its trai
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from baton.components.shared.sweeps.rungs import Rung, brackets
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.local import processes, warm, winner
 from baton.pipelines.local.processes import Process, TrialFailed
+
+logger = logging.getLogger("baton")
 
 SWEEP = "baton.components.sweep"
 BESIDE = 2
@@ -147,6 +150,7 @@ class LocalSweep:
                     run.write(Failure(chunk=index, message=error.message, at=now()))
                     self._on_event(TrialFailed(trial, index, error.message))
                     return False
+                logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.storage.remove(run.path(Failure.NAME))

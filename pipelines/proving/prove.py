@@ -14,6 +14,7 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Event
 from baton.components.shared.core.patience import through_skips
+from baton.components.shared.models import trained
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import warm
@@ -145,10 +146,13 @@ def _variant(
 
 
 def outcome(run: Run, count: int) -> Outcome:
-    """Returns what a finished run logged, and the state and files of its last checkpoint."""
+    """Returns what a finished run logged, and the state and files of the checkpoint that it ended on.
+
+    Raises:
+        BatonError: the run has not come to its end.
+    """
     store, plan = CheckpointStore(run), run.plan()
-    checkpoint = store.read(plan.num_steps)
-    assert checkpoint is not None
+    checkpoint = trained.final_checkpoint(run)
     losses = {int(entry["step"]): entry["loss"] for entry in store.history(checkpoint) if "loss" in entry}
     return {
         "chunks": count,

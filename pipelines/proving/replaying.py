@@ -61,6 +61,9 @@ def stretch(store: CheckpointStore, index: int) -> Stretch:
     after = _ended(store, start, plan.target(index))
     if after is None:
         raise _gone(store, index, plan.target(index), "it ended on")
+    if after.step <= start:
+        ended = f"early stopping ended the run at step {after.step}"
+        raise UserError(f"chunk {index} of run {store.run.name!r} was not trained: {ended}.")
     before = store.read(start) if start else None
     if start and before is None:
         raise _gone(store, index, start, "it began with")
@@ -71,12 +74,12 @@ def _ended(store: CheckpointStore, start: int, target: int) -> Checkpoint | None
     """Returns what is committed at a target, or where early stopping ended the run before."""
     if checkpoint := store.read(target):
         return checkpoint
-    finished = (each for each in store.committed(after=start) if each.meta.finished and each.step < target)
+    finished = (each for each in store.committed() if each.meta.finished and each.step < target)
     return next(finished, None)
 
 
 def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserError:
-    steps = sorted(checkpoint.step for checkpoint in store.committed())
+    steps = store.committed_steps()
     return UserError(
         f"chunk {index} of run {store.run.name!r} cannot be audited: the checkpoint that {which}, of step {step}, is "
         f"gone; steps {', '.join(map(str, steps)) or '(none)'} are here.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -61,6 +62,21 @@ def test_steepest_and_tenth_of_a_known_curve() -> None:
     exact = SPEC.model_copy(update={"smoothing": 0.0})
     assert finder.suggest(rates, losses, exact) == pytest.approx(1e-3, rel=0.3)
     assert finder.suggest(rates, losses, exact.model_copy(update={"take": "tenth"})) == pytest.approx(1e-2, rel=0.3)
+
+
+@pytest.mark.parametrize("take", ["steepest", "tenth"])
+@pytest.mark.parametrize("end", [math.nan, math.inf, -math.inf])
+def test_what_follows_a_loss_that_is_not_finite_does_not_count(take: str, end: float) -> None:
+    rates = [10.0**power for power in np.linspace(-5, 0, 51)]
+    losses = [4 - 3 / (1 + np.exp(-4 * (np.log10(rate) + 3))) + 40 * max(0.0, np.log10(rate) + 1) for rate in rates]
+    spec = SPEC.model_copy(update={"take": take})
+    assert finder.suggest(rates, [*losses[:45], end, *losses[46:]], spec) == finder.suggest(rates, losses, spec)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_losses_that_are_never_finite_are_an_error(loss: float) -> None:
+    with pytest.raises(BatonError, match="never falls between"):
+        finder.suggest([1e-5, 1e-4, 1e-3], [loss] * 3, SPEC)
 
 
 def test_losses_that_never_fall_are_an_error() -> None:

@@ -32,7 +32,7 @@ def parsed(data: bytes, where: str) -> list[LogEntry]:
 
 def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:
     """Returns the evaluation losses that are numbers, by step."""
-    losses = {int(entry["step"]): entry.get("eval_loss") for entry in history}
+    losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     return {step: loss for step, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
 
 

@@ -65,7 +65,7 @@ def prove(
     verify_seconds = time.time() - started
     # Before retention, which keeps the newest checkpoint that was read back.
     _mark(store, checkpoint)
-    removed = retention.prune(store, keep, targets=targets)
+    removed = retention.tidy(store, keep, targets=targets)
     part = proof_part(store, checkpoint).model_copy(
         update={
             "chunk": index,
@@ -96,7 +96,7 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
         return
     losses = store.evaluation_losses(checkpoint)
     measured = (found for found in store.committed() if found.step in losses)
-    best = min(measured, key=lambda found: losses[found.step], default=None)
+    best = min(measured, key=lambda found: (losses[found.step], found.step), default=None)
     promoted = Promoted(newest=Place(step=checkpoint.step, uri=store.uri(checkpoint)))
     if best is not None:
         place = Place(step=best.step, uri=store.uri(best), eval_loss=losses[best.step])

@@ -13,6 +13,7 @@ name. A collector that slept over its list takes nothing on the strength of it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,13 @@ from typing import TypeVar
 
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import DamagedError
+from baton.components.shared.core.errors import BatonError, DamagedError
 from baton.components.shared.recipe import Keep
 from baton.components.shared.runs.documents.training import Removed
 from baton.components.shared.store.ancestors import shares
 from baton.components.shared.store.bundles import DAMAGED, REMOVED
+
+logger = logging.getLogger("baton")
 
 ABANDONED_AFTER = timedelta(hours=1)
 """Age of the newest file of an upload without a manifest at which its writer counts as gone."""
@@ -127,6 +130,15 @@ def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in
         if _beside_others(partial(_take, store, removal)):
             taken.append(removal)
     return taken
+
+
+def tidy(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
+    """Does what `prune` does after a commit: what keeps it from that is a warning, as the checkpoint is there."""
+    try:
+        return prune(store, keep, targets=targets, in_use=in_use)
+    except (BatonError, FileNotFoundError) as error:
+        logger.warning("old checkpoints were not removed: %s", error)
+        return []
 
 
 def _beside_others(work: Callable[[], T]) -> T:
@@ -242,7 +254,7 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
         # The newest log holds the values of all steps before it.
         losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
-        staying |= set(sorted(measured, key=losses.__getitem__)[: keep.best])
+        staying |= set(sorted(measured, key=lambda step: (losses[step], step))[: keep.best])
     return staying | _apart(whole, staying)
 
 

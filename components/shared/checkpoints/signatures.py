@@ -17,6 +17,7 @@ from typing import Any
 from baton.components.shared.checkpoints.meta import Sources
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
+from baton.components.shared.runs.documents.attached import Attached
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, SplitData, Tokens
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run
@@ -41,14 +42,17 @@ def unsigned(manifest: Manifest) -> Manifest:
 def sources_of(run: Run) -> Sources:
     """Returns what a run's checkpoints are made of, as it lies in the store: recipe, plan, rows, tokens, models, code.
 
+    In place of the recipe, a script's run has the facts that its checkpoints know each other by.
+
     Raises:
         DamagedError: some of it is not JSON.
         UserError: some of it is not there, or a newer Baton wrote it.
     """
+    head = run.get("recipe.json") or run.get(Attached.NAME) or run.require("recipe.json")
     tokens = run.read(Tokens)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(
-        recipe=_digest(run.require("recipe.json").get("recipe")),
+        recipe=_digest(head.get("recipe", head.get("facts"))),
         plan=_digest(run.get(Plan.NAME)),
         data=_digest(run.get(SplitData.NAME)),
         tokens=_digest([run.get(Tokens.NAME), manifest_digest(manifest)] if manifest else None),

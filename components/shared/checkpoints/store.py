@@ -139,6 +139,10 @@ class CheckpointStore:
             if checkpoint:
                 yield checkpoint
 
+    def committed_steps(self) -> list[int]:
+        """Returns the steps that are committed, ascending."""
+        return sorted(checkpoint.step for checkpoint in self.committed())
+
     def newest(self) -> Checkpoint | None:
         """Returns the newest committed checkpoint."""
         return next(self.committed(), None)

@@ -24,6 +24,7 @@ from baton.components.shared.checkpoints.signatures import (
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.core.signing import PublicKey
+from baton.components.shared.runs.documents.attached import Attached
 from baton.components.shared.runs.documents.data import Tokens
 from baton.components.shared.runs.run import state_identity
 from baton.components.shared.store import bundles
@@ -196,7 +197,10 @@ class Verification:
                 return
             for name in changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
-            identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())
+            if self._run.get(Attached.NAME):
+                identity = sources_of(self._run).recipe
+            else:
+                identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())
             for number, objects in sorted(here.items()):
                 if objects.current and objects.current.meta.identity != identity:
                     yield f"recipe, data, model, code or plan are not those that step {number} was made from"

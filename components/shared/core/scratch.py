@@ -1,8 +1,9 @@
-"""Folders of a process for what it needs while it runs, under names by which others tell what a killed one left."""
+"""Folders of a process for what it needs while it runs, locked, so that others tell what a killed one left."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import shutil
@@ -13,12 +14,9 @@ from collections.abc import Iterator
 import psutil
 
 _OURS = f"baton-{socket.gethostname()}-"
-"""How names begin: pods that share a folder have different host names, and may have the same process ids."""
-
-
-def prefix() -> str:
-    """Returns how the names of this process's folders begin."""
-    return f"{_OURS}{os.getpid()}-"
+"""How names begin: machines that share a folder have different host names."""
+_locks: dict[str, int | None] = {}
+"""Folder of this process → descriptor that holds its lock, as long as this process or a fork of it lives."""
 
 
 @contextlib.contextmanager
@@ -29,14 +27,69 @@ def scratch_folder(name: str) -> Iterator[str]:
         name: What it is for.
     """
     clear_left(tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(prefix=f"{prefix()}{name}-") as folder:
+    folder = make(tempfile.gettempdir(), name)
+    try:
         yield folder
+    finally:
+        remove(folder)
 
 
-def clear_left(place: str) -> None:
-    """Removes the folders that processes of this machine left in a place when they were killed."""
-    for folder in glob.glob(os.path.join(place, f"{_OURS}*")):
-        pid = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
-        # A number that was given to another process keeps a dead one's folder: a waste, and no harm.
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+def make(place: str, name: str = "staging") -> str:
+    """Makes a folder that stays as long as this process lives; see `remove`.
+
+    Args:
+        place: Where.
+        name: What it is for.
+    """
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{_OURS}{os.getpid()}-{name}-", dir=place)
+        lock, is_free = _lock(folder)
+        if is_free and os.path.isdir(folder):
+            _locks[folder] = lock
+            return folder
+        if lock is not None:  # another process has taken it for one that was left, before it was locked
+            os.close(lock)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder that this process has made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _locks.pop(folder, None)) is not None:
+        os.close(lock)
+
+
+def clear_left(place: str, pid: int | None = None) -> None:
+    """Removes the folders that processes of this machine left in a place when they were killed.
+
+    Containers that share the folder may share the host name too, and neither sees the other's processes: whose
+    folder is locked lives. Without a lock, as older releases made them, a process of that number keeps it.
+
+    Args:
+        place: The folder.
+        pid: Number of a process that has died, whose folders alone are looked at.
+    """
+    for folder in glob.glob(os.path.join(glob.escape(place), f"{_OURS}{'' if pid is None else f'{pid}-'}*")):
+        number = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
+        if not number.isdigit() or (pid is None and psutil.pid_exists(int(number))):
+            continue
+        lock, is_free = _lock(folder)
+        if is_free:
             shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: str) -> tuple[int | None, bool]:
+    """Locks a folder; returns the descriptor that holds the lock, None where there is none, and whether it was free."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # it has gone, or is another user's
+        return None, False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None, False
+    except OSError:  # the file system has no locks: numbers alone tell
+        pass
+    return descriptor, True

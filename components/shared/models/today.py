@@ -6,12 +6,18 @@ the clock, a chunk that begins after midnight would train on another text than t
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from datetime import date, datetime, tzinfo
 from typing import Self
 
+logger = logging.getLogger("baton")
+
 VARIABLE = "BATON_TODAY"
 """Set in the processes of a run's stages, those that they begin included."""
+RENDERER = "transformers.utils.chat_template_utils"
+"""Module that renders templates."""
 FUNCTION = "strftime_now"
 """What templates ask."""
 
@@ -32,16 +38,24 @@ def tell(day: date | str | None) -> None:
         day: As text in ISO format; None for the clock's.
     """
     if day:
+        if os.environ.get(VARIABLE) != str(day):
+            logger.info("chat templates are told that it is %s", day)
         os.environ[VARIABLE] = str(day)
     else:
         os.environ.pop(VARIABLE, None)
+    if RENDERER in sys.modules:
+        hold()
 
 
 def hold() -> None:
-    """Lets Transformers ask here; it has no argument for it that TRL and the evaluation harness would pass on."""
-    from transformers.utils import chat_template_utils
+    """Lets Transformers ask here while a day is told, and the clock else.
 
-    chat_template_utils.datetime = _Told
+    It has no argument for it that TRL and the evaluation harness would pass on.
+    """
+    if VARIABLE in os.environ or RENDERER in sys.modules:
+        from transformers.utils import chat_template_utils
+
+        chat_template_utils.datetime = _Told if VARIABLE in os.environ else datetime
 
 
 def is_asked_for(template: object) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from baton.components.shared.checkpoints import sharded
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError, ExactnessError
-from baton.components.shared.models import loading, prompt_columns, today
+from baton.components.shared.models import loading, prompt_columns
 from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import Tokens
@@ -100,14 +100,12 @@ def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) 
 
 
 def tokens_manifest(run: Run) -> tuple[str, Manifest]:
-    """Returns where the run's tokens are, and what is committed there; templates are told their day from here on.
+    """Returns where the run's tokens are, and what is committed there.
 
     Raises:
         BatonError: they are gone.
     """
-    tokens = run.need(Tokens)
-    today.tell(tokens.today)
-    prefix = tokens.prefix
+    prefix = run.need(Tokens).prefix
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")

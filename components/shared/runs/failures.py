@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +12,8 @@ from baton.components.shared.core.errors import BatonError
 from baton.components.shared.runs.documents.outcome import Failure
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import PATIENCE
+
+logger = logging.getLogger("baton")
 
 MOST_S = 60.0
 """Seconds that it may take in all; it takes about four."""
@@ -61,7 +63,9 @@ def forget(run: Run, stage: str | None) -> None:
         stage: Name of the stage; None where the run begins again, or has come to its end.
     """
     run.storage.patience = STORE_S
-    with contextlib.suppress(BatonError):
+    try:
         failure = run.read(Failure)
         if failure and stage in (None, failure.stage):
             run.storage.remove(run.path(Failure.NAME))
+    except BatonError as error:
+        logger.warning("why run %s failed before is still told: %s", run.name, error)

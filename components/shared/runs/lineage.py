@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core.errors import BatonError, DamagedError, FormatError
 from baton.components.shared.runs import accepted
 from baton.components.shared.runs.documents import skips
 from baton.components.shared.runs.documents.attached import Attached
@@ -166,18 +166,18 @@ def _known(storage: Storage, name: str) -> Member | None:
         plan = run.read(Plan) if Plan.NAME in present else None
         fork = run.read(ForkNote) if ForkNote.NAME in present else None
         trial = run.read(TrialNote) if TrialNote.NAME in present else None
-        steps = [match[1] for entry in _names(storage, run, present) if (match := _STEP.fullmatch(entry))]
+        step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = Member(
             name,
             created=head.created if head else attached.created if attached else "",
             recipe=head.recipe_name if head else os.path.basename(attached.script.path) if attached else "",
-            step=max(map(int, steps), default=0),
+            step=step,
             num_steps=plan.num_steps if plan else None,
             skips=len(run.skips()) if skips.FOLDER in present else 0,
             sweep=(trial.sweep, trial.id) if trial else None,
             values=trial.values if trial else {},
         )
-        member.state = _state(member, present)
+        member.state = _state(member, present, finished=finished)
         if fork:
             member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
             member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
@@ -189,16 +189,28 @@ def _known(storage: Storage, name: str) -> Member | None:
         return None
 
 
-def _names(storage: Storage, run: Run, present: set[str]) -> list[str]:
-    return storage.list(run.path("checkpoints")) if "checkpoints" in present else []
+def _newest(run: Run) -> tuple[int, bool]:
+    """Returns the step of the newest committed checkpoint, 0 for none, and whether early stopping ended the run."""
+    folder = run.path("checkpoints")
+    found = (match for name in run.storage.list(folder) if (match := _STEP.fullmatch(name)))
+    for match in sorted(found, key=lambda match: int(match[1]), reverse=True):
+        try:  # a folder alone may be an upload on its way, or one that was never committed
+            manifest = bundles.read_manifest(run.storage, f"{folder}/{match[0]}")
+        except DamagedError:
+            continue
+        except FormatError:  # a newer Baton's
+            return int(match[1]), False
+        if manifest:
+            return int(match[1]), bool(manifest.meta.get("finished"))
+    return 0, False
 
 
-def _state(member: Member, present: set[str]) -> str:
+def _state(member: Member, present: set[str], *, finished: bool) -> str:
     if ExportedModel.NAME in present:
         return "done"
     if Evaluation.NAME in present:
         return "rejected" if ReportPage.NAME in present else "trained"
-    if member.num_steps and member.step >= member.num_steps:
+    if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"
     return "unfinished" if member.step else "new"
 

@@ -21,6 +21,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -181,7 +182,9 @@ def _has_died(process: str | None) -> bool:
 
 def _machine() -> str:
     """Returns the machine, or the container, in which process numbers mean the same."""
-    numbers = ""
+    boot = numbers = ""
     with contextlib.suppress(OSError):
         numbers = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()} {numbers}"
+        # Machines may share a host name, and all have the same name for their first set of numbers.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot} {numbers}"

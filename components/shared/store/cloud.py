@@ -212,7 +212,10 @@ class CloudStore(ABC):
             data = obstore.get_range(self._store, key, start=start, end=end)
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data)} bytes came of {end - start} asked for")
-            os.pwrite(descriptor, data, start)  # unlike a write to a mapping, this frees the interpreter
+            rest, at = memoryview(data), start
+            while rest:  # a disk that is nearly full takes a part, and fails the next call
+                written = os.pwrite(descriptor, rest, at)  # unlike a write to a mapping, this frees the interpreter
+                rest, at = rest[written:], at + written
             return data
 
         starts = iter(range(0, size, RANGE))

@@ -48,6 +48,7 @@ class Trial:
         chunk: The last chunk after which it was scored.
         step: The last step it is known to have trained.
         num_steps: Steps of its whole plan, None where nothing is known of it.
+        num_chunks: Chunks of its whole plan.
         seconds: What its chunks have taken.
         state: One of `STATES`.
         rung: The last rung that it came to, 0 before the first.
@@ -66,6 +67,7 @@ class Trial:
     chunk: int = 0
     step: int = 0
     num_steps: int | None = None
+    num_chunks: int | None = None
     seconds: float = 0.0
     state: str = "waiting"
     rung: int = 0
@@ -198,6 +200,7 @@ def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
     present = set(sweep.storage.list(run.path()))
     plan = run.read(Plan) if Plan.NAME in present else None
     trial.num_steps = plan.num_steps if plan else None
+    trial.num_chunks = len(plan.targets) if plan else None
     trial.report = "report.html" in present
     scores = sweep.scores(run) if "scores" in present else []
     scores.sort(key=lambda score: score.step)
@@ -244,7 +247,10 @@ def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, nu
 
 
 def _has_ended(trial: Trial) -> bool:
-    return trial.num_steps is not None and trial.step >= trial.num_steps
+    """Tells whether a trial has come to its last step, or has the score of its last chunk after early stopping."""
+    if trial.num_steps is None or trial.num_chunks is None:
+        return False
+    return trial.step >= trial.num_steps or trial.chunk >= trial.num_chunks
 
 
 def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:

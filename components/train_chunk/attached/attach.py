@@ -46,7 +46,7 @@ def attach(
         checkpoint_every: Checkpoints before the target, as `chunks.checkpoint_every` of a recipe: a number of steps, a
             time such as `5m`, or `continuous`. When left out, those of the trainer's `save_strategy`.
         chunks: Further settings of a recipe's section `chunks`: `keep`, `preemption`, `exactness`, `wait_for_commit`,
-            `max_unsaved`.
+            `max_unsaved`, `signing`.
         identity: Names and values of your own that must be the same for the run to be resumed, such as a version of
             data that is no table.
         deterministic: Refuse kernels whose result varies from call to call.
@@ -55,8 +55,8 @@ def attach(
         The chunk; nothing is trained yet.
 
     Raises:
-        UserError: the trainer cannot be trained in exact chunks, the target is none of this run, or the run was begun
-            with something else, which is named.
+        UserError: the trainer cannot be trained in exact chunks, the target is none of this run, a setting has no
+            effect, or the run was begun with something else, which is named.
         StoreError: the store cannot be used.
     """
     framing.require_exact(trainer)
@@ -76,7 +76,7 @@ def _context(run: Run, recipe: Recipe, plan: Plan, *, index: int, target: int, i
         run=run,
         recipe=recipe,
         plan=plan,
-        store=CheckpointStore(run),
+        store=CheckpointStore.of(run, recipe),
         index=index,
         target=target,
         identity=identity,

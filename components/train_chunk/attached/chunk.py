@@ -18,7 +18,7 @@ from baton.components.shared.runs.documents.training import ProofPart
 from baton.components.train_chunk.attached import attempt, taking
 from baton.components.train_chunk.checkpointing.staging import Staging
 from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.outcome import Ending, Outcome, without_training
+from baton.components.train_chunk.outcome import Outcome, without_training
 from baton.components.train_chunk.reporting.clock import Clock
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
@@ -64,11 +64,14 @@ class Chunk:
         self._context.clock.restart()  # what the script did before is its own
         outcome = without_training(self._context, None)
         if outcome is None:
+            self._context.store.require_signer()
             outcome = attempt.train(self._trainer, self._context, leave_out)
-            self._prune()
+            context = self._context
+            retention.tidy(context.store, context.recipe.chunks.keep, targets=context.plan.targets)
         elif load:
             self.load(outcome.step)
-        if outcome.step >= self.num_steps or outcome.ending is Ending.FINISHED:
+        # Also where early stopping has ended the run in a chunk before this one.
+        if outcome.is_done and (outcome.step >= self.num_steps or self._checkpoint(outcome.step).meta.finished):
             self._load_best()
         return outcome
 
@@ -122,7 +125,7 @@ class Chunk:
         checkpoint = store.newest() if step is None else store.read(step)
         if checkpoint is None:
             which = "" if step is None else f" of step {step}"
-            raise UserError(f"run {self.uri!r} has no checkpoint{which}; it has {store.steps()}.")
+            raise UserError(f"run {self.uri!r} has no checkpoint{which}; it has {store.committed_steps()}.")
         return checkpoint
 
     def _load_best(self) -> None:
@@ -132,7 +135,3 @@ class Chunk:
             state = self._trainer.state
             self.load(best)
             self._trainer.state = state
-
-    def _prune(self) -> None:
-        context = self._context
-        retention.prune(context.store, context.recipe.chunks.keep, targets=context.plan.targets)

@@ -19,6 +19,20 @@ from baton.components.shared.runs.run import Run
 Section = dict[str, Any]
 """A section of a recipe, as plain values."""
 
+CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
+"""Settings that say when checkpoints before the target are due."""
+WITHOUT_EFFECT = {
+    "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
+    "spare": ("the script says how many chunks there are", "Attach once more where a chunk ended early."),
+    "retries": ("nothing starts a script again in its process", "Start the script again: it resumes."),
+    "keep.audit": ("`baton audit` trains a recipe's chunks again, and there is none", "Leave it out."),
+    "signing.secret": (
+        "Baton mounts no Secret for a script",
+        "Mount it, name the file in BATON_SIGNING_KEY_FILE, and leave chunks.signing.secret out.",
+    ),
+}
+"""Settings of `chunks` that a script's chunk has no use for, the reason, and the remedy."""
+
 
 def require_exact(trainer: Trainer) -> None:
     """Checks that nothing about a trainer keeps its chunks from being exact.
@@ -102,10 +116,27 @@ def chunks_section(trainer: Trainer, every: int | str | None, num_steps: int, ow
         every: `chunks.checkpoint_every` instead of that.
         num_steps: Steps of the whole run.
         own: The section itself, or a part of it, which has the last word.
+
+    Raises:
+        UserError: a setting would have no effect.
     """
-    args, section = trainer.args, Section()
+    args, own = trainer.args, dict(own or {})
+    for path, (reason, remedy) in WITHOUT_EFFECT.items():
+        outer, _, inner = path.rpartition(".")
+        values = own.get(outer) if outer else own
+        if isinstance(values, Mapping) and inner in values:
+            raise UserError(f"chunks.{path} has no effect here: {reason}.", remedy=remedy)
+    twice = [name for name in CADENCES if name in own] if every is not None else []
+    if twice:
+        raise UserError(
+            f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both say when to save.",
+            remedy="Leave one out.",
+        )
+    section = Section()
     if every is not None:
         section["checkpoint_every"] = every
+    elif any(name in own for name in CADENCES):
+        pass  # in place of the trainer's
     elif args.save_strategy == "steps":
         steps = args.save_steps if args.save_steps >= 1 else num_steps * args.save_steps
         section["checkpoint_every"] = math.ceil(steps)
@@ -113,7 +144,9 @@ def chunks_section(trainer: Trainer, every: int | str | None, num_steps: int, ow
         section["checkpoints_per_epoch"] = 1
     if args.save_total_limit:
         section["keep"] = {"last": args.save_total_limit}
-    return {**section, **(own or {})}
+        if isinstance(own.get("keep"), Mapping):
+            own["keep"] = {**section["keep"], **own["keep"]}
+    return {**section, **own}
 
 
 def recipe(trainer: Trainer, run: Run, chunks: Section, *, deterministic: bool) -> Recipe:

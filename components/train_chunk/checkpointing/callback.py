@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
+from baton.components.shared.checkpoints.logs import evaluation_losses
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import ExactnessError
 from baton.components.shared.core.state import PARTS
@@ -146,7 +148,7 @@ class CheckpointCallback(TrainerCallback):
             return
         self._is_first_step = False
         if self._resumption.folder is not None:
-            self._prove_restored()
+            self.prove_restored()
             # Only now: what is compared must be what the parent saved, not what the fork makes of it.
             if self._resumption.takeover:
                 self._resumption.takeover.apply(self._trainer)
@@ -187,8 +189,10 @@ class CheckpointCallback(TrainerCallback):
 
     def on_evaluate(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
-        losses = [entry["eval_loss"] for entry in trainer_state.log_history if "eval_loss" in entry]
-        if self._schedule.keep_best and losses and losses.index(min(losses)) == len(losses) - 1:
+        losses = evaluation_losses(trainer_state.log_history)
+        # None where it is not a number, which is below nothing and above nothing.
+        newest = losses.pop(trainer_state.global_step, None)
+        if self._schedule.keep_best and newest is not None and newest < min(losses.values(), default=math.inf):
             self._is_best = control.should_save = True
         at_end = trainer_state.global_step >= trainer_state.max_steps
         if control.should_training_stop and not at_end:
@@ -252,7 +256,12 @@ class CheckpointCallback(TrainerCallback):
         rows = self._ranks.gather(ours)
         return state.joined(rows, replicated=self._replicated, of_each=self._trainer.of_each)
 
-    def _prove_restored(self) -> None:
+    def prove_restored(self) -> None:
+        """Compares what is in memory with what was saved.
+
+        Raises:
+            ExactnessError: a part differs.
+        """
         ours = state.digests_of(self._trainer)
         # Steps before the first one draw from the generator: it is compared as it was right after its restore.
         ours["rng"] = self._trainer.restored_rng or "not restored"

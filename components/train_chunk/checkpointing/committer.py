@@ -12,7 +12,7 @@ from functools import partial
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, UnavailableError
+from baton.components.shared.core.errors import BatonError, ExactnessError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.state import Phase
 from baton.components.shared.core.world import Work
@@ -137,7 +137,11 @@ class Committer:
             events.emit(events.Superseded(step=snapshot.step))
         # Training hears of it at the end of its step, see `raise_failure`: a thread's own error would be lost.
         except BaseException as error:
-            if not snapshot.superseded.is_set():  # what fails after that says nothing of the newer one
+            # What fails after that says nothing of the newer one, but for another process's other bits: they are the
+            # run's.
+            if snapshot.superseded.is_set() and not isinstance(error, ExactnessError):
+                logger.warning("the checkpoint of step %d, which made way, failed: %s", snapshot.step, error)
+            else:
                 self._failure = error
         finally:
             shutil.rmtree(snapshot.folder, ignore_errors=True)

@@ -186,10 +186,10 @@ class CheckpointManager(CollectiveCheckpointManager):
             try:  # failing in it is no reason to stop
                 # Another process may train the same chunk, such as a pod that was thought gone; both are right.
                 self.overtaken = committed_at_target(context.store, context.target) is not None
-                keep, in_use = context.recipe.chunks.keep, self.lineage.start_step
-                retention.prune(context.store, keep, targets=context.plan.targets, in_use=in_use)
             except (BatonError, FileNotFoundError) as error:
-                logger.warning("old checkpoints were not removed: %s", error)
+                logger.warning("another process at the same chunk was not looked for: %s", error)
+            keep, in_use = context.recipe.chunks.keep, self.lineage.start_step
+            retention.tidy(context.store, keep, targets=context.plan.targets, in_use=in_use)
 
     def _require_same_state(self, theirs: Checkpoint, digest: str) -> None:
         """Compares a checkpoint that another process committed first with the one this process made."""

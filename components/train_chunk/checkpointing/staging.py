@@ -80,7 +80,7 @@ class Staging:
 
     def __exit__(self, *_: object) -> None:
         for folder in self._folders.values():
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.remove(folder)
         self._release()
 
     def _release(self) -> None:
@@ -91,7 +91,7 @@ class Staging:
     def _folder(self, place: str) -> str:
         with self._lock:  # downloads ask for folders from several threads
             if place not in self._folders:
-                self._folders[place] = tempfile.mkdtemp(prefix=scratch.prefix(), dir=place)
+                self._folders[place] = scratch.make(place)
             return self._folders[place]
 
     def _say(self, place: str | None, num_bytes: int) -> None:

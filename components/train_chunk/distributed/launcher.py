@@ -111,7 +111,7 @@ class _Agent(threading.Thread, Generic[T]):
         super().__init__(name="baton-launcher")
         self._entry, self._arguments = entry, arguments
         self._rendezvous, self._processes, self._forks = name, processes, forks
-        self._folder = tempfile.TemporaryDirectory(prefix=f"{scratch.prefix()}launch-")
+        self._folder = scratch.make(tempfile.gettempdir(), "launch")
         self._results: dict[int, T] = {}
         self._failure: BaseException | None = None
 
@@ -127,7 +127,7 @@ class _Agent(threading.Thread, Generic[T]):
             nproc_per_node=self._processes,
             # A rank that starts again alone cannot join the others: the stage's retry starts all of them.
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=self._folder.name),
+            logs_specs=DefaultLogsSpecs(log_dir=self._folder),
             # A process that has imported everything and done nothing is as good as a fresh interpreter, and quicker.
             start_method="fork" if self._forks else "spawn",
         )
@@ -136,7 +136,7 @@ class _Agent(threading.Thread, Generic[T]):
         except BaseException as error:
             self._failure = error
         finally:
-            self._folder.cleanup()
+            scratch.remove(self._folder)
 
     def result(self) -> T | None:
         """Returns what the first rank returned, once the thread has ended.

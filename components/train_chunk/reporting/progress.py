@@ -49,17 +49,17 @@ class ProgressNotes:
     def lost(self, restored_step: int) -> Lost:
         """Returns what the process before had done beyond the checkpoint that is restored now.
 
-        Accurate to the ten seconds between two notes. What is reported once is not reported again.
+        Accurate to the ten seconds between two notes. What was reported of a process that has begun to train is not
+        reported again, see `start`.
         """
         note = self.run.read(Progress)
         if note is None or note.step <= restored_step:
             return Lost()
         steps = note.step - restored_step
-        self.run.write(note.model_copy(update={"step": restored_step}))
         return Lost(steps, steps * note.seconds_per_step)
 
     def start(self, step: int) -> None:
-        """Begins to take notes; what keeps them from the store is no reason to stop."""
+        """Begins to take notes after the step restored; what keeps them from the store is no reason to stop."""
         self.step = self._from_step = step
         self._began = time.monotonic()
         threading.Thread(target=self._work, name="baton-progress", daemon=True).start()
@@ -69,7 +69,13 @@ class ProgressNotes:
         self._ended.set()
 
     def _work(self) -> None:
-        noted = self.step
+        noted = self._from_step
+        try:
+            before = self.run.read(Progress)
+            if before and before.step > noted:  # what the process before had not saved is reported once
+                self.run.write(before.model_copy(update={"step": noted}))
+        except BatonError as error:
+            logger.warning("progress was not noted: %s", error.message)
         while not self._ended.wait(EVERY):
             if self.step == noted:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
@@ -21,6 +21,7 @@ from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.train_chunk.reporting.clock import Clock
 
 if TYPE_CHECKING:
+    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
     from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
@@ -108,16 +109,22 @@ class Scoring:
             )
         return Score(step, metrics[name], metrics)
 
-    def measure_again(self, trainer: ChunkTrainer, step: int, folder: str) -> Score | None:
+    def measure_again(
+        self, trainer: ChunkTrainer, step: int, folder: str, callback: CheckpointCallback
+    ) -> Score | None:
         """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
         The trainer restores it as if to resume, with all ranks, shards and random state, and is left before its first
-        step.
+        step. What the evaluation may depend on is compared with what was saved.
 
         Args:
             trainer: The trainer.
             step: The checkpoint's step.
             folder: Local folder of the checkpoint.
+            callback: Restores what `Trainer` does not, such as a reference that has moved; none of the trainer's.
+
+        Raises:
+            ExactnessError: the state restored differs from the state saved.
         """
         from transformers import TrainerCallback
 
@@ -127,10 +134,12 @@ class Scoring:
             """The score is taken."""
 
         class Scores(TrainerCallback):
-            def on_train_begin(self, *_: object, **__: object) -> None:
+            def on_train_begin(self, *arguments: Any, **options: Any) -> None:
+                callback.on_train_begin(*arguments, **options)
                 # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
                 # other numbers.
                 trainer._load_rng_state(folder)
+                callback.prove_restored()
                 scores.append(scoring.measure(trainer, step))
                 raise Left
 

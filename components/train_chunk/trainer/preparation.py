@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from baton.components.shared.core import machine
-from baton.components.shared.models import pinned
+from baton.components.shared.models import pinned, today
 from baton.components.shared.runs import code
+from baton.components.shared.runs.documents.data import Tokens as TokensDocument
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.context import TrainContext
 from baton.components.train_chunk.data.tokens import Tokens
@@ -43,6 +44,9 @@ def prepare(
     Returns:
         The chunk with its micro-batch size found, and the trainer.
     """
+    # In each rank: a method that writes renders its prompts, and one rank of a machine alone has fetched the tokens.
+    told = context.run.read(TokensDocument)
+    today.tell(told.today if told else None)
     # Before anything is built: the recipe names hooks and functions that are imported from there.
     code.install(code_folder)
     context = micro_batch.resolve(context, tokens, folders, output_dir)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +11,8 @@ from typing import Protocol
 from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
+
+logger = logging.getLogger("baton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,10 @@ def keep(run: Run, folder: str, name: str) -> None:
     for place, _, files in os.walk(folder):
         below = os.path.normpath(os.path.join(name, os.path.relpath(place, folder)))
         for file in files:
-            with contextlib.suppress(Exception):  # a picture of the run, not the run
+            try:
                 run.storage.upload(os.path.join(place, file), run.path(f"{below}/{file}"))
+            except Exception as error:  # a picture of the run, not the run
+                logger.warning("%s of the metrics was not kept: %s", file, error)
 
 
 class Sink(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.runs.run import Run
 from baton.components.train_chunk.reporting.sinks.base import Source
+
+logger = logging.getLogger("baton")
 
 
 class Lines:
@@ -33,8 +35,10 @@ class Lines:
     def close(self) -> None:
         """Uploads the file."""
         self._file.close()
-        with contextlib.suppress(BatonError):  # a copy of what the checkpoint holds, not the run
+        try:
             self._run.storage.upload(self._path, self._run.path(self._name))
+        except BatonError as error:  # a copy of what the checkpoint holds, not the run
+            logger.warning("%s was not kept: %s", self._name, error)
 
 
 def open_sink(source: Source) -> Lines | None:

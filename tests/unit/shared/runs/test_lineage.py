@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
+import baton
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import tree_figure
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.run import Run
+from baton.components.shared.store.manifests import FileEntry, Manifest
 from baton.components.shared.store.storage import Storage
 
 PLAN = {"rows": 60, "steps_per_epoch": 60, "num_steps": 60, "targets": [60]}
+FILES: dict[str, FileEntry] = {
+    "weights": {"size": 1, "sha256": "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"}
+}
+
+
+def _manifest(**meta: Any) -> bytes:
+    return Manifest(kind="checkpoint", folder="a", files=FILES, meta=meta).as_written().encode()
 
 
 @pytest.fixture
@@ -32,7 +42,7 @@ def storage(tmp_path: Any) -> Storage:
 
     add("first", 1, plan=PLAN, export={})
     add("child", 2, fork=forked("first", 40, **{"training.learning_rate": [1e-4, 5e-5]}), plan=PLAN)
-    store.write("runs/child/checkpoints/step-00000050/manifest.json", b"{}")
+    store.write("runs/child/checkpoints/step-00000050/manifest.json", _manifest())
     add("grandchild", 3, fork=forked("child", 50))
     add("cold", 4, fork=forked("first", 60, warm=False))
     add("second-phase", 5, base=store.uri("runs/first/export/abc"))
@@ -63,6 +73,56 @@ def test_each_run_has_its_parent_and_how_it_came_from_it(storage: Storage) -> No
         "first": "done", "child": "unfinished", "grandchild": "new", "cold": "new", "second-phase": "new",
         "next": "rejected", "trial": "new", "orphan": "new", "deleted": "gone",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"),
+    [
+        pytest.param({"60": {"a/weights": b"w"}}, (0, "new"), id="an upload that was never committed"),
+        pytest.param(
+            {"40": {"manifest.json": {}}, "60": {"a/weights": b"w"}}, (40, "unfinished"),
+            id="an upload above a checkpoint",
+        ),
+        pytest.param({"60": {"manifest.json": {}}}, (60, "trained"), id="the last step"),
+        pytest.param(
+            {"60": {"manifest.json": {}, "removed-a": b""}}, (0, "new"), id="one that is being removed"
+        ),
+        pytest.param(
+            {"40": {"manifest.json": {}}, "60": {"manifest.json": {}, "damaged-a": b""}},
+            (40, "unfinished"), id="one that was found damaged",
+        ),
+        pytest.param({"60": {"manifest.json": b"{"}}, (0, "new"), id="half a manifest"),
+        pytest.param(
+            {"40": {"manifest.json": {"finished": True}}}, (40, "trained"), id="early stopping has ended it"
+        ),
+        pytest.param({"100000000": {"manifest.json": {}}}, (10**8, "trained"), id="nine digits"),
+    ],
+)  # fmt: skip
+def test_what_is_committed_alone_counts(
+    objects: dict[str, dict[str, Any]], expected: tuple[int, str], tmp_path: Any
+) -> None:
+    store = Storage(str(tmp_path / "store"))
+    run = Run(store, "r")
+    run.put(
+        "recipe.json", {"recipe": {"name": "made", "model": {}}, "created": "2026-11-21T00:00:00.000Z", "name": "r"}
+    )
+    run.put("plan.json", PLAN)
+    for step, entries in objects.items():
+        for name, data in entries.items():
+            if isinstance(data, dict):
+                data = _manifest(run="r", step=int(step), digest="d", **data)
+            store.write(run.path(f"checkpoints/step-{int(step):08d}/{name}"), data)
+    member = lineage.family(store)["r"]
+    assert (member.step, member.state) == expected
+    # Elsewhere too: the newest that can be opened is the newest that is committed.
+    is_damaged = any(
+        name.startswith("damaged") or data == b"{" for row in objects.values() for name, data in row.items()
+    )
+    if not is_damaged and expected[0]:
+        assert baton.checkpoints(run.uri).open().step == expected[0]
+    elif not is_damaged:
+        with pytest.raises(UserError, match=r"has no checkpoint; it has \[\]"):
+            baton.checkpoints(run.uri).open()
 
 
 def test_a_walk_comes_by_each_run_once_below_its_parent(storage: Storage) -> None:
@@ -113,7 +173,7 @@ def test_a_bucket_shows_the_same_family(s3_store: str) -> None:
     for name, base in (("first", None), ("second", f"{s3_store}/runs/first/export/abc")):
         recipe = {"name": "made", "model": {"base": base}}
         Run(store, name).put("recipe.json", {"recipe": recipe, "created": "2026-11-21", "name": name})
-        store.write(f"runs/{name}/checkpoints/step-00000040/manifest.json", b"{}")
+        store.write(f"runs/{name}/checkpoints/step-00000040/manifest.json", _manifest())
     found = lineage.family(store)
     assert [(member.name, member.parent, member.step) for member in found.values()] == [
         ("first", None, 40),

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.runs.turns import PROCESS, Turns
+from baton.components.shared.runs.turns import PROCESS, Turns, this_process
 from baton.components.shared.store.storage import Storage
 
 TAKER = """
@@ -168,8 +168,30 @@ def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
 
 
 def test_a_living_process_keeps_its_turn(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baton.components.shared.runs.turns import this_process
-
     monkeypatch.setenv(PROCESS, this_process())
     assert Turns(Storage(store), "model", "holder").take(wait=False, expires_s=3600)
     assert not Turns(Storage(store), "model", "next").take(wait=False, expires_s=3600)
+
+
+@pytest.mark.parametrize(
+    ("part", "is_taken"),
+    [
+        pytest.param(None, True, id="of this machine"),
+        pytest.param(0, False, id="of another host name"),
+        pytest.param(1, False, id="of a machine with the same host name"),
+        pytest.param(2, False, id="of another container"),
+    ],
+)
+def test_a_number_tells_of_processes_of_its_machine_alone(
+    part: int | None, is_taken: bool, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = json.loads(this_process())
+    parts = known["machine"].split()
+    assert len(parts) == 3
+    if part is not None:
+        parts[part] = "other"
+    died = subprocess.Popen(["true"])
+    died.wait()
+    monkeypatch.setenv(PROCESS, json.dumps({**known, "machine": " ".join(parts), "pid": died.pid}))
+    assert Turns(Storage(store), "model", "holder").take(wait=False, expires_s=3600)
+    assert Turns(Storage(store), "model", "next").take(wait=False, expires_s=3600) == is_taken

@@ -15,7 +15,8 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer
 from typer.testing import CliRunner
 
 import baton
-from baton.components.shared.core.errors import ExactnessError, OtherRunError
+from baton.components.shared.core.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
+from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
@@ -194,7 +195,9 @@ def test_early_stopping_ends_the_run_and_the_best_is_loaded(build: Any, tmp_path
     assert best < outcome.step
     assert best in [row["step"] for row in baton.checkpoints(uri)]
     assert _equal(_weights(last), _weights(alone))
-    assert baton.attach(fresh(), uri).train().ending is baton.Ending.ALREADY_DONE
+    again = fresh()
+    assert baton.attach(again, uri).train().ending is baton.Ending.ALREADY_DONE
+    assert _equal(_weights(again), _weights(alone))
 
 
 def test_another_trainer_for_the_same_run_is_named(build: Any, base: str, tmp_path: Path) -> None:
@@ -306,6 +309,70 @@ def test_told_to_leave_it_saves_and_says_so(build: Any, tmp_path: Path) -> None:
     assert (outcome.ending, outcome.is_done) == (baton.Ending.PARTIAL, False)
     assert 3 <= outcome.step < 12
     assert baton.attach(build(callbacks=[Preempts()]), uri).train().step == 12
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved", "best"),
+    [
+        pytest.param([4.0, 3.0, 2.0, 5.0], [1, 2, 3, 4], 3, id="numbers"),
+        pytest.param([NAN, 3.0, 4.0, 2.0], [2, 4], 4, id="NaN first"),
+        pytest.param([INF, 3.0, 4.0, 5.0], [2, 4], 2, id="infinite first"),
+        pytest.param([3.0, NAN, 2.0, NAN], [1, 3, 4], 3, id="NaN in between and last"),
+        pytest.param([NAN, NAN, NAN, NAN], [4], None, id="never a number"),
+        pytest.param([3.0, 3.0, 2.0, 2.0], [1, 3, 4], 3, id="level"),
+    ],
+)
+def test_the_best_step_is_saved_whatever_is_not_a_number(
+    losses: list[float], saved: list[int], best: int | None, build: Any, tmp_path: Path
+) -> None:
+    class Judged(Trainer):
+        def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
+            output = super().evaluation_loop(*arguments, **options)
+            output.metrics["eval_loss"] = losses[self.state.global_step - 1]
+            return output
+
+    trainer = build(
+        own.FixedRows(), own.padded, max_steps=4, eval_dataset=own.FixedRows(4), eval_strategy="steps", eval_steps=1,
+        save_strategy="best", metric_for_best_model="eval_loss", greater_is_better=False,
+    )  # fmt: skip
+    trainer.__class__ = Judged
+    uri = str(tmp_path / "runs" / "a")
+    chunk = baton.attach(trainer, uri, chunks={"keep": {"last": 9}, "wait_for_commit": True})
+    chunk.train()
+    assert [row["step"] for row in baton.checkpoints(uri)] == saved
+    chunk.prove()
+    promoted = json.loads((tmp_path / "runs/a/promoted.json").read_text())
+    assert (promoted.get("best") or {}).get("step") == best
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(StoreError("access denied."), id="no right to remove"),
+        pytest.param(UnavailableError("the store does not answer."), id="a hiccup"),
+        pytest.param(FileNotFoundError("it went"), id="gone meanwhile"),
+    ],
+)
+def test_retention_that_fails_after_the_commit_keeps_nothing_from_its_end(
+    error: Exception, build: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(Storage):
+        def remove(self, *_: Any, **__: Any) -> bool:
+            raise error
+
+    uri = str(tmp_path / "runs" / "a")
+    baton.attach(build(save_total_limit=1), uri, 2).train()
+    chunk = baton.attach(build(save_total_limit=1), uri, 4)
+    storage = chunk._context.run.storage
+    chunk._context.run.storage = chunk._context.store.storage = Refusing(storage.uri())
+    outcome = chunk.train()
+    assert (outcome.ending, outcome.step) == (baton.Ending.DONE, 4)
+    assert chunk.prove().verified
+    assert caplog.text.count(f"old checkpoints were not removed: {error}") == 2
+    assert (tmp_path / "runs/a/checkpoints/step-00000002/manifest.json").exists()
 
 
 def test_the_commands_read_its_run_and_damage_is_passed_over(build: Any, tmp_path: Path) -> None:

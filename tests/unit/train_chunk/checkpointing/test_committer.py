@@ -13,7 +13,7 @@ import pytest
 from baton.components.shared.checkpoints.meta import CheckpointMeta
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, UnavailableError
+from baton.components.shared.core.errors import BatonError, ExactnessError, UnavailableError
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.components.train_chunk.checkpointing import committer as committing
@@ -236,25 +236,42 @@ def test_patience_counts_from_the_last_commit_and_ends_the_chunk(
     assert min(event.unsaved for event in unavailable if event.step == 4) >= 0.6, "the two share one bound"
 
 
-def test_a_failure_of_one_that_made_way_says_nothing(commits: Commits) -> None:
-    class Hanging(Gated):
-        def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
-            self.entered.set()
-            self.gate.wait(20)  # a request that hangs looks at nothing
-            raise BatonError("the request has failed.")
-
-    storage = Hanging(str(commits.folder / "other"))
-    storage.gate.clear()
-    committer = Committer(CheckpointStore(Run(storage, "r")), commits._committed, max_unsaved=60)
+@pytest.mark.parametrize(
+    ("error", "is_raised"),
+    [
+        pytest.param(ExactnessError("another process committed other bits."), True, id="other bits"),
+        pytest.param(BatonError("the request has failed."), False, id="a request that failed"),
+        pytest.param(UnavailableError("the store has gone."), False, id="a store that has gone"),
+        pytest.param(FileNotFoundError("its folder has gone"), False, id="a folder that has gone"),
+        pytest.param(MemoryError("no memory"), False, id="no memory"),
+    ],
+)
+def test_a_failure_of_one_that_made_way_is_raised_where_it_is_the_runs_and_logged_else(
+    error: Exception, is_raised: bool, commits: Commits, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits.storage.gate.clear()
+    commits.failing = error  # as the commit is noted, which looks at what another process has committed
     snapshot = commits.snapshot(3)
-    committer.submit(snapshot)
-    storage.entered.wait(10)
-    snapshot.superseded.set()
-    storage.gate.set()
-    committer.finish()
-    committer.submit(commits.snapshot(4))
-    with pytest.raises(BatonError, match="the request has failed"):
-        committer.finish()
+    commits.committer.submit(snapshot)
+    commits.storage.entered.wait(10)
+    noted = commits.committer._committed
+
+    def made_way_meanwhile(*arguments: Any) -> None:
+        snapshot.superseded.set()
+        noted(*arguments)
+
+    commits.committer._committed = made_way_meanwhile
+    commits.storage.gate.set()
+    if is_raised:
+        with pytest.raises(type(error), match=str(error)):
+            commits.committer.finish()
+    else:
+        commits.committer.finish()
+        assert f"step 3, which made way, failed: {error}" in caplog.text
+        # The same of the newest one ends the chunk.
+        commits.committer.submit(commits.snapshot(4))
+        with pytest.raises(type(error), match=str(error)):
+            commits.committer.finish()
 
 
 def test_one_that_is_abandoned_has_a_moment(commits: Commits) -> None:

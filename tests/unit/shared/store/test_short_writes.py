@@ -1,0 +1,69 @@
+"""A disk that takes a part of what is written to it: an error, and never a file that is shorter than its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fsspec import AbstractFileSystem
+from obstore.store import MemoryStore, ObjectStore
+
+from baton.components.shared.store import cloud, errors
+from baton.components.shared.store.cloud import CloudStore
+
+SIZE = 2 * cloud.RANGE + 1000
+CONTENT = os.urandom(SIZE)
+
+
+class Bucket(CloudStore):
+    """Objects in memory, read as those of a cloud."""
+
+    schemes = ("s3",)
+    environment = ()
+    words: ClassVar[errors.Words] = errors.Words()
+
+    def _open(self) -> ObjectStore:
+        store = MemoryStore()
+        store.put("weights", CONTENT)
+        return store
+
+    def file_system(self) -> AbstractFileSystem:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """Puts the bound on files back; Linux writes up to it, as a disk that is nearly full does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param(1000, id="in the first range"),
+        pytest.param(cloud.RANGE, id="after the first range"),
+        pytest.param(cloud.RANGE + 4096, id="in the second range"),
+        pytest.param(SIZE - 1, id="at the last byte"),
+    ],
+)
+def test_a_download_without_room_is_an_error(room: int, limited: None, tmp_path: Path) -> None:
+    bucket, path = Bucket("s3://bucket"), tmp_path / "weights"
+    with path.open("wb") as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(OSError, match="File too large"):
+            bucket._fetch_into("weights", file.fileno(), SIZE, hashlib.sha256())
+
+
+def test_what_fits_is_what_was_sent(limited: None, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    digest = Bucket("s3://bucket").download("weights", str(path), SIZE)
+    assert path.read_bytes() == CONTENT
+    assert digest == hashlib.sha256(CONTENT).hexdigest()
