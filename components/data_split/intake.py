@@ -155,7 +155,9 @@ class Intake:
 
 def _open(source: Source, recipe: Recipe) -> Supply:
     files: Counter[str] = Counter()
-    rows = readers.read(source.uri, recipe.data.sample_by, lambda kind: files.update([kind]))
+    rows = readers.read(
+        source.uri, recipe.data.sample_by, lambda kind: files.update([kind]), recipe.data.csv or readers.AS_IT_IS
+    )
     usable, again = head(rows)
     looked_at = [row.values for row in usable]
     present = {path for values in looked_at for path in paths.of(values)}

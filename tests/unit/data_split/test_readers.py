@@ -33,7 +33,6 @@ def read(name: str, content: bytes, tmp_path: Path, sample_by: str = "line") -> 
     return [(row.line, row.values if isinstance(row, Row) else row.reason) for row in found]
 
 
-UTF_16 = "UTF-16 or UTF-32 by its first bytes, expected UTF-8"
 JSONL = {
     "ok": (b'{"a": 1}\n{"a": 2}\n', [(1, {"a": 1}), (2, {"a": 2})]),
     "no newline at the end": (b'{"a": 1}', [(1, {"a": 1})]),
@@ -52,8 +51,18 @@ JSONL = {
     "text": (b'"x"\n', [(1, "a JSON str, expected an object")]),
     "null": (b"null\n", [(1, "a JSON NoneType, expected an object")]),
     "not UTF-8": (b'{"a": "\xff"}\n{"a": 1}\n', [(1, "not UTF-8 at byte 7"), (2, {"a": 1})]),
-    "BOM of UTF-16": ('{"a": 1}'.encode("utf-16"), [(1, UTF_16)]),
-    "BOM of UTF-16, the other way": (b"\xfe\xff" + '{"a": 1}'.encode("utf-16-be"), [(1, UTF_16)]),
+    "BOM of UTF-16": ('{"a": "é"}'.encode("utf-16"), [(1, {"a": "é"})]),
+    "BOM of UTF-16, the other way": (b"\xfe\xff" + '{"a": 1}'.encode("utf-16-be"), [(1, {"a": 1})]),
+    "BOM of UTF-32": ('{"a": 1}'.encode("utf-32"), [(1, {"a": 1})]),
+    "half a character of UTF-16": (
+        '{"a": 1}\n{'.encode("utf-16")[:-1],
+        [(1, {"a": 1}), (2, "not utf-16: 'utf-16-le' codec can't decode byte 0x7b in position 0: truncated data")],
+    ),
+    "half a pair of UTF-16": (
+        '{"a": "\ud800"}\n{"a": 2}'.encode("utf-16", "surrogatepass"),
+        [(1, "not UTF-8 at byte 7"), (2, {"a": 2})],
+    ),
+    "CR alone": (b'{"a": 1}\r{"a": 2}\r', [(1, {"a": 1}), (2, {"a": 2})]),
     "an array over lines": (b'[\n {"a": 1},\n {"a": 2}\n]\n', [(1, {"a": 1}), (2, {"a": 2})]),
     "an array on one line": (b'[{"a": 1}, {"a": 2}]\n', [(1, {"a": 1}), (2, {"a": 2})]),
     "an array on each line": (
@@ -124,6 +133,8 @@ def test_json(content: bytes, expected: list[Any], tmp_path: Path):
     assert read("rows.json", content, tmp_path) == expected
 
 
+QUOTE = "put texts that hold ',' in quotes, or set data.csv.delimiter"
+ENCODING = "save it as UTF-8, or set data.csv.encoding, maybe to cp1252 (it reads 'ÿ' then)"
 CSV = {
     "ok": (b"a,b\n1,x\n2,y\n", [(2, {"a": "1", "b": "x"}), (3, {"a": "2", "b": "y"})]),
     "BOM and CRLF": (b"\xef\xbb\xbfa,b\r\n1,x\r\n", [(2, {"a": "1", "b": "x"})]),
@@ -133,8 +144,11 @@ CSV = {
     ),
     "NUL": (b"a,b\n1,x\0y\n", [(2, {"a": "1", "b": "x\0y"})]),
     "short row": (b"a,b\n1\n", [(2, {"a": "1", "b": None})]),
-    "extra field": (b"a,b\n1,x,y\n2,z\n", [(2, "more fields than the header has"), (3, {"a": "2", "b": "z"})]),
-    "not UTF-8": (b"a,b\n1,\xff\n2,z\n", [(2, "not UTF-8"), (3, {"a": "2", "b": "z"})]),
+    "extra field": (
+        b"a,b\n1,x,y\n2,z\n",
+        [(2, f"more fields than the header has; {QUOTE}"), (3, {"a": "2", "b": "z"})],
+    ),
+    "not UTF-8": (b"a,b\n1,\xff\n2,z\n", [(2, f"not UTF-8; {ENCODING}"), (3, {"a": "2", "b": "z"})]),
     "text behind a quote": (
         b'a,b\n1,"x"y\n2,z\n',
         [(2, "broken CSV: ',' expected after '\"'"), (3, {"a": "2", "b": "z"})],
@@ -151,10 +165,10 @@ CSV = {
     "tabs": (b"a\tb\n1\tx,y\n", [(2, {"a": "1", "b": "x,y"})]),
     "a column named twice": (
         b"a,a\n1,x\n2,y\n",
-        [(line, "broken CSV header: more than one column is called 'a'") for line in (1, 2, 3)],
+        [(line, "broken CSV header: more than one column is called 'a'; rename one") for line in (1, 2, 3)],
     ),
     "blank lines": (b"\n\na,b\n\n1,x\n\n", [(5, {"a": "1", "b": "x"})]),
-    "UTF-16": ("a,b\n1,x\n".encode("utf-16"), [(1, UTF_16)]),
+    "UTF-16": ("a,b\n1,x\n".encode("utf-16"), [(2, {"a": "1", "b": "x"})]),
     "header alone": (b"a,b\n", []),
     "empty": (b"", []),
 }
