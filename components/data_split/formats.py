@@ -33,7 +33,7 @@ def normalise(
         values: The row.
         layout: Which of its columns hold what.
         reasoning: Whether to keep what the assistant thought.
-        chat: Whether a row of texts is to be turns, so that it has a place for tools and a system message.
+        chat: Whether a row of texts may become turns, which have a place for tools and a system message.
 
     Returns:
         The row, or the reason why it cannot be used.

@@ -18,6 +18,7 @@ from baton.components.data_split.records import Record, Refused, as_content
 from baton.components.data_split.rows import Rejected, Row
 from baton.components.data_split.sides import NAMES
 from baton.components.shared.core import events
+from baton.components.shared.models import conversing
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.data import Source
 
@@ -116,7 +117,7 @@ class Intake:
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
             data = self._recipe.data
-            options = {"reasoning": data.reasoning == "keep", "chat": data.render_as == "chat"}
+            options = {"reasoning": data.reasoning == "keep", "chat": conversing.may_apply(self._recipe)}
             normal = formats.normalise(row.values, supply.layout, **options)
             if isinstance(normal, dict):
                 # Some rows may have tools or a system message, and others none.

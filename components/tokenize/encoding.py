@@ -21,6 +21,7 @@ from baton.components.tokenize.masks.tokens import ids_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
 Made = list[Row] | str
 """The rows made of one row, or why there are none."""
 
@@ -60,7 +61,13 @@ class BatchEncoder:
     def __call__(self, rows: list[Row]) -> list[Made]:
         if not rows:
             return []
-        made = self._make(conversing.conversed(rows, self._recipe, self._tokenizer))
+        conversed = conversing.conversed(rows, self._recipe, self._tokenizer)
+        for before, after in zip(rows, conversed, strict=True):
+            for name in conversing.unplaced(before):
+                # An extra column is kept for reward functions in any case.
+                if name not in after and name not in self._data.extra_columns and isinstance(after["prompt"], str):
+                    self._talk.told[UNPLACED.format(name)] += 1
+        made = self._make(conversed)
         if not self._data.extra_columns:
             return made
         extras = [{name: row[name] for name in self._data.extra_columns} for row in rows]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import FormatError, OtherRunError, UserError
+from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
@@ -238,3 +239,23 @@ def test_another_seed_moves_rows(tmp_path: Path):
     ]
 
     assert held_out[0] != held_out[1]
+
+
+def test_a_run_of_before_keeps_its_rows(store: str, tmp_path: Path):
+    source = write(tmp_path / "rows.jsonl", ROWS[:100])
+    made = split(store, source)
+    run = Run(Storage(store), "run-1")
+    began = run.require("recipe.json")
+    assert began["made"]["formats"]["rows"] == 2
+    write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(OtherRunError):  # a run of now is held to its rows
+        split(store, source)
+    run.put("recipe.json", {**began, "made": {"baton": "0.1.0", "formats": {"tokens": 1}}})
+    kept = split(store, source)
+    assert kept.keys() == made.keys()
+    assert {**kept, "page": ""} == {**made, "page": ""}
+    assert run.require("recipe.json")["made"]["formats"] == {"tokens": 1}
+    started = Run(Storage(store), "run-2")
+    started.put("recipe.json", {**began, "name": "run-2", "made": {"baton": "0.1.0", "formats": {}}})
+    with pytest.raises(FormatError, match=r"its rows are not there, and this Baton, .*, makes other ones\. Start"):
+        split(store, source, "run-2")
