@@ -66,8 +66,8 @@ def _kept(run: Run, scratch: str) -> Split:
     manifest = bundles.usable_manifest(run.storage, data.prefix) if data else None
     if data is None or manifest is None:
         raise FormatError(
-            f"run {run.name!r} was begun by another release, its rows are not there, and this Baton, {release()}, makes "
-            "other ones.",
+            f"run {run.name!r} was begun by another release, its rows are not there, and this Baton, {release()}, "
+            "makes other ones.",
             remedy="Start the run under another name, or run its data split with the release that began it.",
         )
     folder = f"{scratch}/sides"

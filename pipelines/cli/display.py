@@ -99,7 +99,7 @@ def _note(event: Event) -> str:
             chat = ", rendered as chat" if event.rendered else ""
             return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}{chat}; {event.steps:,} steps"
         case events.Source():
-            return f"{event.uri} holds rows of {event.format}"
+            return f"{event.uri} holds {event.in_words}"
         case events.Tokenized():
             return f"part {event.done:,} of {event.of:,}"
         case events.Resumed():
