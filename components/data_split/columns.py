@@ -47,6 +47,9 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
 """Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
 
+EARLIER = "history[]"
+"""Column of earlier rounds, each a question and its answer, beside a prompt that is a text."""
+
 TALKS = ("messages", "sharegpt", "tool-calls")
 """Formats whose rows are messages, always."""
 

@@ -187,7 +187,8 @@ def _became(layout: Layout, recipe: Recipe, looked_at: list[dict[str, object]]) 
     listed = [name for name in layout.columns.values() if isinstance(name, str)]
     talks = any(isinstance(paths.get(row, name), list) for row in looked_at for name in listed)
     is_placed = talks or layout.format in TALKS or conversing.may_apply(recipe)
-    return layout.columns | (layout.beside if is_placed else {})
+    earlier: Columns = {"history": layout.earlier} if layout.earlier else {}
+    return layout.columns | (layout.beside if is_placed else {}) | earlier
 
 
 def _unused(became: Columns, layout: Layout, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:

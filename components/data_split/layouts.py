@@ -11,6 +11,7 @@ from baton.components.data_split import paths
 from baton.components.data_split.columns import (
     ASIDE,
     BESIDE,
+    EARLIER,
     IN_ORDER,
     LIKE,
     MANY,
@@ -54,6 +55,7 @@ class Layout:
         extra_columns: Further columns to keep.
         whole: The answers begin with their prompt, which has no column.
         beside: Columns that go with a row of messages, as `columns`.
+        earlier: Column of the rounds before the prompt: rows are conversations then.
     """
 
     format: str
@@ -62,6 +64,7 @@ class Layout:
     extra_columns: tuple[str, ...] = ()
     whole: bool = False
     beside: Columns = field(default_factory=dict)
+    earlier: str | None = None
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -109,6 +112,7 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
                 columns |= optional
                 beside = {ours: columns[ours] for ours in BESIDE if ours in columns}
                 beside |= _optional(BESIDE, mapped, present, columns, names)
+                rounds = find(EARLIER, present) if {"prompt", "instruction"} & columns.keys() else None
                 layout = Layout(
                     format=name,
                     columns=columns | (beside if name in TALKS else {}),
@@ -116,6 +120,7 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
                     extra_columns=tuple(data.extra_columns),
                     whole="prompt" in NEEDED[name] and "prompt" not in columns,
                     beside=beside,
+                    earlier=rounds if rounds not in [*columns.values(), *data.extra_columns] else None,
                 )
                 _check_extras(layout, source, present)
                 if name == "text" and named == "auto" and len(tried) > 1 and "text" not in mapped:
