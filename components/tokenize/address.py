@@ -50,7 +50,7 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
         FormatError: it would, and the run's are gone or not made yet.
     """
     own = run.read(Tokens)
-    tokenizer = None if _is_learned(recipe) else own_tokenizer.make(recipe, base)
+    tokenizer = None if is_learned(recipe) else own_tokenizer.make(recipe, base)
     words = turned(run, recipe, split, tokenizer)
     day = _day(run, recipe, split, tokenizer, own)
     other = own_tokenizer.other_identity(recipe)
@@ -144,7 +144,8 @@ def turned(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerB
     return conversing.changes(_first_row(run, split), recipe, chat=is_chat)
 
 
-def _is_learned(recipe: Recipe) -> bool:
+def is_learned(recipe: Recipe) -> bool:
+    """Tells whether the tokenizer is learned from the rows."""
     return bool(recipe.model.tokenizer and recipe.model.tokenizer.train)
 
 

@@ -153,7 +153,7 @@ def _warning(event: Event) -> str:
             return f"{event.uri} is not used and made anew: {event.reason}"
         case MadeAnew():
             return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
-        case events.LeftOut():
+        case events.LeftOut() | events.NoEffect():
             return f"{event.text}."
         case events.Truncation():
             return f"{event.text[:1].upper()}{event.text[1:]}."

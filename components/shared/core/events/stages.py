@@ -107,6 +107,12 @@ class LeftOut(Event, kind="left_out"):
     counts: dict[str, int]
 
 
+class NoEffect(Event, kind="no_effect"):
+    """A setting, or a part of the rows, changes nothing in this run."""
+
+    text: str
+
+
 class Tokens(Event, kind="tokens"):
     """Rows are tokenized, now or by another run."""
 
