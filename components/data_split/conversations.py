@@ -47,6 +47,9 @@ def conversation(messages: Any, name: str = "messages", *, has_tools: bool = Fal
             return f"{name} is a text that is no JSON"
     turns = _messages(_spoken(messages), name, has_tools)
     if isinstance(turns, str):
+        first = messages[0] if isinstance(messages, list) and messages else None
+        if isinstance(first, dict) and {"role", "from"}.isdisjoint(first):
+            turns += f" but {', '.join(map(str, first))}; if the list holds rows, write each on a line of its own"
         return turns
     if not any(message["role"] == "assistant" for message in turns):
         return f"{name} has no assistant turn"

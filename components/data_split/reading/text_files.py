@@ -11,7 +11,17 @@ from itertools import chain, islice
 from typing import Any
 
 from baton.components.data_split.reading.streams import BLOCK, Line
-from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read, loads
+from baton.components.data_split.rows import (
+    DECODER,
+    MAX_ROW,
+    SHOWN,
+    TOO_LONG,
+    Rejected,
+    Row,
+    UnreadableError,
+    as_read,
+    loads,
+)
 
 csv.field_size_limit(MAX_ROW)
 
@@ -53,8 +63,8 @@ def jsonl(file: str, lines: Iterator[Line]) -> Iterator[Row | Rejected]:
 
 def _object(file: str, number: int, text: str) -> Row | Rejected:
     try:
-        value = loads(text)
-    except ValueError as error:  # also a number of too many digits
+        value = loads(text, DECODER)
+    except ValueError as error:  # also a key that is there twice
         return Rejected(file, number, f"broken JSON: {error}", text)
     return as_row(file, number, value, text)
 

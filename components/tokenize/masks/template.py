@@ -165,6 +165,8 @@ class Template:
                 return Rendered(talk, self._apply([talk.messages], talk.tools, prompts)[0])
             except _refusals() as error:
                 reason = reason or " ".join(str(error).split()) or type(error).__name__
+        if conversation.tools is None and self.render(Conversation(conversation.messages, [])) is not None:
+            reason = "it wants tools, and the row declares none; give them in a column tools"
         return f"the chat template refuses it: {reason}"
 
     def _apply(self, messages: list[list[Message]], tools: list[dict[str, Any]] | None, prompts: bool) -> list[str]:

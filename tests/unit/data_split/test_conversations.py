@@ -132,6 +132,14 @@ def test_who_says_what(messages: list[Any], expected: list[Any] | str, row_forma
     assert found == (expected if isinstance(expected, str) else {"messages": expected})
 
 
+def test_rows_in_a_list_are_no_messages() -> None:
+    rows = {"data": [{"prompt": "1+1?", "completion": "2"}]}
+    found = formats.normalise(rows, of_method("sft", rows))
+    assert found == (
+        "message 1 has no role but prompt, completion; if the list holds rows, write each on a line of its own"
+    )
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing shared": (
         {"chosen": [RIGHT], "rejected": [WRONG]},

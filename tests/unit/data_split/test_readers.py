@@ -40,6 +40,13 @@ JSONL = {
     "CRLF": (b'{"a": "x"}\r\n{"a": "y"}\r\n', [(1, {"a": "x"}), (2, {"a": "y"})]),
     "BOM": (b'\xef\xbb\xbf{"a": 1}\n', [(1, {"a": 1})]),
     "separators inside": ('{"a": "x\u2028y\x85z"}\n'.encode(), [(1, {"a": "x\u2028y\x85z"})]),
+    "a key twice": (
+        b'{"a": 1, "b": {"c": 1, "c": 2}}\n{"a": 2}\n',
+        [(1, "broken JSON: key 'c' is there twice"), (2, {"a": 2})],
+    ),
+    "a key twice, the same": (b'{"a": 1, "a": 1}\n', [(1, "broken JSON: key 'a' is there twice")]),
+    "a key on two levels": (b'{"a": {"a": 1}}\n', [(1, {"a": {"a": 1}})]),
+    "a number of many digits": (b'{"a": 1, "b": %s}\n' % (b"7" * 6000), [(1, {"a": 1, "b": "7" * 6000})]),
     "escaped NUL": (b'{"a": "x\\u0000y"}\n', [(1, {"a": "x\0y"})]),
     "escaped surrogate": (b'{"a": "\\ud800"}\n', [(1, {"a": "\ud800"})]),
     "broken": (
@@ -78,17 +85,12 @@ def test_jsonl(content: bytes, expected: list[Any], tmp_path: Path):
     assert read("rows.jsonl", content, tmp_path) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [(b"[" * 100_000, "broken JSON: maximum recursion depth"), (b"1" * 5000, "broken JSON: Exceeds the limit (4300")],
-    ids=["nesting", "digits"],
-)
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_json_that_is_too_much_for_the_parser(name: str, value: bytes, reason: str, tmp_path: Path):
-    ((line, found),) = read(name, b'{"a": ' + value + b"}", tmp_path)
+def test_json_that_is_too_much_for_the_parser(name: str, tmp_path: Path):
+    ((line, found),) = read(name, b'{"a": ' + b"[" * 100_000 + b"}", tmp_path)
 
     assert line == 1
-    assert found.startswith(reason)
+    assert found.startswith("broken JSON: maximum recursion depth")
 
 
 def test_a_rejected_row_keeps_what_was_read(tmp_path: Path):
@@ -116,6 +118,8 @@ JSON = {
     ),
     "a comma is missing": (b'[{"a": 1} {"a": 2}]', [(1, {"a": 1}), (2, "broken JSON: expected , or ]")]),
     "a comma too many": (b'[{"a": 1},, {"a": 2}]', [(1, {"a": 1}), (2, "broken JSON: Expecting value"), (3, {"a": 2})]),
+    "a key twice": (b'[{"a": 1, "a": 2}, {"a": 3}]', [(1, "broken JSON: key 'a' is there twice"), (2, {"a": 3})]),
+    "a number of many digits": (b'[{"a": %s}]' % (b"7" * 6000), [(1, {"a": "7" * 6000})]),
     "text after": (b'[{"a": 1}] x', [(1, {"a": 1}), (2, "broken JSON: text after the array")]),
     "not UTF-8": (b'["\xff", {"a": 1}]', [(1, "not UTF-8"), (2, {"a": 1})]),
     "escaped surrogate": (b'[{"a": "\\udcff"}]', [(1, {"a": "\udcff"})]),
