@@ -14,6 +14,7 @@ from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models import conversing
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.methods.spec import Rows
+from baton.components.shared.runs.formats import FORMATS
 from baton.components.tokenize.masks.answers import Answer, Ids, Row, common_prefix_length
 from baton.components.tokenize.masks.talk import Talk
 from baton.components.tokenize.masks.tokens import ids_of
@@ -38,12 +39,15 @@ class BatchEncoder:
     Args:
         recipe: The recipe.
         tokenizer: The tokenizer.
+        number: Of the format of tokens.
     """
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number
+    ) -> None:
         self._recipe, self._data = recipe, recipe.data
         self._tokenizer = tokenizer
-        self._talk = Talk(tokenizer, recipe.data.train_on)
+        self._talk = Talk(tokenizer, recipe.data.train_on, number)
         makers: dict[Rows, Callable[[list[Row]], list[Made]]] = {
             "sequences": self._learned,
             "scored": self._scored,

@@ -15,7 +15,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
 from baton.components.shared.models import own_tokenizer, pinned
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import PinnedModels, SplitData, Tokens, TokensMeta
+from baton.components.shared.runs.documents.data import PinnedModels, RunHead, SplitData, Tokens, TokensMeta
 from baton.components.shared.runs.plan import Plan, make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -223,7 +223,10 @@ def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) 
     if len(missing) < len(wanted):
         events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
     wide = bool(missing) and segments.are_wide(recipe, (f"{source}/{name}" for name in names))
-    work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide)
+    number = job.run.need(RunHead).made.number("tokens")
+    work = functools.partial(
+        segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide, number=number
+    )
     left = len(missing)
     for segment, made in workers.each(missing, work, recipe.data.workers):
         done[segment.name] = parts.add(made)
