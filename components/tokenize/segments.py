@@ -159,7 +159,8 @@ def make(
         files["seen"] = f"{folder}/{segment.name}.seen.jsonl"
         with open(files["seen"], "w", encoding="utf-8") as file:
             file.writelines(
-                row.model_dump_json() + "\n" for row in seen.first(segment.path, segment.side, recipe, tokenizer)
+                row.model_dump_json() + "\n"
+                for row in seen.first(segment.path, segment.side, recipe, tokenizer, number)
             )
     if segment.index == 0 and written.rows:
         figures["first"] = card.first_sequences(path, tokenizer)

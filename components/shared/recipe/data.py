@@ -119,8 +119,8 @@ class Data(Section):
     its place from 0 in a list), by `margin` (of two; below 0 the first is better), or the best first in a list. A rated
     row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an `answer` and further columns
     for reward functions; `tool-calls` has `prompt`, `calls` and `tools`. A row of messages takes its `tools` (or
-    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts with
-    `render_as: chat`."""
+    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts
+    that becomes turns."""
     columns: Columns = {}
     """Our column name → the source's, for example `{prompt: question, completion: answer}`; what lies within a column
     goes by its path: `reward_model.ground_truth`, `answers.text.0`. A list of columns is joined with `join`; of
