@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, BinaryIO
 
+from baton.components.data_split.quality import verdicts
 from baton.components.shared.pages import quality_checks, quality_page
 from baton.components.shared.pages.cards import Card, table, visible
 from baton.components.shared.runs import links
@@ -59,6 +60,7 @@ def rows(run: Run, split: dict[str, Any], run_name: str) -> Card:
             if lines:
                 numbered = (f"{number}  {visible(line, LONGEST)}" for number, line in enumerate(lines, 1))
                 parts.append("\n".join([side, *numbered]))
+    parts += [verdicts.became(source) for source in split["sources"]]
     places = {
         "rows": split["address"],
         "rejected": split["rejected_uri"],

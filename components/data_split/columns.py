@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 PROMPTS = ("prompt", "question.full_text", "question.problem", "question.text", "question", "query", "problem", "input")
-ANSWERS = ("completion", "response", "answer.0", "answer", "output", "solution")
+ANSWERS = ("completion", "response", "solution", "answer.0", "answer", "output")
+"""A worked solution goes before the bare answer beside it."""
 JUDGED = ("preferred", "winner", "choice", "better_response_id", "preference")
 MARGINS = ("margin", "preference_strength", "overall_preference")
 TOOLS = ("tools", "functions")
@@ -46,6 +47,9 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
 """Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
 
+EARLIER = "history[]"
+"""Column of earlier rounds, each a question and its answer, beside a prompt that is a text."""
+
 TALKS = ("messages", "sharegpt", "tool-calls")
 """Formats whose rows are messages, always."""
 
@@ -85,6 +89,29 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 }
 """Columns that rows of each format come out with."""
 
+LIKE: dict[str, str] = {
+    "text": "text|body|content|document|article|story|passage",
+    "prompt": "prompt|quest|^q$|query|ask|instruct|input|problem|user|human|message|convers|dialog",
+    "completion": "complet|answer|^a$|respon|output|reply|solution|target|assistant|chosen|generat",
+    "instruction": "instruct|prompt|quest|^q$|task",
+    "output": "output|respon|answer|^a$|complet|reply",
+    "messages": "messag|convers|dialog|chat|turns",
+    "conversations": "convers|messag|dialog|chat|turns",
+    "chosen": "chosen|prefer|better|best|good|win|accept|positive",
+    "rejected": "reject|worse|worst|bad|los|negative",
+    "responses": "respon|answer|complet|candidate|generat|summar|output",
+    "label": "label|rating|is_|thumb|vote|good|correct",
+    "calls": "call",
+    "tools": "tool|function",
+}
+"""What a name that is not known may mean: our name → a pattern in it, for hints."""
+ASIDE = r"(id|uuid|lang|language|url|date|time|timestamp|index|idx|source|category|split|score|rank|count|hash|system)$"
+"""Names that say something about a row."""
+IN_ORDER = ("prompt-completion", "instruction", "text", "messages", "sharegpt", "prompt")
+"""Formats whose columns may be guessed by their order: no side of them is worse than another."""
+MANY = ("messages", "conversations", "responses", "calls", "tools")
+"""Columns of ours that are lists."""
+
 SIDE_BY_SIDE = ("responses", "scores", "ranks")
 """Columns of ours that are lists: several of the source's make one, and are not joined."""
 
@@ -102,7 +129,7 @@ def find(name: str, present: list[str], any_case: bool = True) -> str | None:
     if bare in present:
         column = bare
     else:
-        column = next((each for each in present if any_case and each.lower() == bare.lower()), "")
+        column = min((each for each in present if any_case and each.lower() == bare.lower()), default="")
     return column if column and (bare == name or f"{column}.0" in present) else None
 
 

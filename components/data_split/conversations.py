@@ -12,6 +12,8 @@ from baton.components.data_split.rows import loads
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
 """Keys of a mapping that is a question and its answer."""
+LEARNED = "output_with_loss"
+"""XTuner's key of such a mapping that says whether its answer is learned."""
 
 ANSWER = re.compile(r".*\n\n(?:Assistant|ASSISTANT|assistant):", re.DOTALL)
 """A conversation written into a text, up to its last answer: the turns of Anthropic's hh-rlhf."""
@@ -45,6 +47,9 @@ def conversation(messages: Any, name: str = "messages", *, has_tools: bool = Fal
             return f"{name} is a text that is no JSON"
     turns = _messages(_spoken(messages), name, has_tools)
     if isinstance(turns, str):
+        first = messages[0] if isinstance(messages, list) and messages else None
+        if isinstance(first, dict) and {"role", "from"}.isdisjoint(first):
+            turns += f" but {', '.join(map(str, first))}; if the list holds rows, write each on a line of its own"
         return turns
     if not any(message["role"] == "assistant" for message in turns):
         return f"{name} has no assistant turn"
@@ -148,9 +153,29 @@ def _spoken(value: Any) -> Any:
             isinstance(each, dict) and "role" not in each and all(isinstance(each.get(key), str) for key in keys)
             for each in value
         ):
-            turns = ((("user", "assistant")[at], each[key]) for each in value for at, key in enumerate(keys))
-            return [{"role": role, "content": text} for role, text in turns]
+            return [turn for each in value for turn in _round(each, keys)]
     return value
+
+
+def _round(each: dict[str, Any], keys: tuple[str, str]) -> list[Message]:
+    """Returns a question and its answer, after the system message that they may come with."""
+    system, asked, said = each.get("system"), *(each[key] for key in keys)
+    before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    learned = {"train": bool(each[LEARNED])} if isinstance(each.get(LEARNED), bool) else {}
+    return [*before, {"role": "user", "content": asked}, {"role": "assistant", "content": said, **learned}]
+
+
+def rounds(value: Any) -> list[Message] | str:
+    """Returns the rounds before a prompt as messages, or why they are none; they are pairs of question and answer."""
+    if value is None:
+        return []
+    pairs = value if isinstance(value, list) else [value]
+    if all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
+        return [
+            {"role": role, "content": x} for pair in pairs for role, x in zip(("user", "assistant"), pair, strict=True)
+        ]
+    turns = _messages(_spoken(value), "history", False)
+    return turns if isinstance(turns, list) else "is no list of questions and their answers"
 
 
 def _shared(a: list[Message], b: list[Message]) -> list[Message]:

@@ -33,7 +33,7 @@ def normalise(
         values: The row.
         layout: Which of its columns hold what.
         reasoning: Whether to keep what the assistant thought.
-        chat: Whether a row of texts is to be turns, so that it has a place for tools and a system message.
+        chat: Whether a row of texts may become turns, which have a place for tools and a system message.
 
     Returns:
         The row, or the reason why it cannot be used.
@@ -47,7 +47,10 @@ def normalise(
         elif ours in layout.needed:
             return f"column {layout.name(ours)} is missing"
     beside = {ours: _joined(values, theirs, layout.join) for ours, theirs in layout.beside.items()}
-    normal = _shape(row, layout, beside, reasoning)
+    earlier = conversations.rounds(paths.get(values, layout.earlier)) if layout.earlier else None
+    if isinstance(earlier, str):
+        return f"column {layout.earlier!r} {earlier}"
+    normal = _shape(row, layout, beside, reasoning, earlier)
     is_talk = isinstance(normal, dict) and isinstance(normal.get("messages", normal.get("prompt")), list)
     media = next((name for name in MEDIA if values.get(name) and name not in layout.extra_columns), None)
     if is_talk and media:
@@ -105,8 +108,20 @@ def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> d
     return {**row, "tools": declared} if declared else row
 
 
-def _shape(row: dict[str, Any], layout: Layout, beside: dict[str, Any], reasoning: bool) -> dict[str, Any] | str:
+def _shape(
+    row: dict[str, Any],
+    layout: Layout,
+    beside: dict[str, Any],
+    reasoning: bool,
+    earlier: list[dict[str, Any]] | None = None,
+) -> dict[str, Any] | str:
     row_format, has_tools = layout.format, bool(beside.get("tools"))
+    if earlier is not None:
+        if row_format == "instruction" and all(isinstance(value, str) for value in row.values()):
+            asked = conversing.asked(conversing.alpaca(row["instruction"], row.get("input")))
+            row, row_format = {"prompt": asked, "completion": row["output"]}, "prompt-completion"
+        if isinstance(row.get("prompt"), str):
+            row["prompt"] = [*earlier, {"role": "user", "content": row["prompt"]}]
     if row_format in ("messages", "sharegpt"):
         name = "messages" if row_format == "messages" else "conversations"
         if isinstance(row[name], str) and (written := glaive.conversation(row[name], beside.get("system"))):

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from itertools import chain
+from typing import Any
 
 from baton.components.data_split import formats, layouts, paths
-from baton.components.data_split.columns import BESIDE
+from baton.components.data_split.columns import BESIDE, TALKS
 from baton.components.data_split.layouts import Layout
 from baton.components.data_split.messages import is_encodable
 from baton.components.data_split.reading import readers
@@ -18,8 +19,9 @@ from baton.components.data_split.records import Record, Refused, as_content
 from baton.components.data_split.rows import Rejected, Row
 from baton.components.data_split.sides import NAMES
 from baton.components.shared.core import events
+from baton.components.shared.models import conversing
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.recipe.data import Source
+from baton.components.shared.recipe.data import Columns, Source
 
 LOOKED_AT = 20
 """Rows whose columns decide the format."""
@@ -38,6 +40,8 @@ class Supply:
         files: Type of file → how many of it.
         used: Rows that can be used, so far.
         rejected: Rows that cannot, so far.
+        became: Our column name → the source's, of which it came.
+        unused: Columns that nothing comes of.
     """
 
     source: Source
@@ -46,6 +50,8 @@ class Supply:
     files: Counter[str] = field(default_factory=Counter)
     used: int = 0
     rejected: int = 0
+    became: Columns = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, object]:
         """Returns what was found, for people."""
@@ -53,7 +59,8 @@ class Supply:
             "uri": self.source.uri,
             "files": dict(sorted(self.files.items())),
             "format": self.layout.format,
-            "columns": self.layout.columns,
+            "columns": self.became,
+            "unused": self.unused,
             "rows": self.used,
             "rejected": self.rejected,
         }
@@ -80,8 +87,8 @@ class Intake:
         self.supplies = [_open(source, recipe) for source in recipe.data.sources]
         layouts.require_one_shape([(supply.source.uri, supply.layout) for supply in self.supplies])
         for supply in self.supplies:
-            layout = supply.layout
-            events.emit(events.Source(uri=supply.source.uri, format=layout.format, columns=layout.columns))
+            told: dict[str, Any] = {"uri": supply.source.uri, "format": supply.layout.format, "columns": supply.became}
+            events.emit(events.Source(**told, unused=supply.unused))
 
     @property
     def used(self) -> int:
@@ -116,7 +123,7 @@ class Intake:
     def _record(self, row: Row, supply: Supply, place: int) -> Record | Rejected:
         try:
             data = self._recipe.data
-            options = {"reasoning": data.reasoning == "keep", "chat": data.render_as == "chat"}
+            options = {"reasoning": data.reasoning == "keep", "chat": conversing.may_apply(self._recipe)}
             normal = formats.normalise(row.values, supply.layout, **options)
             if isinstance(normal, dict):
                 # Some rows may have tools or a system message, and others none.
@@ -156,20 +163,42 @@ class Intake:
 
 def _open(source: Source, recipe: Recipe) -> Supply:
     files: Counter[str] = Counter()
-    rows = readers.read(source.uri, recipe.data.sample_by, lambda kind: files.update([kind]))
+    rows = readers.read(
+        source.uri, recipe.data.sample_by, lambda kind: files.update([kind]), recipe.data.csv or readers.AS_IT_IS
+    )
     usable, again = head(rows)
     looked_at = [row.values for row in usable]
-    present = {path for values in looked_at for path in paths.of(values)}
+    present = list(dict.fromkeys(path for values in looked_at for path in paths.of(values)))
     # What lies deeper than is looked for is there where the recipe names it.
-    named = _named(source, recipe) - present
-    present |= {name for name in named if any(paths.get(values, name) is not None for values in looked_at)}
-    layout = layouts.of(source, recipe, sorted(present)) if present else layouts.plain_text(recipe.data)
+    named = sorted(_named(source, recipe) - {*present})
+    present += [name for name in named if any(paths.get(values, name) is not None for values in looked_at)]
+    layout = layouts.of(source, recipe, present) if present else layouts.plain_text(recipe.data)
     for setting in ("column", "stratify_by", "group_by"):
         name = getattr(recipe.data.split, setting)
         if name and present and not source.side and name not in present:
-            raise layouts.missing(f"data.split.{setting}", name, source.uri, sorted(present))
+            raise layouts.missing(f"data.split.{setting}", name, source.uri, present)
     # What was looked at comes again: the source is read once.
-    return Supply(source=source, layout=layout, rows=chain(again, rows), files=files)
+    became = _became(layout, recipe, looked_at)
+    unused = _unused(became, layout, recipe, looked_at)
+    return Supply(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)
+
+
+def _became(layout: Layout, recipe: Recipe, looked_at: list[dict[str, object]]) -> Columns:
+    """Returns which columns become what, those among them for which turns alone have a place."""
+    listed = [name for name in layout.columns.values() if isinstance(name, str)]
+    talks = any(isinstance(paths.get(row, name), list) for row in looked_at for name in listed)
+    is_placed = talks or layout.format in TALKS or conversing.may_apply(recipe)
+    earlier: Columns = {"history": layout.earlier} if layout.earlier else {}
+    return layout.columns | (layout.beside if is_placed else {}) | earlier
+
+
+def _unused(became: Columns, layout: Layout, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:
+    """Returns the columns that nothing comes of."""
+    split = recipe.data.split
+    used = [*became.values(), *layout.extra_columns, split.column, split.stratify_by, split.group_by]
+    names = {name for theirs in used if theirs for name in ([theirs] if isinstance(theirs, str) else theirs)}
+    columns = dict.fromkeys(name for row in looked_at for name in row)
+    return [name for name in columns if not any(each == name or each.startswith(f"{name}.") for each in names)]
 
 
 def _named(source: Source, recipe: Recipe) -> set[str]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from baton.components.data_split import paths
-from baton.components.data_split.columns import BESIDE, NEEDED, OPTIONAL, OTHERWISE, TALKS, WRITTEN, find, side_by_side
+from baton.components.data_split.columns import (
+    ASIDE,
+    BESIDE,
+    EARLIER,
+    IN_ORDER,
+    LIKE,
+    MANY,
+    NEEDED,
+    OPTIONAL,
+    OTHERWISE,
+    TALKS,
+    WRITTEN,
+    find,
+    side_by_side,
+)
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Data, Recipe
 from baton.components.shared.recipe.data import Columns, Source
@@ -40,6 +55,7 @@ class Layout:
         extra_columns: Further columns to keep.
         whole: The answers begin with their prompt, which has no column.
         beside: Columns that go with a row of messages, as `columns`.
+        earlier: Column of the rounds before the prompt: rows are conversations then.
     """
 
     format: str
@@ -48,6 +64,7 @@ class Layout:
     extra_columns: tuple[str, ...] = ()
     whole: bool = False
     beside: Columns = field(default_factory=dict)
+    earlier: str | None = None
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -71,10 +88,11 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
     Args:
         source: The source.
         recipe: The recipe.
-        present: Its columns, and the paths of what lies within them.
+        present: Its columns, and the paths of what lies within them, as the rows have them.
 
     Raises:
-        UserError: the columns fit no format that the method learns from, or one that is named is not there.
+        UserError: the columns fit no format that the method learns from, one that is named is not there, or a row is
+            one message of a conversation.
     """
     data, spec = recipe.data, recipe.training.spec
     mapped = data.columns if source.columns is None else source.columns
@@ -94,6 +112,7 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
                 columns |= optional
                 beside = {ours: columns[ours] for ours in BESIDE if ours in columns}
                 beside |= _optional(BESIDE, mapped, present, columns, names)
+                rounds = find(EARLIER, present) if {"prompt", "instruction"} & columns.keys() else None
                 layout = Layout(
                     format=name,
                     columns=columns | (beside if name in TALKS else {}),
@@ -101,8 +120,11 @@ def of(source: Source, recipe: Recipe, present: list[str]) -> Layout:
                     extra_columns=tuple(data.extra_columns),
                     whole="prompt" in NEEDED[name] and "prompt" not in columns,
                     beside=beside,
+                    earlier=rounds if rounds not in [*columns.values(), *data.extra_columns] else None,
                 )
                 _check_extras(layout, source, present)
+                if name == "text" and named == "auto" and len(tried) > 1 and "text" not in mapped:
+                    _require_whole(source, present)
                 return layout
     raise _unfit(source, named, spec, mapped, present)
 
@@ -193,6 +215,16 @@ def missing(setting: str, column: str, uri: str, present: list[str]) -> UserErro
     )
 
 
+def _require_whole(source: Source, present: list[str]) -> None:
+    """Checks that texts are not the messages of conversations, one a row, as OpenAssistant's are."""
+    if told := [name for name in ("role", "parent_id") if name in present]:
+        raise UserError(
+            f"data.source {source.uri!r} has one message a row ({', '.join(told)}), and not whole conversations.",
+            remedy="Join the messages of each conversation to a row of messages, or set data.format: text to train on "
+            "each by itself.",
+        )
+
+
 def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, present: list[str]) -> UserError:
     for ours, theirs in mapped.items():
         wanted = [theirs] if isinstance(theirs, str) else theirs
@@ -201,21 +233,28 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
     allowed = spec.formats if named == "auto" else (named,)
     shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in allowed)
     fits = f"no format that {spec.name} learns from" if named == "auto" else "not the format it is said to have"
-    free = [name for name in present if not any(other.startswith(f"{name}.") for other in present)]
-    free = [name for name in free if name != "system" and not name.lower().endswith("id")]
+    inner = {name for name in present if any(other.startswith(f"{name}.") for other in present)}
+    lists = [name for name in inner if f"{name}.0" in present]
+    # No place in a list is meant by it: `generations.0` is one of several.
+    parts = [name for name in present if not any(step.isdecimal() for step in name.split("."))]
+    free = [name for name in parts if name not in inner and name != "system" and not name.lower().endswith("id")]
 
-    def likeness(name: str) -> tuple[float, int]:
-        needed = NEEDED[name]
-        return len(_there(name, mapped, present)) / len(needed), len(needed) if len(needed) <= len(free) else 0
+    def proposed(name: str) -> Columns:
+        columns = _there(name, mapped, present)
+        known = {str(theirs) for theirs in columns.values()} | {*OPTIONAL.get(name, {})}
+        _propose(
+            name, columns, [each for each in parts if (each in free or each in lists) and each not in known], lists
+        )
+        return columns
+
+    def likeness(name: str) -> tuple[float, float, bool, int]:
+        needed, columns = NEEDED[name], proposed(name)
+        filled = sum(columns[ours] != "…" for ours in needed) / len(needed)
+        there = len(_there(name, mapped, present)) / len(needed)
+        return there, filled, name in IN_ORDER, len(needed) if len(needed) <= len(free) else 0
 
     nearest = max(allowed, key=likeness)
-    columns = _there(nearest, mapped, present)
-    matched = len(columns)
-    known = {str(theirs) for theirs in columns.values()} | {*OPTIONAL.get(nearest, {})}
-    free = [name for name in free if name not in known]
-    for ours in NEEDED[nearest]:
-        if ours not in columns:
-            columns[ours] = free.pop(0) if free else "…"
+    columns, matched = proposed(nearest), len(_there(nearest, mapped, present))
     example = ", ".join(f"{ours}: {columns[ours]}" for ours in NEEDED[nearest])
     if "ranked" in allowed and (answers := side_by_side(present, judged=True)):
         nearest, example = "ranked", f"responses: [{', '.join(answers['responses'])}], preferred: …"
@@ -224,11 +263,37 @@ def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, presen
     if named == "auto" and others and len(NEEDED[shape]) > matched:
         listed = f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0]
         elsewhere = f"Rows of {shape} are for {listed}: set training.method: {others[0]}. Or keep {spec.name}: "
+    sentences = [name for name in present if re.search(r"[.?!]\s*$", name) or len(name.split()) > 6]
+    header = ",".join(NEEDED[nearest])
     nearest = f"the nearest is {nearest}: map what holds it with data.columns, for example {{{example}}}."
+    if sentences:
+        elsewhere, nearest = "", f"the first line seems to be a row; put one with names before it, such as {header}."
     return UserError(
         f"data.source {source.uri!r} has columns {', '.join(paths.columns(present))}, which fit {fits} ({shapes}).",
         remedy=elsewhere + (nearest if elsewhere else nearest[0].upper() + nearest[1:]),
     )
+
+
+def _propose(name: str, columns: Columns, free: list[str], lists: list[str]) -> None:
+    """Fills in the columns that a format lacks: by what their names are like, by their order where nothing else is
+    left for them, and else not at all: whoever follows a hint that swaps columns trains backwards."""
+    missing = [ours for ours in NEEDED[name] if ours not in columns]
+    for ours in list(missing):
+        like = [
+            theirs
+            for theirs in free
+            if (theirs in lists) <= (ours in MANY or ours == "prompt")
+            and any(re.search(LIKE[ours], step.lower()) for step in theirs.split("."))
+            and not re.search(ASIDE, theirs.lower())
+        ]
+        if like:
+            best = min(like, key=lambda theirs: not re.search(r"\.(text|content|value)$", theirs))
+            columns[ours] = best
+            free.remove(best)
+            missing.remove(ours)
+    left = [theirs for theirs in free if theirs not in lists and not re.search(ASIDE, theirs.lower())]
+    fits = name in IN_ORDER and len(left) == len(missing)
+    columns |= {ours: left[at] if fits else "…" for at, ours in enumerate(missing)}
 
 
 def learners(mapped: Columns, present: list[str]) -> tuple[str, list[str]]:
@@ -252,11 +317,11 @@ def learners(mapped: Columns, present: list[str]) -> tuple[str, list[str]]:
 
 
 def _there(name: str, mapped: Columns, present: list[str]) -> Columns:
-    """Returns those columns that a format needs and that are there."""
+    """Returns those columns that a format needs and that are there; of a mapping its text."""
     columns: Columns = {}
     for ours, known in NEEDED[name].items():
         if theirs := _column(ours, known, mapped, present, Names.ANY, taken=columns):
-            columns[ours] = theirs
+            columns[ours] = next((x for x in (f"{theirs}.text", f"{theirs}.content") if x in present), theirs)
     return columns
 
 

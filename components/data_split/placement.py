@@ -17,6 +17,7 @@ from baton.components.data_split.quality import Inspection, verdicts
 from baton.components.data_split.records import Record, Refused, Spool
 from baton.components.data_split.sampling import smallest, uses
 from baton.components.data_split.sides import Sides
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.formats import FORMATS
@@ -124,18 +125,27 @@ def _write(recipe: Recipe, placed: Placed, folder: str, origins: OriginsWriter |
     weights = [source.weight for source in recipe.data.sources]
     digest = hashlib.sha256(json.dumps([FORMATS["rows"].number, recipe.data.extra_columns]).encode())
     counts = {"rows": 0, **dict.fromkeys(SIDES, 0)}
+    labels: set[str] = set()
     with contextlib.ExitStack() as stack:
         files = {side: stack.enter_context(open(f"{folder}/{side}.jsonl", "wb")) for side in SIDES}
         for record, side in placed:
             line = record.content.encode() + b"\n"
             times = uses(record.content, recipe.seed, weights[record.source]) if side == "train" else 1
             counts["rows"] += 1
+            if times and side == "train":
+                # Quotes within texts are escaped: it is the row's own key.
+                labels |= {label for label in ("true", "false") if f'"label": {label}' in record.content}
             for _ in range(times):
                 digest.update(side.encode() + hashlib.sha256(line).digest())
                 files[side].write(line)
                 counts[side] += 1
                 if origins and side == "train":
                     origins.add(record.file, record.line)
+    if recipe.training.method == "kto" and len(labels) == 1:
+        told = (
+            f"every row to train on has label {labels.pop()}: kto learns from good answers and from bad ones, and the "
+        )
+        events.emit(events.NoEffect(text=f"{told}weight of the other side has no effect"))
     return {"digest": digest.hexdigest(), **counts}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.components.shared.core.errors import BatonError
 
@@ -13,6 +14,9 @@ MAX_ROW = 2**26
 """Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""
 
 TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
+T = TypeVar("T")
+DIGITS = 4000
+"""Digits of the longest number that is one; Python reads 4,300."""
 SHOWN = 1000
 """Bytes kept of what is longer than that."""
 MAX_SIGNS = 1_000_000
@@ -64,17 +68,57 @@ class UnreadableError(BatonError):
         self.reason, self.line, self.raw = reason, line, raw
 
 
-def loads(text: str) -> Any:
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return values
+
+
+def _number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= DIGITS else digits
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+"""Of two values under one key a decoder takes the last, which nobody may have meant."""
+_LONG = json.JSONDecoder(object_pairs_hook=_distinct, parse_int=_number)
+
+
+def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
     """Returns a value of JSON that anybody may have written.
+
+    Args:
+        text: Its text.
+        decoder: By which it is read, instead of Python's own.
 
     Raises:
         ValueError: it is broken, nested too deep, or of too many values.
     """
     require_few_signs(text)
     try:
-        return json.loads(text)
+        return row_value(lambda decoder: decoder.decode(text)) if decoder is DECODER else json.loads(text)
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def row_value(decode: Callable[[json.JSONDecoder], T]) -> T:
+    """Returns a row's value; a number of more digits than Python takes is their text.
+
+    Args:
+        decode: Reads it by a decoder.
+
+    Raises:
+        ValueError: it is broken, or has a key twice.
+    """
+    try:
+        return decode(DECODER)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        return decode(_LONG)
 
 
 def require_few_signs(text: str, at: int = 0) -> None:

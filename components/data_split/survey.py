@@ -51,7 +51,7 @@ def survey(sources: list[str]) -> Survey:
     if not rows:
         raise UserError(f"data.source {', '.join(sources)} holds no rows.", remedy="Check the path.")
     found = [row for row in rows if isinstance(row, Row)]
-    present = sorted({path for row in found for path in paths.of(row.values)})
+    present = list(dict.fromkeys(path for row in found for path in paths.of(row.values)))
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, spec in SPECS.items():
         groups.setdefault(spec.formats, []).append(name)

@@ -26,6 +26,8 @@ def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
     """Returns the name of the run that a trial's data is split and tokenized in: the same for the same data."""
     document = recipe.model_dump(mode="json")
     del document["model"]["from_scratch"], document["data"]["workers"], document["data"]["shards"]
+    if recipe.data.csv is None:  # preparations of before it was a setting are the same ones
+        del document["data"]["csv"]
     decides = [recipe.seed, document["model"], document["data"], recipe.training.method, recipe.hooks.source]
     if recipe.training.second_model:  # its digest is found with the data
         decides.append(recipe.training.second_model[1].model_dump(mode="json"))

@@ -50,11 +50,12 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
         FormatError: it would, and the run's are gone or not made yet.
     """
     own = run.read(Tokens)
-    tokenizer = None if _is_learned(recipe) else own_tokenizer.make(recipe, base)
+    tokenizer = None if is_learned(recipe) else own_tokenizer.make(recipe, base)
     words = turned(run, recipe, split, tokenizer)
     day = _day(run, recipe, split, tokenizer, own)
     other = own_tokenizer.other_identity(recipe)
-    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day)
+    number = run.need(RunHead).made.number("tokens")
+    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day, number=number)
     if own and own.digest == digest:
         return Address(digest, words, day)
     # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
@@ -62,11 +63,10 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
         where = run.storage.uri(own.prefix)
         logger.warning("run %r keeps its tokens, %s; a new run would get others by now", run.name, where)
         return Address(own.digest, own.rendered, own.today)
-    is_other = run.need(RunHead).made.number("tokens") != FORMATS["tokens"].number
-    if is_other or (own and bool(own.rendered) != bool(words)):
-        what = f"its tokens, {run.storage.uri(own.prefix)}, are gone" if own else "it has no tokens yet"
+    if own and bool(own.rendered) != bool(words):
         raise FormatError(
-            f"run {run.name!r} was begun by another release, {what}, and this Baton, {release()}, makes other ones.",
+            f"run {run.name!r} was begun by another release, its tokens, {run.storage.uri(own.prefix)}, are gone, and "
+            f"this Baton, {release()}, makes other ones.",
             remedy="Start the run under another name, or run its tokenize stage with the release that began it.",
         )
     return Address(digest, words, day)
@@ -80,6 +80,7 @@ def tokens_digest(
     *,
     turned: bool = False,
     today: str | None = None,
+    number: int = FORMATS["tokens"].number,
 ) -> str:
     """Returns the address of a tokenized split.
 
@@ -90,6 +91,7 @@ def tokens_digest(
         other_digest: Identity of the files of `model.tokenizer.base`.
         turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
         today: Day that the chat template is told, where it asks.
+        number: Of the format of tokens.
     """
     data = recipe.data
     made_from: dict[str, object] = {
@@ -112,7 +114,7 @@ def tokens_digest(
         # Where a file is cut decides what is packed together, and what the parts are called.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
-    if (number := FORMATS["tokens"].number) > 1:
+    if number > 1:
         made_from["format"] = number
     if turned:
         made_from["turns"] = {"system": data.system}
@@ -144,7 +146,8 @@ def turned(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerB
     return conversing.changes(_first_row(run, split), recipe, chat=is_chat)
 
 
-def _is_learned(recipe: Recipe) -> bool:
+def is_learned(recipe: Recipe) -> bool:
+    """Tells whether the tokenizer is learned from the rows."""
     return bool(recipe.model.tokenizer and recipe.model.tokenizer.train)
 
 

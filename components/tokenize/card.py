@@ -86,6 +86,7 @@ def card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
         parts[0] += f"\n{in_words(tokens['left_out'])}"
     if tokens.get("refused"):
         parts[0] += f"\n{tokens['refused']:,} of those dropped could not be written by the chat template"
+    parts[0] += "".join(f"\n{text}" for text in tokens.get("no_effect", ()))
     if "rendered" in tokens:
         parts.append(tokens["rendered"])
     if recipe.tracking.cards == "rows":

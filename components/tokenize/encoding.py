@@ -14,6 +14,7 @@ from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models import conversing
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.methods.spec import Rows
+from baton.components.shared.runs.formats import FORMATS
 from baton.components.tokenize.masks.answers import Answer, Ids, Row, common_prefix_length
 from baton.components.tokenize.masks.talk import Talk
 from baton.components.tokenize.masks.tokens import ids_of
@@ -21,6 +22,7 @@ from baton.components.tokenize.masks.tokens import ids_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
 Made = list[Row] | str
 """The rows made of one row, or why there are none."""
 
@@ -37,12 +39,15 @@ class BatchEncoder:
     Args:
         recipe: The recipe.
         tokenizer: The tokenizer.
+        number: Of the format of tokens.
     """
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number
+    ) -> None:
         self._recipe, self._data = recipe, recipe.data
         self._tokenizer = tokenizer
-        self._talk = Talk(tokenizer, recipe.data.train_on)
+        self._talk = Talk(tokenizer, recipe.data.train_on, number)
         makers: dict[Rows, Callable[[list[Row]], list[Made]]] = {
             "sequences": self._learned,
             "scored": self._scored,
@@ -60,7 +65,13 @@ class BatchEncoder:
     def __call__(self, rows: list[Row]) -> list[Made]:
         if not rows:
             return []
-        made = self._make(conversing.conversed(rows, self._recipe, self._tokenizer))
+        conversed = conversing.conversed(rows, self._recipe, self._tokenizer)
+        for before, after in zip(rows, conversed, strict=True):
+            for name in conversing.unplaced(before):
+                # An extra column is kept for reward functions in any case.
+                if name not in after and name not in self._data.extra_columns and isinstance(after["prompt"], str):
+                    self._talk.told[UNPLACED.format(name)] += 1
+        made = self._make(conversed)
         if not self._data.extra_columns:
             return made
         extras = [{name: row[name] for name in self._data.extra_columns} for row in rows]

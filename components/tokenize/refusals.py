@@ -69,6 +69,7 @@ class Refusals:
 
 def in_words(told: dict[str, int]) -> str:
     """Returns what the chat template leaves out, in words."""
-    left = [f"{count:,} {what}" for what, count in told.items() if what != OPEN]
+    by_itself = [what for what in told if what == OPEN or what.startswith("columns ")]
+    left = [f"{count:,} {what}" for what, count in told.items() if what not in by_itself]
     words = [f"{' and '.join(left)} that the chat template leaves out"] if left else []
-    return "; ".join([*words, *([f"{told[OPEN]:,} {OPEN}"] if OPEN in told else [])])
+    return "; ".join([*words, *(f"{told[what]:,} {what}" for what in by_itself)])

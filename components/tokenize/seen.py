@@ -12,6 +12,7 @@ from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models import generation
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.rows import Place, SeenRow, Span, Token
+from baton.components.shared.runs.formats import FORMATS
 from baton.components.tokenize import encoding, pieces
 from baton.components.tokenize.lengths import Fitting
 from baton.components.tokenize.masks.answers import Ids, Row
@@ -45,6 +46,7 @@ def see(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     most: int | None = None,
+    number: int = FORMATS["tokens"].number,
 ) -> Iterator[SeenRow]:
     """Yields rows of the split as the model sees them.
 
@@ -53,11 +55,12 @@ def see(
         recipe: The recipe.
         tokenizer: The run's.
         most: Tokens of a sequence that are shown, half of them from where training begins; all when None.
+        number: Of the format of tokens.
 
     Raises:
         UserError: there is no chat template that does.
     """
-    encode = encoding.BatchEncoder(recipe, tokenizer)
+    encode = encoding.BatchEncoder(recipe, tokenizer, number)
     for place, side, row in rows:
         encoding.require_template(tokenizer, row)
         (made,) = encode([row])
@@ -77,12 +80,14 @@ def see(
                 yield _in_words(sequence, base, recipe, tokenizer, most or len(sequence.ids))
 
 
-def first(path: str, side: str, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[SeenRow]:
+def first(
+    path: str, side: str, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number
+) -> list[SeenRow]:
     """Returns the first rows of a file of the split; of long ones a part."""
     with open(path, encoding="utf-8") as file:
         lines = list(islice(file, FIRST))
     rows = ((Place(file=f"{side}.jsonl", line=at), side, json.loads(line)) for at, line in enumerate(lines, 1))
-    return list(see(rows, recipe, tokenizer, MOST))
+    return list(see(rows, recipe, tokenizer, MOST, number))
 
 
 def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[Sequence]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from baton.components.shared.models import loading, packing, prompt_columns
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.formats import FORMATS
 from baton.components.tokenize import arrow, card, encoding, seen
 from baton.components.tokenize.encoding import Row
 from baton.components.tokenize.lengths import Fitting
@@ -104,7 +105,15 @@ def are_wide(recipe: Recipe, paths: Iterable[str]) -> bool:
     return recipe.training.spec.rows == "prompts" and prompt_columns.hold_more(paths)
 
 
-def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *, wide: bool = False) -> Made:
+def make(
+    segment: Segment,
+    recipe: Recipe,
+    tokenizer_folder: str,
+    folder: str,
+    *,
+    wide: bool = False,
+    number: int = FORMATS["tokens"].number,
+) -> Made:
     """Tokenizes a segment.
 
     Args:
@@ -113,6 +122,7 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *
         tokenizer_folder: The tokenizer's files.
         folder: Where the segment's files go.
         wide: As for `arrow.write`.
+        number: Of the format of tokens.
 
     Raises:
         UserError: there are conversations and no chat template, or a tokenizer that does not do.
@@ -120,7 +130,7 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *
     tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
     fitting, refused = Fitting(recipe), Refusals()
     dropped: list[dict[str, object]] = []
-    encode = encoding.BatchEncoder(recipe, tokenizer)
+    encode = encoding.BatchEncoder(recipe, tokenizer, number)
     origins = Origins(segment.first_line)
     batches = _fitted(segment, encode, tokenizer, fitting, refused, dropped, origins)
     path = f"{folder}/{segment.name}.arrow"
@@ -149,7 +159,8 @@ def make(segment: Segment, recipe: Recipe, tokenizer_folder: str, folder: str, *
         files["seen"] = f"{folder}/{segment.name}.seen.jsonl"
         with open(files["seen"], "w", encoding="utf-8") as file:
             file.writelines(
-                row.model_dump_json() + "\n" for row in seen.first(segment.path, segment.side, recipe, tokenizer)
+                row.model_dump_json() + "\n"
+                for row in seen.first(segment.path, segment.side, recipe, tokenizer, number)
             )
     if segment.index == 0 and written.rows:
         figures["first"] = card.first_sequences(path, tokenizer)

@@ -13,10 +13,10 @@ from typing import Any
 
 from baton.components.shared.core import events
 from baton.components.shared.core.scratch import scratch_folder
-from baton.components.shared.models import pinned
+from baton.components.shared.models import own_tokenizer, pinned
 from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.data import PinnedModels, SplitData, Tokens, TokensMeta
-from baton.components.shared.runs.plan import make_plan
+from baton.components.shared.runs.documents.data import PinnedModels, RunHead, SplitData, Tokens, TokensMeta
+from baton.components.shared.runs.plan import Plan, make_plan
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import address, bpe, lengths, refusals, segments, workers
@@ -60,8 +60,8 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     Returns:
         `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
         rows before cutting, the `bytes` of training tokens, the `order` of their rows, the `digest`, the `address` of
-        the files and the `first` sequences of each side; `dropped_uri` says where the rows that are left out are named,
-        if there are any, and `rendered` how texts became turns, if they did.
+        the files, the `first` sequences of each side and what has `no_effect`; `dropped_uri` says where the rows that
+        are left out are named, if there are any, and `rendered` how texts became turns, if they did.
 
     Raises:
         UserError: the tokenizer cannot be had or does not fit, no sequence is left, too many are too long, or the run
@@ -88,12 +88,70 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     plan = make_plan(recipe, meta.train)
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
+    no_effect = without_effect(recipe, plan, pad_is_end=_pad_is_end(job))
+    for text in no_effect:
+        events.emit(events.NoEffect(text=text))
     told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
     if turned and recipe.tracking.cards == "rows":
         told["rendered_row"] = next(iter(meta.first.get("train", ())), None)
     events.emit(events.Tokens.read(told))  # another Baton may have written the facts
     places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
-    return {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, **facts}
+    found = {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, "no_effect": no_effect}
+    return {**found, **facts}
+
+
+def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> list[str]:
+    """Returns what a recipe asks for and does not get, now that the number of steps is known.
+
+    Args:
+        recipe: The recipe.
+        plan: The run's plan.
+        pad_is_end: Whether rows are filled up with the token that ends them.
+    """
+    training, evaluation, last = recipe.training, recipe.evaluation, plan.num_steps
+    told = []
+    if training.warmup_steps >= max(last, 1):
+        told.append(
+            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps, so that the learning "
+            "rate does not come to its peak: give a share such as 0.1"
+        )
+    if training.early_stopping and evaluation.in_training:
+        per_epoch = evaluation.per_epoch
+        count = (
+            sum(plan.is_due(step, per_epoch) for step in range(1, last + 1))
+            if per_epoch
+            else last // (evaluation.every or 1)
+        )
+        patience = training.early_stopping.patience
+        if count <= patience:
+            told.append(
+                f"training.early_stopping cannot end the run: there are {count:,} evaluations in {last:,} steps, and "
+                f"patience is {patience:,}: evaluate more often, or lower it"
+            )
+    elif evaluation.every and evaluation.every > last:
+        told.append(f"evaluation.every is {evaluation.every:,}, and the run has {last:,} steps: nothing is evaluated")
+    for name, step in (
+        ("training.log_every", training.log_every),
+        ("chunks.checkpoint_every", recipe.chunks.every_steps or 0),
+    ):
+        if step > last:
+            told.append(f"{name} is {step:,}, and the run has {last:,} steps")
+    if training.guard and (after := [step for step in training.guard.skip if step > last]):
+        told.append(f"training.guard.skip has step {after[0]:,}, and the run has {last:,}")
+    if pad_is_end and training.method == "reward":
+        told.append(
+            "rows are filled up with the token that ends them, so that a reward model reads its score before the end: "
+            "set model.tokenizer.special_tokens.pad_token"
+        )
+    return told
+
+
+def _pad_is_end(job: Job) -> bool:
+    """Tells whether a reward model's rows are filled up with the token that ends them; of others nobody asks."""
+    if job.recipe.training.method != "reward" or address.is_learned(job.recipe):
+        return False
+    tokenizer = own_tokenizer.make(job.recipe, job.base)
+    return tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
 def tokenize_shard(run_uri: str, index: int, of: int) -> None:
@@ -165,7 +223,10 @@ def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) 
     if len(missing) < len(wanted):
         events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
     wide = bool(missing) and segments.are_wide(recipe, (f"{source}/{name}" for name in names))
-    work = functools.partial(segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide)
+    number = job.run.need(RunHead).made.number("tokens")
+    work = functools.partial(
+        segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide, number=number
+    )
     left = len(missing)
     for segment, made in workers.each(missing, work, recipe.data.workers):
         done[segment.name] = parts.add(made)

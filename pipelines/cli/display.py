@@ -99,7 +99,7 @@ def _note(event: Event) -> str:
             chat = ", rendered as chat" if event.rendered else ""
             return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}{chat}; {event.steps:,} steps"
         case events.Source():
-            return f"{event.uri} holds rows of {event.format}"
+            return f"{event.uri} holds {event.in_words}"
         case events.Tokenized():
             return f"part {event.done:,} of {event.of:,}"
         case events.Resumed():
@@ -154,7 +154,7 @@ def _warning(event: Event) -> str:
             return f"{event.uri} is not used and made anew: {event.reason}"
         case MadeAnew():
             return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
-        case events.LeftOut():
+        case events.LeftOut() | events.NoEffect():
             return f"{event.text}."
         case events.Truncation():
             return f"{event.text[:1].upper()}{event.text[1:]}."

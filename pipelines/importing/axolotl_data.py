@@ -15,6 +15,10 @@ HUB = ("json", "csv", "parquet", "text")
 """Paths that name a reader; the files are in `data_files`."""
 
 HELD_OUT = "test_datasets"
+PIECES = (
+    "texts longer than sequence_len are cut into rows of that length there; here their rest is lost: "
+    "data.packing: true joins texts and cuts, so that nothing is"
+)
 
 TOO_LONG: dict[str, dict[str, object]] = {
     "truncate": {},
@@ -72,6 +76,9 @@ def _sources(draft: Draft, start: str) -> list[str]:
         raise UserError(f"{draft.origin}: {start} has no path.", remedy="Say where its rows are.")
     files = read(draft, f"{start}.data_files", words, [])
     draft.carry("data.source", key, f"{start}.data_files", f"{start}.ds_type")
+    if (path in HUB or draft.reach(path) != path) and draft.has(split := f"{start}.split"):
+        sources.side(draft, split, draft.get(split))  # files have one side, whatever it is called
+        draft.carry("data.source", split)
     if path in HUB:
         return [draft.reach(file) for file in files] or [path]
     local = draft.reach(path)
@@ -83,9 +90,7 @@ def _sources(draft: Draft, start: str) -> list[str]:
 def _hub(draft: Draft, start: str, path: str) -> str:
     """Returns a hub data set's address, with what the file says of config, split and revision."""
     config, split, revision = (f"{start}.{name}" for name in ("name", "split", "revision"))
-    side, bracket, _ = str(draft.get(split, "test" if start.startswith(HELD_OUT) else "train")).partition("[")
-    if bracket:
-        draft.changed(split, f"all of {side} is read; data.max_samples takes so many rows from the start")
+    side = sources.side(draft, split, draft.get(split, "test" if start.startswith(HELD_OUT) else "train"))
     draft.carry("data.source", config, split, revision)
     version = draft.get(revision) if draft.has(revision) else None
     return sources.on_hub(path, revision=version, config=draft.get(config), split=side)
@@ -110,8 +115,12 @@ def _packing(draft: Draft, method: str) -> None:
     key = "sample_packing"
     if read(draft, key, flag, False) and SPECS[method].rows != "sequences":
         draft.left(key, sources.UNPACKED)
-    elif draft.has(key) or method == "pretrain":
-        draft.put("data.packing", "best-fit" if draft.has(key) else True, key)
+    elif method == "pretrain":
+        draft.put("data.packing", True, key)
+        if draft.has(key):
+            draft.changed(key, "texts are joined and cut, so that nothing of long ones is lost; they see each other")
+    elif draft.has(key):
+        draft.put("data.packing", "best-fit", key)
     draft.rest(key)
 
 
@@ -125,5 +134,8 @@ def _length(draft: Draft, method: str, shape: Shape) -> None:
         draft.carry("data.max_length", key)
     elif draft.has(key):
         raise draft.wrong(key, "drop, truncate or raise")
-    elif method not in ("pretrain", "grpo") and shape.format != "text":  # texts it cuts into sequences
+    elif method not in ("pretrain", "grpo") and shape.format != "text":
         draft.assume("data.quality.truncation", "fix")
+    for start in _entries(draft, "datasets") if method == "sft" else ():
+        if str(draft.get(f"{start}.type")).partition(":")[0] == "completion":
+            draft.changed(f"{start}.type", PIECES)

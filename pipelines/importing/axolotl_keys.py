@@ -108,6 +108,7 @@ TABLE = SHARED | table(
     left={
         "put the config.json beside the weights of the base": "base_model_config",
         "model says how the base is loaded": "model_kwargs",
+        "training begins from the trained weights here; model.from_scratch makes untrained ones": "reinit_weights",
         "only bitsandbytes is there: model.quantization": "gptq peft quantization*",
         "give adapter.target_modules as a pattern": "peft_layers_pattern",
         "Baton has no ReLoRA": "relora relora_*",

@@ -110,7 +110,8 @@ def _rows(
 def _source(draft: Draft, folder: str | None, name: str, entry: Entry) -> str:
     """Returns where a data set's rows are: its name where that is in no place that Baton reads."""
     if hub := entry.get("hf_hub_url"):
-        where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": entry.get("split")}
+        split = entry.get("split") and sources.side(draft, _about(name), entry["split"])
+        where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": split}
         return sources.on_hub(hub, **where)
     if "file_name" in entry:
         return draft.reach(str(entry["file_name"]), folder or "")

@@ -51,9 +51,9 @@ BESIDE = {"system": "system", "tools": "tools"}
 """Our columns and theirs for what goes with messages."""
 
 UNREAD = {
-    "system": "only conversations have a system message; put it into the prompt",
-    "tools": "only conversations have tools",
-    "history": "earlier rounds are not read; give the rows as messages",
+    "system": "text that is written without a chat template has no system message; put it into the prompt",
+    "tools": "text that is written without a chat template has no tools",
+    "history": "call it history in the rows: earlier rounds are found by that name",
     "images": "Baton learns from text alone",
     "videos": "Baton learns from text alone",
     "audios": "Baton learns from text alone",
@@ -108,12 +108,14 @@ def shape(method: str, entry: Entry, template: str) -> Shape:
         shape = "instruction" if template == "alpaca" else "prompt-completion"
     elif shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
         shape = "ranked"  # once, answers were a list, the better one first
-    names = {**TALKS.get(shape, COLUMNS[shape]), **BESIDE} if talks else COLUMNS[shape]
+    as_text = template in AS_TEXT or (template == "alpaca" and shape == "instruction")
+    names = TALKS.get(shape, COLUMNS[shape]) if talks else COLUMNS[shape]
+    if talks or not (as_text or shape == "text"):  # texts become turns, which have a place for them
+        names = {**names, **BESIDE}
     columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
     if theirs.get("query") and shape != "instruction" and not talks:
         ours = "text" if shape == "text" else "prompt"
         columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
-    as_text = template in AS_TEXT or (template == "alpaca" and shape == "instruction")
     return Shape(
         format=shape,
         columns={ours: name for ours, name in columns.items() if ours != name},
@@ -134,7 +136,9 @@ def _form(entry: Entry) -> tuple[str, str]:
 def unread(entry: Entry, shape: Shape) -> list[str]:
     """Returns a line for each thing in a data set's description that Baton does not read."""
     given, tags = entry.get("columns") or {}, _tags(entry)
-    read = BESIDE if shape.talks else {}
+    read = {} if shape.renders == "text" or shape.format == "text" else {**BESIDE}
+    if given.get("history") == "history" and not shape.talks:
+        read["history"] = "history"
     lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key) and key not in read]
     if shape.talks:
         if _form(entry) not in FORMS:

@@ -103,6 +103,14 @@ def on_hub(name: object, *, revision: object, config: object, split: object) -> 
     return f"hf://datasets/{name}{f'@{revision}' if revision else ''}{'?' if query else ''}{query}"
 
 
+def side(draft: Draft, key: str, value: object) -> str:
+    """Returns the side of a data set that a `split` names, and notes where it is a part of one: all of it is read."""
+    name, bracket, _ = str(value).partition("[")
+    if bracket:
+        draft.left(key, f"{value}: all rows of {name} are read; data.max_samples takes so many from the start")
+    return name
+
+
 def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
     """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
     whole_row = read(draft, key, flag, False)
@@ -110,7 +118,7 @@ def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
         draft.needless(key, f"has no effect with {method}") if whole_row else draft.rest(key)
     elif whole_row:
         draft.put("data.train_on", "all", key)
-    elif shape and shape.talks:
+    elif shape is None or shape.talks or shape.format == "auto":  # of texts, assistant means the completion
         draft.put("data.train_on", "assistant", key)
     else:
         draft.carry("data.train_on", key)  # of a prompt and its completion, the completion counts anyway

@@ -42,12 +42,7 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
 
     rows = first(recipe, LOOKED_AT, None, heard)
     for source in found:
-        columns = ", ".join(
-            f"{ours} {'+'.join([theirs] if isinstance(theirs, str) else theirs)}"
-            for ours, theirs in source.columns.items()
-            if ours != theirs
-        )
-        yield f"{of}{os.path.basename(source.uri)} holds rows of {source.format}{f' ({columns})' if columns else ''}"
+        yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
     rejected = [row for row in rows if "reason" in row]
     if not rejected:
         return

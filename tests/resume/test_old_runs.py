@@ -242,11 +242,19 @@ def test_a_split_has_the_same_rows_on_the_same_sides(
     fresh.folder.mkdir()
     shutil.copy(case.folder / "rows.jsonl", fresh.folder)
     staged(fresh, legs.split_and_tokenize, recipe, "split")
-    assert fresh.document("runs/split/data.json")["digest"] == case.expected["digest"]
+    # The number of rows is 2 by now, and addresses hold it: such rows, and so their tokens, are the same.
     assert _sides(fresh) == sides
-    assert fresh.document("runs/split/tokens.json")["digest"] == case.document("runs/split/tokens.json")["digest"]
+    assert _tokens(fresh) == _tokens(case)
     staged(fresh, legs.split_and_tokenize, json.dumps({**json.loads(recipe), "seed": 8}), "other")
-    assert fresh.document("runs/other/data.json")["digest"] != case.expected["digest"]
+    other = fresh.document("runs/other/data.json")["digest"]
+    assert other not in (case.expected["digest"], fresh.document("runs/split/data.json")["digest"])
+
+
+def _tokens(case: Case) -> dict[str, str]:
+    """Returns the digests of the files with the case's tokens."""
+    prefix = case.document(f"runs/{case.name}/tokens.json")["prefix"]
+    files: dict[str, dict[str, str]] = case.document(f"{prefix}/manifest.json")["files"]
+    return {name.partition("/")[0]: entry["sha256"] for name, entry in files.items() if name.endswith(".arrow")}
 
 
 def _sides(case: Case) -> dict[str, list[bytes]]:

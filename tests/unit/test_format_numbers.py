@@ -52,7 +52,17 @@ GOLDEN: dict[str, dict[int, Made]] = {
             "stratified": "22650f8ed6f37e2b",
             "grouped": "b770c33251045a1f",
             "weighted": "4df97189780b48d8",
-        }
+        },
+        2: {
+            "texts": "1be17bca90810fd5",
+            "pairs": "0291ca51bed41857",
+            "preferences": "50555faf0e756211",
+            "talks": "77a6b00148e958ba",
+            "counted": "3bef6e15f6793a4b",
+            "stratified": "ddb8d44a39b53319",
+            "grouped": "d0410d6f9ff8e54e",
+            "weighted": "661da38c6f97b48f",
+        },
     },
     "tokens": {
         1: {
@@ -104,6 +114,8 @@ GOLDEN: dict[str, dict[int, Made]] = {
     },
 }
 """Format → number → what it comes to, by name."""
+GOLDEN["tokens"][2] = GOLDEN["tokens"][1]
+"""Number 2 differs in templates that write a turn otherwise when it is last, or a prompt after every conversation."""
 
 TEXTS = [
     {"text": f"{n} foxes jump over {n % 7} dogs", "kind": "odd" if n % 2 else "even", "group": f"g{n // 3}"}

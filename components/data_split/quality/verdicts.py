@@ -41,7 +41,7 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
         first_rejected = [json.loads(line) for line in islice(file, NUM_EXAMPLES)]
     summary = inspection.summary(counts, first_rejected, num_read)
     places = {"findings_uri": where if num_findings else None, "rejected_uri": split["rejected_uri"]}
-    run.put(QUALITY, {**summary, **places})
+    run.put(QUALITY, {**summary, **places, "sources": [became(source) for source in split["sources"]]})
     page = quality_page.write(run)
     quality = quality_checks.collect(run)
     events.emit(
@@ -49,6 +49,12 @@ def keep(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path:
     )
     require(summary, where)
     return page
+
+
+def became(source: dict[str, Any]) -> str:
+    """Returns in one line which columns of a source became what."""
+    told = events.Source.read({"unused": None, **source})
+    return f"{told.uri} holds {told.in_words}"
 
 
 def require(summary: dict[str, Any], where: str) -> None:

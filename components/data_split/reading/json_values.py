@@ -19,6 +19,7 @@ from baton.components.data_split.rows import (
     UnreadableError,
     as_read,
     require_few_signs,
+    row_value,
 )
 
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -26,7 +27,6 @@ LONGEST_TOKEN = 16
 """Characters from the end within which an error may come from a literal or an escape that is cut there."""
 
 _ESCAPED = re.compile("[\udc80-\udcff]")
-_DECODER = json.JSONDecoder()
 
 
 def is_array(head: bytes) -> bool:
@@ -108,7 +108,7 @@ class _Text:
         while True:
             try:
                 require_few_signs(self._text, self.at)
-                value, end = _DECODER.raw_decode(self._text, self.at)
+                value, end = row_value(lambda decoder: decoder.raw_decode(self._text, self.at))
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - LONGEST_TOKEN
                 if cut and self._may_grow() and self.more():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from urllib.parse import parse_qs
@@ -11,6 +12,7 @@ from baton.components.data_split.reading import json_values, stdlib_docs, stream
 from baton.components.data_split.reading.streams import lines
 from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
 from baton.components.shared.core.errors import UserError
+from baton.components.shared.recipe.data import Csv
 from baton.components.shared.store import sources
 from baton.components.shared.store.sources import SourceFile
 
@@ -18,9 +20,14 @@ NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS,
 """Types that are called otherwise than their suffix."""
 LOOKED_AT = 20
 """Lines that tell whether each is JSON by itself."""
+RETURNS = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+\r(?!\n)')
+"""Header of a table whose records end in carriage returns alone."""
+AS_IT_IS = Csv()
 
 
-def read(source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None) -> Iterator[Row | Rejected]:
+def read(
+    source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None, csv: Csv = AS_IT_IS
+) -> Iterator[Row | Rejected]:
     """Yields every row of a source in a stable order.
 
     Args:
@@ -28,6 +35,7 @@ def read(source: str, sample_by: str, seen: Callable[[str], None] = lambda kind:
         sample_by: What one row of a text file is: `line`, `paragraph` or `document`.
         seen: Told the type of each file: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; of what is none,
             `builtin` and `hub`.
+        csv: How tables of text are written; found where it does not say.
 
     Raises:
         UserError: the source does not exist or has a type that is not supported.
@@ -40,7 +48,7 @@ def read(source: str, sample_by: str, seen: Callable[[str], None] = lambda kind:
         yield from _dataset(source)
     else:
         for file in sources.files([source]):
-            yield from _file(file, sample_by, seen)
+            yield from _file(file, sample_by, seen, csv)
 
 
 def kind_of(file: SourceFile, head: bytes) -> str:
@@ -57,7 +65,7 @@ def kind_of(file: SourceFile, head: bytes) -> str:
         return "parquet"
     if head.startswith(b"ARROW1"):
         return "arrow"
-    text = head.removeprefix(b"\xef\xbb\xbf")
+    text = next(streams.text_blocks([head]), b"")
     if file.suffix in (".json", ".jsonl", ".ndjson"):
         return _json_kind(text, file.suffix)
     if file.suffix in sources.SUFFIXES:
@@ -89,7 +97,7 @@ def _is_value(text: bytes) -> bool:
     return True
 
 
-def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None]) -> Iterator[Row | Rejected]:
+def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[Row | Rejected]:
     try:
         stream = streams.blocks(file)
         head = next(stream, b"")
@@ -99,16 +107,23 @@ def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None]) -> Iter
             stream.close()
             yield from tables.parquet(file) if kind == "parquet" else tables.arrow(file)
             return
-        text = streams.text_blocks(chain([head], stream))
+        is_table = kind in ("csv", "tsv")
+        text = streams.text_blocks(chain([head], stream), csv.encoding if is_table else None)
+        sample = next(text, b"")
+        ends_in_return = RETURNS.match(sample) if is_table else b"\r" in sample and b"\n" not in sample
+        text, end = chain([sample], text), b"\r" if ends_in_return else b"\n"
         match kind:
             case "jsonl":
-                yield from text_files.jsonl(file.uri, lines(text))
+                yield from text_files.jsonl(file.uri, lines(text, end))
             case "json":
                 yield from json_values.values(file.uri, text)
             case "csv" | "tsv":
-                yield from text_files.delimited(file.uri, lines(text), "\t" if kind == "tsv" else None)
+                separator = csv.delimiter or ("\t" if kind == "tsv" else None)
+                yield from text_files.delimited(file.uri, lines(text, end), sample, separator)
             case _:
-                yield from text_files.plain(file.uri, lines(text), sample_by)
+                if streams.marked(head) and b"\t" in sample.partition(end)[0]:
+                    raise UnreadableError("a table of text in UTF-16; give its name the ending .tsv", raw=head[:SHOWN])
+                yield from text_files.plain(file.uri, lines(text, end), sample_by)
     except UnreadableError as error:
         yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
 

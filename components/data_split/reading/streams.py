@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -26,6 +27,15 @@ PACKINGS = {
     ".zst": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
 }
 """What a packed file begins with; zstd's second kind is a frame to be skipped, which parallel packers write first."""
+
+
+MARKS = (
+    (b"\xff\xfe\0\0", "utf-32"),
+    (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+"""First bytes of a text that is not UTF-8, and its encoding."""
 
 
 class Line(NamedTuple):
@@ -103,20 +113,47 @@ def _unzstd(opened: Any) -> Iterator[bytes]:
         raise EOFError("Compressed file ended before the end of a frame")
 
 
-def text_blocks(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the bytes of a text without its UTF-8 mark.
+def marked(head: bytes) -> str | None:
+    """Returns the encoding that a text states by its first bytes, None where that is UTF-8 or nothing."""
+    return next((encoding for mark, encoding in MARKS if head.startswith(mark)), None)
+
+
+def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterator[bytes]:
+    """Yields a text as UTF-8, without the mark it may begin with.
+
+    Characters that are none remain bytes that are not UTF-8, so that only their row is lost.
+
+    Args:
+        stream: Its bytes.
+        encoding: Its encoding, where the first bytes state none; UTF-8 when left out.
 
     Raises:
-        UnreadableError: it is UTF-16 or UTF-32.
+        UnreadableError: it breaks off within a character, or holds what its encoding does not have.
     """
-    for position, block in enumerate(stream):
-        if position == 0 and block.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
-            raise UnreadableError("UTF-16 or UTF-32 by its first bytes, expected UTF-8", raw=block[:SHOWN])
-        yield block.removeprefix(b"\xef\xbb\xbf") if position == 0 else block
+    decoder: codecs.IncrementalDecoder | None = None
+    errors = "surrogateescape"
+    try:
+        for position, block in enumerate(stream):
+            if position == 0 and (encoding := marked(block) or encoding):
+                errors = "surrogatepass" if "utf-" in codecs.lookup(encoding).name else errors
+                if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
+                    decoder = codecs.getincrementaldecoder(encoding)(errors)
+            if decoder:
+                yield decoder.decode(block).encode("utf-8", errors).removeprefix(b"" if position else b"\xef\xbb\xbf")
+            else:
+                yield block if position else block.removeprefix(b"\xef\xbb\xbf")
+        if decoder:
+            yield decoder.decode(b"", final=True).encode("utf-8", errors)
+    except UnicodeError as error:
+        raise UnreadableError(f"not {encoding}: {error}") from None
 
 
-def lines(stream: Iterable[bytes]) -> Iterator[Line]:
+def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
     """Yields the lines of a text, each with its end.
+
+    Args:
+        stream: Its bytes.
+        end: Byte that ends a line.
 
     Raises:
         UnreadableError: the text breaks off; with the number of the line and what was read of it.
@@ -134,14 +171,14 @@ def lines(stream: Iterable[bytes]) -> Iterator[Line]:
 
     try:
         for block in stream:
-            *whole, last = block.split(b"\n")
+            *whole, last = block.split(end)
             for piece in whole:
                 if size or len(piece) >= MAX_ROW:
-                    taken(piece + b"\n")
+                    taken(piece + end)
                     yield line()
                     size, parts = 0, io.BytesIO()
                 else:
-                    yield Line(number, piece + b"\n")
+                    yield Line(number, piece + end)
                 number += 1
             taken(last)
     except UnreadableError as error:

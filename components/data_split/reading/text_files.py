@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import csv
+import functools
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-from baton.components.data_split.reading.streams import Line
-from baton.components.data_split.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read, loads
+from baton.components.data_split.reading.streams import BLOCK, Line
+from baton.components.data_split.rows import (
+    DECODER,
+    MAX_ROW,
+    SHOWN,
+    TOO_LONG,
+    Rejected,
+    Row,
+    UnreadableError,
+    as_read,
+    loads,
+)
 
 csv.field_size_limit(MAX_ROW)
 
 MAX_LINES = 100_000
 """Lines of the longest CSV record: a quote that is not closed takes no more along."""
 SEPARATORS = (",", "\t", ";", "|")
-"""What may stand between the fields of a CSV; the first that its header has."""
+"""Signs between the fields of a CSV."""
+LOOKED_AT = 20
+"""Records that tell how a CSV is written."""
+EXCELS = re.compile(rb'"?sep=(.)"?\s*')
+"""Line by which Excel is told the separator."""
+STRAY = re.compile(r'\s+"|(?:[^"]*"[^"]*")*[^"]*"[^"]*')
+"""A field that was cut within quotes, or whose quotes come after a space."""
+HIGH = re.compile(rb"[^\s,;|]*[\x80-\xff][^\s,;|]*")
+NOTHING = " \t\r\n\x1a"
+"""Empty fields, and the sign that ends a file of DOS."""
 
 _ESCAPED = re.compile("[\udc80-\udcff]")
 
@@ -42,8 +63,8 @@ def jsonl(file: str, lines: Iterator[Line]) -> Iterator[Row | Rejected]:
 
 def _object(file: str, number: int, text: str) -> Row | Rejected:
     try:
-        value = loads(text)
-    except ValueError as error:  # also a number of too many digits
+        value = loads(text, DECODER)
+    except ValueError as error:  # also a key that is there twice
         return Rejected(file, number, f"broken JSON: {error}", text)
     return as_row(file, number, value, text)
 
@@ -89,33 +110,43 @@ class _Record:
                 yield Rejected(file, line.number, reason, as_read(line.data))
 
 
-def delimited(file: str, lines: Iterator[Line], separator: str | None = None) -> Iterator[Row | Rejected]:
-    """Reads a CSV with a header.
+def delimited(
+    file: str, lines: Iterator[Line], sample: bytes, separator: str | None = None
+) -> Iterator[Row | Rejected]:
+    """Reads a CSV with a header, as spreadsheets and databases write it.
 
     A quote that is never closed takes the lines after it along, up to the longest record: each counts as rejected.
+    Records without a value, such as those below a table in a spreadsheet, are none; so are columns without a name,
+    where they are empty.
 
     Args:
         file: Its address.
         lines: Its lines.
-        separator: Between fields; found in the header when left out.
+        sample: How it begins.
+        separator: Between fields; found in the sample when left out.
 
     Raises:
         UnreadableError: the file breaks off.
     """
     first = next((line for line in lines if line.data.strip()), None)
+    if first is not None and (told := EXCELS.fullmatch(first.data)):
+        separator, sample = separator or told[1].decode("latin-1"), sample.partition(first.data)[2]
+        first = next((line for line in lines if line.data.strip()), None)
     if first is None:
         return
-    separator = separator or next((sign for sign in SEPARATORS if sign.encode() in first.data), ",")
+    dialect = _dialect(sample, separator)
     record = _Record(chain([first], lines))
-    reader = csv.DictReader(record, strict=True, delimiter=separator)
+    reader = csv.reader(record, strict=True, **dialect)
+    guess = functools.cache(lambda: _remedy(sample))
     try:
-        if problem := _header_problem(reader):
+        names, problem = _header(reader)
+        if problem:
             while record.taken:  # without a header no line can be read
                 yield from record.rejected(file, f"broken CSV header: {problem}")
                 record.taken = list(islice(lines, 1))
             return
         record.begin()
-        while (row := _row(file, record, reader)) is not None:
+        while (row := _row(file, record, reader, names, dialect["delimiter"], guess)) is not None:
             yield from row
             record.begin()
     except UnreadableError as error:
@@ -123,30 +154,85 @@ def delimited(file: str, lines: Iterator[Line], separator: str | None = None) ->
         raise UnreadableError(error.reason, number, b"".join(line.data for line in record.taken) + error.raw) from None
 
 
-def _header_problem(reader: csv.DictReader[str]) -> str | None:
+def _dialect(sample: bytes, separator: str | None) -> dict[str, Any]:
+    """Returns the separator by which most records have as many fields as the header, and whether spaces follow it.
+
+    `csv.Sniffer` counts signs line by line: of two columns of sentences it takes the comma within them.
+    """
+
+    def likeness(dialect: dict[str, Any]) -> tuple[float, int, bool, bool]:
+        records: list[list[str]] = []
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
+            records += islice((fields for fields in reader if fields), LOOKED_AT)
+        except csv.Error:  # of the last record where the sample is cut
+            records += [[]] * (bool(records) and len(sample) < BLOCK)
+        if not records or len(records[0]) < 2:
+            return 0, 0, True, True
+        like = [len(fields) == len(records[0]) and not any(map(STRAY.fullmatch, fields)) for fields in records]
+        is_prose = any(name.startswith(" ") for name in records[0][1:])
+        return sum(like) / len(like), len(records[0]), not is_prose, not dialect["skipinitialspace"]
+
+    text = sample.decode("utf-8", "replace")
+    signs = (separator,) if separator else SEPARATORS
+    ways = [{"delimiter": sign, "skipinitialspace": spaced} for spaced in (False, True) for sign in signs]
+    return max(ways, key=likeness)
+
+
+def _remedy(sample: bytes) -> str:
+    """Returns what to do about bytes that are not UTF-8."""
+    import charset_normalizer
+
+    # Few bytes beyond ASCII tell an alphabet and no more: the encoding of Excel in most of Europe is as good a guess.
+    is_latin = sum(byte >= 0x80 for byte in sample) < len(sample) / 4
+    best = None if is_latin else charset_normalizer.from_bytes(sample).best()
+    encoding = best.encoding if best else "cp1252"
+    word = HIGH.search(sample)
+    read = f" (it reads {word[0].decode(encoding, 'replace')!r} then)" if word else ""
+    return f"save it as UTF-8, or set data.csv.encoding, maybe to {encoding}{read}"
+
+
+def _header(reader: Iterator[list[str]]) -> tuple[list[str], str | None]:
+    """Returns the names of the columns, and why they are none."""
     try:
-        names = reader.fieldnames or ()
+        names = [name.strip() for name in next(reader)]
     except csv.Error as error:
-        return str(error)
-    twice = next((name for name in names if list(names).count(name) > 1), None)
-    return None if twice is None else f"more than one column is called {twice!r}"
+        return [], str(error)
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    return names, None if twice is None else f"more than one column is called {twice!r}; rename one"
 
 
-def _row(file: str, record: _Record, reader: csv.DictReader[str]) -> list[Row | Rejected] | None:
+def _row(
+    file: str,
+    record: _Record,
+    reader: Iterator[list[str]],
+    names: list[str],
+    separator: str,
+    remedy: Callable[[], str],
+) -> list[Row | Rejected] | None:
     """Returns what the next record holds, None at the end."""
     try:
-        values = next(reader)
+        fields = next(reader)
     except StopIteration:
         return None
     except csv.Error as error:
-        return list(record.rejected(file, f"broken CSV: {error}"))
+        doubled = any(b'\\"' in line.data for line in record.taken)
+        more = """; write a quote within quotes twice ("") and not as \\\"""" if doubled else ""
+        return list(record.rejected(file, f"broken CSV: {error}{more}"))
+    if not any(field.strip(NOTHING) for field in fields):
+        return []
     number = record.taken[-1].number
     raw = as_read(b"".join(line.data for line in record.taken))
-    if None in values:
-        return [Rejected(file, number, "more fields than the header has", raw)]
-    if any(_ESCAPED.search(value) for value in values.values() if value):
-        return [Rejected(file, number, "not UTF-8", raw)]
-    return [Row(file, number, dict(values))]
+    if any(field.strip(NOTHING) for field in fields[len(names) :]):
+        advice = f"put texts that hold {separator!r} in quotes, or set data.csv.delimiter"
+        return [Rejected(file, number, f"more fields than the header has; {advice}", raw)]
+    if any(map(_ESCAPED.search, fields)):
+        return [Rejected(file, number, f"not UTF-8; {remedy()}", raw)]
+    values: dict[str, object] = dict.fromkeys(filter(None, names))
+    for at, (name, field) in enumerate(zip(names, fields, strict=False)):
+        if name or field:
+            values[name or f"Unnamed: {at}"] = field  # as pandas calls it
+    return [Row(file, number, values)]
 
 
 def plain(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[Row | Rejected]:

@@ -24,7 +24,9 @@ INSTRUCTION, INPUT, RESPONSE = "\n\n### Instruction:\n", "\n\n### Input:\n", "\n
 TURNS = "prompts and answers that are texts become user and assistant turns"
 ANSWERS = ("completion", "chosen", "rejected")
 SYSTEM = "system"
-"""Column of a row of texts that is to be turns: its system message."""
+"""Column of a row of texts that may become turns: its system message."""
+BESIDE = (SYSTEM, "tools")
+"""Columns of a row of texts that turns alone have a place for."""
 PROMPT_TEXT = "prompt_text"
 """Column of a prompt that became turns: its text, for reward functions."""
 ANSWER = "baton"
@@ -67,6 +69,12 @@ def applies(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
     return how == "chat" or (recipe.model.base is not None and not is_own(tokenizer))
 
 
+def may_apply(recipe: Recipe) -> bool:
+    """Tells whether prompts and answers that are texts may become turns, whatever the tokenizer turns out to be."""
+    how = recipe.data.render_as
+    return how == "chat" or (how == "auto" and recipe.model.base is not None and recipe.training.method != "pretrain")
+
+
 def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
     """Checks that there is a template where the recipe asks for one.
 
@@ -107,7 +115,16 @@ def conversed(rows: list[Row], recipe: Recipe, tokenizer: PreTrainedTokenizerBas
     """Returns rows of the split as they are rendered: as turns where that applies, `data.system` before each."""
     if applies(recipe, tokenizer):
         return [as_turns(row, recipe) for row in rows]
-    return [with_system(row, recipe) for row in rows] if recipe.data.system else rows
+    rows = [with_system(row, recipe) for row in rows] if recipe.data.system else rows
+    return [
+        {name: value for name, value in row.items() if name not in beside} if (beside := unplaced(row)) else row
+        for row in rows
+    ]
+
+
+def unplaced(row: Row) -> list[str]:
+    """Returns the columns of a row of texts for which only turns have a place."""
+    return [name for name in BESIDE if name in row] if isinstance(row.get("prompt"), str) else []
 
 
 def changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
@@ -141,7 +158,9 @@ def as_turns(row: Row, recipe: Recipe) -> Row:
     if "messages" in row or "text" in row:
         return with_system(row, recipe)
     turned = dict(row)
-    system = turned.pop(SYSTEM, None) if recipe.data.render_as == "chat" else None
+    # An extra column of before `auto` was among those that have a place for it was one for reward functions alone.
+    is_placed = recipe.data.render_as == "chat" or SYSTEM not in recipe.data.extra_columns
+    system = turned.pop(SYSTEM, None) if is_placed else None
     answered_by_model = recipe.training.spec.rows == "prompts"
     if isinstance(row["prompt"], str):
         turned["prompt"] = [{"role": "user", "content": asked(row["prompt"])}]

@@ -74,6 +74,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     Returns:
         `run`, `source`, `state` (`failed`, `warn` or `ok`), `sentence`, `rows` (by what became of them), `checks` (in
         order of severity, each with `name`, `title`, `why`, `told` and what `quality.json` says), `languages`,
+        `sources` (in a line each, with which columns became what),
         `columns`, `findings_uri`, `rejected_uri`, `max_length`, whether rows are `joined` and cut, and, once they are
         tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
     """
@@ -97,6 +98,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         "checks": checks,
         **{part: quality.get(part, {}) for part in ("rows", "languages", "columns")},
         **{place: quality.get(place) for place in ("findings_uri", "rejected_uri")},
+        "sources": quality.get("sources") or [f"From {', '.join(source.uri for source in data.sources)}"],
         "lengths": lengths,
         "rendered": rendered.of(run),
         "max_length": data.max_length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import datetime
 from typing import Annotated, Any, Literal
 
@@ -76,6 +77,32 @@ class Split(Section):
         return self
 
 
+class Csv(Section):
+    """How tables of text (`.csv`, `.tsv`) are written, where their first records do not tell."""
+
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """Sign between fields, such as `";"` or `"\\t"`; found in the first records when left out."""
+    encoding: str | None = None
+    """Encoding, such as `cp1252`. UTF-8 when left out, and UTF-16 or UTF-32 where the file begins with its mark."""
+
+    @field_validator("delimiter")
+    @classmethod
+    def _no_quote(cls, value: str | None) -> str | None:
+        if value is not None and (value in '"\r\n ' or not (value.isprintable() or value == "\t")):
+            raise ValueError(f"is {value!r}, which cannot separate fields; write ',', ';', '|' or \"\\t\"")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str | None) -> str | None:
+        try:
+            "a".encode(value or "utf-8")
+            codecs.getincrementaldecoder(value or "utf-8")
+        except (LookupError, ValueError):
+            raise ValueError(f"is {value!r}, which Python does not know; write utf-8, utf-16 or cp1252") from None
+        return value
+
+
 class Data(Section):
     """Rows to learn from, and how they become tokens."""
 
@@ -92,8 +119,8 @@ class Data(Section):
     its place from 0 in a list), by `margin` (of two; below 0 the first is better), or the best first in a list. A rated
     row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an `answer` and further columns
     for reward functions; `tool-calls` has `prompt`, `calls` and `tools`. A row of messages takes its `tools` (or
-    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts with
-    `render_as: chat`."""
+    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts
+    that becomes turns."""
     columns: Columns = {}
     """Our column name → the source's, for example `{prompt: question, completion: answer}`; what lies within a column
     goes by its path: `reward_model.ground_truth`, `answers.text.0`. A list of columns is joined with `join`; of
@@ -108,6 +135,8 @@ class Data(Section):
     """Further columns of the source to keep, as text: for reward functions and for `training.curriculum`."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
     """What one row of a text file is."""
+    csv: Csv | None = None
+    """How tables of text are written, where their first records do not tell."""
     separator: str = "\n"
     """Put between prompt and completion where they are rendered as text, and counted as prompt."""
     split: Split = Split()

@@ -59,9 +59,14 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "rows": Format(1, "which rows a split holds, and on which side", "start the run under another name"),
+    "rows": Format(
+        2, "which rows a split holds, and on which side", "start the run under another name", {1: Older("0.1.0", True)}
+    ),
     "tokens": Format(
-        1, "how rows become tokens, and which of those count in the loss", "start the run under another name"
+        2,
+        "how rows become tokens, and which of those count in the loss",
+        "start the run under another name",
+        {1: Older("0.1.0", True)},
     ),
     "draws": Format(
         1,

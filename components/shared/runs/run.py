@@ -208,7 +208,7 @@ def identity(recipe: Recipe) -> Json:
     if recipe.evaluation.per_epoch:  # else left out: runs from before it was a setting are the same ones
         document["evaluation"]["per_epoch"] = recipe.evaluation.per_epoch
     document["chunks"] = {"count": recipe.num_chunks}
-    for name in ("source", "workers", "shards"):
+    for name in ("source", "csv", "workers", "shards"):
         del document["data"][name]
     del document["data"]["train_on"]  # under the keys it had before, so that a run from then is the same one
     document["data"] |= recipe.data.older_train_on

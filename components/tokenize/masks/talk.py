@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.labels import IGNORED
+from baton.components.shared.runs.formats import FORMATS
 from baton.components.tokenize.masks.answers import Answer, Ids, Row, common_prefix_length
 from baton.components.tokenize.masks.following import Turns
 from baton.components.tokenize.masks.left_out import left_out
@@ -26,15 +27,18 @@ class Talk:
     Args:
         tokenizer: Whose template and tokens.
         train_on: `data.train_on`.
+        number: Of the format of tokens.
 
     Attributes:
         told: What is worth telling → how often: what the template leaves out, answers that nothing ends.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str | None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, train_on: str | None, number: int = FORMATS["tokens"].number
+    ) -> None:
         self.told: Counter[str] = Counter()
         self._tokenizer = tokenizer
-        self._template = Template(tokenizer)
+        self._template = Template(tokenizer, number)
         self._turns = Turns(self._template)
         self._train_on = train_on
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.models import tool_calls
+from baton.components.shared.runs.formats import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,10 +49,13 @@ class Template:
 
     Args:
         tokenizer: The tokenizer.
+        number: Of the format of tokens; by 1, turns that are written otherwise when they are last, and prompts that are
+            written after each conversation, are followed as they were then.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number) -> None:
         self.tokenizer = tokenizer
+        self.is_older = number < 2
         self.is_marked = bool(MARK.search(str(tokenizer.chat_template)))
         added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
@@ -117,24 +121,46 @@ class Template:
         match = self._added.match(text, at)
         return match[0] if match else ""
 
+    def is_token(self, text: str) -> bool:
+        """Tells whether a text is a token of the tokenizer's own list."""
+        return self._added.fullmatch(text) is not None
+
     def tells_apart(self, beginning: str) -> bool:
         """Returns whether a beginning of an answer's header is none of a question's."""
-        return bool(beginning.strip()) and beginning not in self._asked
+        asked = self._asked.removesuffix(self.prompt) if self.always_prompts else self._asked
+        return bool(beginning.strip()) and beginning not in asked
 
     @cached_property
     def prompt(self) -> str:
         """What the template puts after a question to make the model answer."""
         with_prompt = self.render(ASKED, prompt=True) or ""
+        if self.always_prompts:
+            alone, again, _ = self._after_question
+            return alone[len(alone[: self.common(alone, again)].rstrip().removesuffix(self.opening)) :]
         return with_prompt[self.common(with_prompt, self._asked) :] + self.header
 
     @cached_property
     def header(self) -> str:
         """What stands before an answer though the template does not put it after a question: it knows no prompts."""
         before, answered = self.render(ASKED, prompt=True) or "", self._answered
+        if self.always_prompts:
+            return ""
         if before != self._asked or not answered.startswith(before) or ANSWER not in answered:
             return ""
         header = answered[len(before) : answered.index(ANSWER)]
         return header if header.strip() else ""
+
+    @cached_property
+    def always_prompts(self) -> bool:
+        """Whether it makes the model answer after every question, asked to or not: what then begins is its own."""
+        alone, again, answered = (tail.rstrip() for tail in self._after_question)
+        return not self.is_older and bool(again) and not again.startswith(alone) and answered.startswith(alone)
+
+    @cached_property
+    def opening(self) -> str:
+        """The token that it begins with, whoever speaks first; empty where that is none of the tokenizer's own."""
+        match = self._added.match(self._asked.removeprefix(str(self.tokenizer.bos_token or "")).lstrip())
+        return match[0] if match else ""
 
     @cached_property
     def leaves_open(self) -> bool:
@@ -148,6 +174,14 @@ class Template:
             text.partition(ANSWER)[2] for text in (self._answered, self.render(ANSWERED.upto(2, *ASKED.messages)) or "")
         ]
         return tails[0][: self.common(*tails)].strip()
+
+    @cached_property
+    def _after_question(self) -> tuple[str, str, str]:
+        """What it writes after a question alone, before another one and before an answer; empty where it refuses."""
+        asked = Conversation([{"role": "user", "content": QUESTION}])
+        texts = (self.render(asked.upto(1, *more)) or "" for more in ((), ASKED.messages, ANSWERED.messages[1:]))
+        alone, again, answered = (text.partition(QUESTION)[2] for text in texts)
+        return alone, again, answered
 
     @cached_property
     def _asked(self) -> str:
@@ -165,6 +199,8 @@ class Template:
                 return Rendered(talk, self._apply([talk.messages], talk.tools, prompts)[0])
             except _refusals() as error:
                 reason = reason or " ".join(str(error).split()) or type(error).__name__
+        if conversation.tools is None and self.render(Conversation(conversation.messages, [])) is not None:
+            reason = "it wants tools, and the row declares none; give them in a column tools"
         return f"the chat template refuses it: {reason}"
 
     def _apply(self, messages: list[list[Message]], tools: list[dict[str, Any]] | None, prompts: bool) -> list[str]:
@@ -174,7 +210,7 @@ class Template:
         return rendered
 
 
-ANSWER = "Zxqj"
+QUESTION, ANSWER = "Jkqx", "Zxqj"
 ASKED = Conversation([{"role": "user", "content": "Q"}])
 ANSWERED = ASKED.upto(1, {"role": "assistant", "content": ANSWER})
 """What a template is tried with."""

@@ -66,7 +66,9 @@ class Located:
     def _start(self, number: int) -> int | None:
         whole, template, talk = self.text, self._template, self._shape.conversation
         before = template.render(talk.upto(number), prompt=True) if number else None
-        if before is None:
+        is_prompted = before is None or before != template.render(talk.upto(number))
+        follows = bool(number) and talk.messages[number - 1]["role"] == "assistant"
+        if before is None or (not template.is_older and follows and not is_prompted and template.leaves_open):
             return self._search(number, template.prompt)
         before += template.header
         if whole.startswith(before):
@@ -141,6 +143,16 @@ class Located:
             return None
         there += after - own[-1].start
         tail = whole[after : after + template.common(whole[after:], other[there:])]
+        # Whichever is the turn that ends the conversation has to end there; or it is written otherwise when it is last.
+        ending = whole[after + len(tail) :] if is_last else other[there + len(tail) :]
+        is_otherwise = bool(ending.strip()) or template.always_prompts
+        if not template.is_older and (is_otherwise or (template.leaves_open and not is_last)):
+            closed = self._closed(number, after, own)
+            if closed and (is_otherwise or self._has_token(after + len(tail), closed)):
+                return closed, True
+            rest = whole[after:].rstrip()
+            if is_last and is_otherwise and not template.always_prompts and self._has_token(after, after + len(rest)):
+                return after + len(rest), True
         end = after + len(tail.rstrip())
         if end > after and not template.leaves_open:
             return end, True
@@ -150,6 +162,28 @@ class Located:
             end = after + len(tail)
         token = template.added_token(whole, end)
         return end + len(token), bool(token)
+
+    def _closed(self, number: int, after: int, own: list[Place]) -> int | None:
+        """Returns where a turn ends by what the template writes after it whoever speaks next; None where that is not
+        there, or holds no token of the tokenizer's own."""
+        template, whole, talk = self._template, self.text, self._shape.conversation
+        tails = [] if number + 1 == len(talk.messages) else [whole[after:]]
+        for role in ("user", "assistant", "system", "tool"):
+            text = template.render(talk.upto(number + 1, {"role": role, "content": "Q"}))
+            there = -1 if text is None else text.rfind(whole[own[-1].start : after])
+            if text is not None and there >= 0:
+                tails.append(text[there + after - own[-1].start :])
+        if len(tails) < 2:
+            return None
+        shared = tails[0][: min(template.common(tails[0], other) for other in tails[1:])].rstrip()
+        # Headers of all roles may begin with one token, which is the next turn's.
+        shared = shared.removesuffix(template.opening).rstrip() if template.opening else shared
+        is_there = whole.startswith(shared, after) and self._has_token(after, after + len(shared))
+        return after + len(shared) if is_there else None
+
+    def _has_token(self, start: int, end: int) -> bool:
+        """Tells whether a part of the rendering holds a token of the tokenizer's own list."""
+        return any(map(self._template.is_token, self._template.atoms(self.text[start:end])))
 
     def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
         """Returns where a turn ends that has no text, or none that is always written: where it would with one."""

@@ -54,9 +54,9 @@ def test_qlora_on_alpaca_rows(imported: Make):
         "tracking": {"wandb": "tiny-llama"},
     }
     assert (made.recipe.training.batch_size, made.recipe.model.quantization.bits) == (8, 4)
-    assert made.keys(Fate.left) == {"loss_watchdog_threshold", "loss_watchdog_patience"}
+    assert made.keys(Fate.left) == {"loss_watchdog_threshold", "loss_watchdog_patience", "datasets[0].split"}
     assert made.keys(Fate.elsewhere) == {"output_dir"}
-    assert made.keys(Fate.changed) == {"bf16", "datasets[0].split"}
+    assert made.keys(Fate.changed) == {"bf16"}
 
 
 def test_full_fine_tuning_on_conversations(imported: Make):
@@ -464,3 +464,42 @@ def test_a_whole_batch_in_place_of_accumulation(written: Write):
     recipe = written("axolotl", f"{BASE}{DATA}micro_batch_size: 2\nbatch_size: 16\n").recipe
 
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (16, 2)
+
+
+NOT_THE_SAME = {
+    "texts in pieces": (
+        "datasets:\n  - {path: org/d, type: completion}",
+        {"datasets[0].type": (Fate.changed, "here their rest is lost: data.packing: true")},
+        {"packing": False},
+    ),
+    "packed texts without an end": (
+        "sample_packing: true\nmax_steps: 5\npretraining_dataset:\n  - {path: org/d, type: pretrain}",
+        {"sample_packing": (Fate.changed, "joined and cut, so that nothing of long ones is lost")},
+        {"packing": True},
+    ),
+    "a part of a side": (
+        "datasets:\n  - {path: org/d, type: alpaca, split: 'train[:2%]'}",
+        {"datasets[0].split": (Fate.left, "all rows of train are read")},
+        {"source": ["hf://datasets/org/d"]},
+    ),
+    "a part of a file": (
+        "datasets:\n  - {path: json, data_files: rows.jsonl, type: alpaca, split: 'train[:2%]'}",
+        {"datasets[0].split": (Fate.left, "all rows of train are read")},
+        {},
+    ),
+    "untrained weights": (
+        "reinit_weights: true\ndatasets:\n  - {path: org/d, type: alpaca}",
+        {"reinit_weights": (Fate.left, "begins from the trained weights here; model.from_scratch")},
+        {},
+    ),
+    "a prompt that is not known": ("datasets:\n  - {path: org/d, type: gpteacher}", {}, {"train_on": "assistant"}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THE_SAME)
+def test_what_is_not_the_same_is_said(name: str, written: Write):
+    lines, expected, data = NOT_THE_SAME[name]
+    made = written("axolotl", f"{BASE}{lines}\n")
+    for key, (fate, text) in expected.items():
+        assert any(x.fate is fate and text in x.text for x in made.draft.remarks if x.key == key)
+    assert {key: getattr(made.recipe.data, key) for key in data} == data

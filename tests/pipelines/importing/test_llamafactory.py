@@ -75,7 +75,7 @@ def test_dpo(imported: Make):
     assert recipe.data.model_dump(exclude_defaults=True) == {
         "source": ["data/pairs.jsonl"],
         "format": "preference",
-        "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
+        "columns": {"prompt": "question", "chosen": "better", "rejected": "worse", "system": "system_prompt"},
         "split": {"eval": 0.05},
         "render_as": "chat",
         "max_length": 2048,
@@ -90,7 +90,6 @@ def test_dpo(imported: Make):
     assert (recipe.training.lr_scheduler, recipe.training.warmup_steps) == ("constant_with_warmup", 20)
     assert (recipe.training.learning_rate, recipe.training.precision, recipe.model.dtype) == (5e-6, "fp16", "float16")
     assert recipe.tracking.mlflow is None
-    assert "'system_prompt'" in made.text("dataset_info.json: pairs")
 
 
 def test_full_pretraining(imported: Make):
@@ -229,7 +228,11 @@ SHAPES = {
     "house_rules": ("sft", "prompt-completion", {"prompt": ["instruction", "input"], "completion": "output"}),
     "asked": ("sft", "prompt-completion", {"prompt": "question", "completion": "reply"}),
     "books": ("pt", "text", {}),
-    "pairs": ("dpo", "preference", {"prompt": "question", "chosen": "better", "rejected": "worse"}),
+    "pairs": (
+        "dpo",
+        "preference",
+        {"prompt": "question", "chosen": "better", "rejected": "worse", "system": "system_prompt"},
+    ),
     "joined_pairs": ("rm", "preference", {"prompt": ["question", "context"], "chosen": "better", "rejected": "worse"}),
     "chat_pairs": ("dpo", "preference", {"prompt": "conversations"}),
     "old_pairs": ("dpo", "ranked", {"prompt": ["instruction", "input"], "responses": "output"}),
@@ -369,3 +372,18 @@ def test_a_broken_dataset_info(content: str, message: str, written: Write, folde
 
     with pytest.raises(UserError, match=message):
         written("llamafactory", BASE)
+
+
+def test_of_rows_of_an_unknown_shape_the_answers_count(written: Write):
+    made = written("llamafactory", f"{ANY}dataset: elsewhere\n")
+    assert made.recipe.data.train_on == "assistant"
+    whole = written("llamafactory", f"{ANY}dataset: elsewhere\ntrain_on_prompt: true\n")
+    assert whole.recipe.data.train_on == "all"
+
+
+def test_a_part_of_a_side_is_told(written: Write, folder: Any):
+    info = {"few": {"hf_hub_url": "acme/few", "split": "train[:2%]"}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    made = written("llamafactory", f"{ANY}dataset: few\ndataset_dir: {folder}\n")
+    assert made.recipe.data.source == ["hf://datasets/acme/few"]
+    assert made.keys(Fate.left) == {"dataset_info.json: few"}

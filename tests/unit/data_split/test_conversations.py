@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.data_split import formats
+from baton.components.data_split import formats, layouts, paths
 from baton.components.data_split.layouts import Layout
+from baton.components.shared.recipe import recipe_file
+from baton.components.shared.recipe.data import Source
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "1+1?"}
@@ -128,6 +130,14 @@ def test_who_says_what(messages: list[Any], expected: list[Any] | str, row_forma
     name = "messages" if row_format == "messages" else "conversations"
     found = formats.normalise({name: messages}, Layout(format=row_format, columns={}))
     assert found == (expected if isinstance(expected, str) else {"messages": expected})
+
+
+def test_rows_in_a_list_are_no_messages() -> None:
+    rows = {"data": [{"prompt": "1+1?", "completion": "2"}]}
+    found = formats.normalise(rows, of_method("sft", rows))
+    assert found == (
+        "message 1 has no role but prompt, completion; if the list holds rows, write each on a line of its own"
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -257,3 +267,91 @@ def test_answers_that_are_the_same_are_left_to_the_check_of_quality(prompt: dict
     row = {**prompt, "chosen": [*head, RIGHT], "rejected": [*head, RIGHT]}
     found = formats.normalise(row, Layout(format="preference", columns={}))
     assert found == {"prompt": [ASK], "chosen": [RIGHT], "rejected": [RIGHT]}
+
+
+ROUND = [ASK, RIGHT]
+IN_ROUNDS: dict[str, tuple[Any, Any]] = {
+    "questions and answers": ([{"input": "1+1?", "output": "2"}] * 2, [*ROUND, *ROUND]),
+    "the system's message in the first": (
+        [{"system": "Be brief.", "input": "1+1?", "output": "2"}, {"input": "1+1?", "output": "2"}],
+        [SYSTEM, *ROUND, *ROUND],
+    ),
+    "the system's message in a later one": (
+        [{"input": "1+1?", "output": "2"}, {"system": "Be brief.", "input": "1+1?", "output": "2"}],
+        [*ROUND, SYSTEM, *ROUND],
+    ),
+    "an empty one": ([{"system": " ", "input": "1+1?", "output": "2"}], ROUND),
+    "an answer that is not learned": (
+        [{"input": "1+1?", "output": "2", "output_with_loss": False}, {"input": "1+1?", "output": "2"}],
+        [ASK, {**RIGHT, "train": False}, *ROUND],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ROUNDS)
+def test_rounds_of_a_conversation(name: str) -> None:
+    rounds, expected = IN_ROUNDS[name]
+    found = formats.normalise(
+        {"conversation": rounds}, Layout(format="sharegpt", columns={"conversations": "conversation"})
+    )
+    assert found == {"messages": expected}
+
+
+EARLIER: dict[str, tuple[str, dict[str, Any], dict[str, Any] | str]] = {
+    "instruction": (
+        "sft",
+        {"instruction": "1+1?", "input": "Count.", "output": "2", "history": [["1+1?", "2"]]},
+        {"prompt": [*ROUND, {**ASK, "content": "1+1?\n\nCount."}], "completion": [RIGHT]},
+    ),
+    "instruction with a system message": (
+        "sft",
+        {"instruction": "1+1?", "input": "", "output": "2", "system": "Be brief.", "history": [["1+1?", "2"]]},
+        {"prompt": [SYSTEM, *ROUND, ASK], "completion": [RIGHT]},
+    ),
+    "query and response": (
+        "sft",
+        {"query": "1+1?", "response": "2", "history": [["1+1?", "2"], ["1+1?", "2"]]},
+        {"prompt": [*ROUND, *ROUND, ASK], "completion": [RIGHT]},
+    ),
+    "pairs": (
+        "dpo",
+        {"prompt": "1+1?", "chosen": "2", "rejected": "3", "history": [["1+1?", "2"]]},
+        pair([*ROUND, ASK], [RIGHT], [WRONG]),
+    ),
+    "rated": (
+        "kto",
+        {"prompt": "1+1?", "completion": "2", "label": True, "history": [["1+1?", "2"]]},
+        {"prompt": [*ROUND, ASK], "completion": [RIGHT], "label": True},
+    ),
+    "prompts": ("grpo", {"prompt": "1+1?", "history": [["1+1?", "2"]]}, {"prompt": [*ROUND, ASK]}),
+    "messages": ("grpo", {"prompt": "1+1?", "history": ROUND}, {"prompt": [*ROUND, ASK]}),
+    "of words": (
+        "sft",
+        {"instruction": "1+1?", "output": "2", "history": ["x"]},
+        "column 'history' is no list of questions and their answers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_earlier_rounds_are_part_of_the_conversation(name: str) -> None:
+    method, row, expected = EARLIER[name]
+    layout = of_method(method, row)
+    assert formats.normalise(row, layout) == expected
+    if isinstance(expected, dict):  # rows of the same source without any are conversations as well
+        first = formats.normalise({**row, "history": None}, layout)
+        assert isinstance(first, dict)
+        assert isinstance(first["prompt"], list)
+
+
+def test_a_history_without_rounds_leaves_texts_as_they_are() -> None:
+    row = {"instruction": "1+1?", "input": "", "output": "2", "history": []}
+    assert isinstance(formats.normalise(row, of_method("sft", row))["prompt"], str)
+
+
+def of_method(method: str, row: dict[str, Any]) -> Layout:
+    """Returns how a method reads such rows."""
+    own = {"grpo": {"rewards": ["length"]}} if method == "grpo" else {}
+    document = {"name": "x", "model": {"base": "org/m"}, "data": {"source": "x"}, "training": {"method": method, **own}}
+    recipe = recipe_file.validate(document, origin="x")
+    return layouts.of(Source(uri="x"), recipe, list(dict.fromkeys(paths.of(row))))

@@ -110,7 +110,7 @@ UNFIT = {
         "pretrain",
         ["question", "answer"],
         "no format that pretrain learns from (text: text)",
-        "text: map what holds it with data.columns, for example {text: answer}",
+        "text: map what holds it with data.columns, for example {text: …}",
     ),
     "half": (
         "dpo",
@@ -132,6 +132,81 @@ UNFIT = {
         "prompt-completion: map what holds it with data.columns, for example {prompt: prompt, completion: chosen}",
     ),
 }
+
+
+HINTS = {
+    "question and answer in one letter": ("sft", ["Q", "A"], "{prompt: Q, completion: A}"),
+    "the answer first": ("sft", ["A", "Q"], "{prompt: Q, completion: A}"),
+    "two of another language": ("sft", ["Frage", "Antwort"], "{prompt: Frage, completion: Antwort}"),
+    "another language, beside an index": (
+        "sft",
+        ["row_id", "Frage", "Antwort", "lang"],
+        "{prompt: Frage, completion: Antwort}",
+    ),
+    "more than two": ("sft", ["Thema", "Frage", "Antwort"], "{prompt: …, completion: …}"),
+    "one by its name": ("sft", ["notes", "reply_text", "user_text"], "{prompt: user_text, completion: reply_text}"),
+    "one of two by its name": ("sft", ["b", "my_prompt"], "{prompt: my_prompt, completion: b}"),
+    "sides by their names": ("dpo", ["bad_reply", "good_reply"], "{chosen: good_reply, rejected: bad_reply}"),
+    "sides that nothing tells apart": ("dpo", ["left", "right"], "{chosen: …, rejected: …}"),
+    "a label that nothing tells": (
+        "kto",
+        ["prompt", "completion", "x"],
+        "{prompt: prompt, completion: completion, label: …}",
+    ),
+    "a tree of OpenAssistant": (
+        "sft",
+        [
+            "message_tree_id",
+            "prompt",
+            "prompt.lang",
+            "prompt.replies",
+            "prompt.replies.0",
+            "prompt.replies.0.text",
+            "prompt.text",
+        ],
+        "{prompt: prompt.text, completion: …}",
+    ),
+    "lists of distilabel": (
+        "dpo",
+        ["instruction", "generations", "generations.0", "generations.1", "labels", "labels.0"],
+        "{prompt: instruction, responses: generations}",
+    ),
+    "steps with labels": (
+        "sft",
+        ["prompt", "completions", "completions.0", "completions.1", "labels", "labels.0"],
+        "{prompt: prompt, completion: …}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_hint_swaps_no_columns(name: str):
+    method, present, example = HINTS[name]
+    with pytest.raises(UserError) as caught:
+        layout(method, present)
+    assert f"for example {example}." in str(caught.value.remedy)
+
+
+def test_a_table_without_names_is_told_so():
+    with pytest.raises(UserError) as caught:
+        layout("sft", ["Where is lamp 0?", "In room 0, on the left."])
+    assert caught.value.remedy == (
+        "The first line seems to be a row; put one with names before it, such as prompt,completion."
+    )
+
+
+MESSAGES = ["message_id", "parent_id", "text", "role", "lang"]
+
+
+def test_messages_that_are_rows_are_no_texts():
+    with pytest.raises(UserError, match=r"one message a row \(role, parent_id\), and not whole conversations"):
+        layout("sft", MESSAGES)
+    for found in (
+        layout("sft", MESSAGES, format="text"),
+        layout("sft", MESSAGES, columns={"text": "text"}),
+        layout("pretrain", MESSAGES),
+    ):
+        assert found.columns == {"text": "text"}
 
 
 FOR_OTHERS = {

@@ -302,7 +302,8 @@ def test_a_system_column_becomes_the_turn_of_a_text_that_is_rendered_as_chat(tmp
     own, default = '[{"role": "system", "content": "Be kind."}]', '[{"role": "system", "content": "Be brief."}]'
     assert turned(str(tmp_path / "a"), render_as="chat", system="Be brief.") == {own, default}
     assert turned(str(tmp_path / "b"), render_as="chat") == {own, "[]"}
-    assert turned(str(tmp_path / "c")) == {"[]"}, "left alone where the tokenizer decides"
+    assert turned(str(tmp_path / "c")) == {own, "[]"}
+    assert turned(str(tmp_path / "d"), render_as="text") == {"[]"}, "texts have no place for it"
 
 
 def test_a_system_turn_of_its_own_counts() -> None:

@@ -1,5 +1,7 @@
 """The split: each row on one side for good, none lost, what is broken kept."""
 
+import html
+import json
 import random
 import tempfile
 from collections import Counter
@@ -10,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
+from baton.components.data_split import card
+from baton.components.shared.core import events
+from baton.components.shared.core.errors import FormatError, OtherRunError, UserError
+from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
@@ -262,3 +267,72 @@ def test_another_seed_moves_rows(tmp_path: Path):
     ]
 
     assert held_out[0] != held_out[1]
+
+
+def test_a_run_of_before_keeps_its_rows(store: str, tmp_path: Path):
+    source = write(tmp_path / "rows.jsonl", ROWS[:100])
+    made = split(store, source)
+    run = Run(Storage(store), "run-1")
+    began = run.require("recipe.json")
+    assert began["made"]["formats"]["rows"] == 2
+    write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(OtherRunError):  # a run of now is held to its rows
+        split(store, source)
+    run.put("recipe.json", {**began, "made": {"baton": "0.1.0", "formats": {"tokens": 1}}})
+    kept = split(store, source)
+    assert kept.keys() == made.keys()
+    assert {**kept, "page": ""} == {**made, "page": ""}
+    assert run.require("recipe.json")["made"]["formats"] == {"tokens": 1}
+    started = Run(Storage(store), "run-2")
+    started.put("recipe.json", {**began, "name": "run-2", "made": {"baton": "0.1.0", "formats": {}}})
+    with pytest.raises(FormatError, match=r"its rows are not there, and this Baton, .*, makes other ones\. Start"):
+        split(store, source, "run-2")
+
+
+BECAME: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
+    "own names": ({"prompt": "{n}?", "completion": "{n}"}, "sft", {}, "prompt-completion (prompt, completion)"),
+    "common names, and the answer that is not taken": (
+        {"problem": "{n}?", "solution": "It is {n}.", "answer": "{n}", "source": "amc"},
+        "sft",
+        {},
+        "prompt-completion (prompt ← problem, completion ← solution; not used: answer, source)",
+    ),
+    "a further column, one that decides the side, and a part of one": (
+        {"question": {"text": "{n}?"}, "answer": "{n}", "level": "1", "by": "{n}", "x": 1},
+        "grpo",
+        {"extra_columns": ["level"], "split": {"group_by": "by", "eval": 0.3}},
+        "prompt (prompt ← question.text, answer; not used: x)",
+    ),
+    "a system message for turns": (
+        {"prompt": "{n}?", "chosen": "a", "rejected": "b", "system": "s"},
+        "dpo",
+        {},
+        "preference (chosen, rejected, prompt, system)",
+    ),
+    "a system message for text": (
+        {"prompt": "{n}?", "chosen": "a", "rejected": "b", "system": "s"},
+        "dpo",
+        {"render_as": "text"},
+        "preference (chosen, rejected, prompt; not used: system)",
+    ),
+    "plain text": ({"text": "{n}"}, "sft", {}, "text"),
+    "plain text beside others": ({"text": "{n}", "url": "u"}, "sft", {}, "text (text; not used: url)"),
+}
+
+
+@pytest.mark.parametrize("name", BECAME)
+def test_a_run_says_which_columns_became_what(name: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    row, method, settings_, words = BECAME[name]
+    filled = [json.loads(json.dumps(row).replace("{n}", str(n))) for n in range(30)]
+    source = write(tmp_path / "rows.jsonl", filled)
+    monkeypatch.setenv("BATON_EVENTS", "stdout")
+    found = split(str(tmp_path / "store"), source, method=method, **{"split": {"eval": 0.3}, **settings_})
+    told = [
+        each for line in capsys.readouterr().out.splitlines() if isinstance(each := events.parse(line), events.Source)
+    ]
+    assert [each.in_words for each in told] == [f"rows of {words}"]
+    run = Run(Storage(str(tmp_path / "store")), "run-1")
+    line = f"{source} holds rows of {words}"
+    assert run.require("quality.json")["sources"] == [line]
+    assert line in html.unescape(found["page"])
+    assert line in card.rows(run, found, "run-1").text

@@ -33,6 +33,18 @@ class Source(Event, kind="source"):
     uri: str
     format: str
     columns: Mapping[str, str | list[str]]
+    unused: list[str] | None = None
+
+    @property
+    def in_words(self) -> str:
+        """What its rows are, and which columns became what."""
+        became = ", ".join(
+            ours if ours == theirs else f"{ours} ← {theirs if isinstance(theirs, str) else ' + '.join(theirs)}"
+            for ours, theirs in self.columns.items()
+        )
+        unused = f"; not used: {', '.join(self.unused)}" if self.unused else ""
+        told = f" ({became}{unused})" if unused or became not in ("", "text", "messages") else ""
+        return f"rows of {self.format}{told}"
 
 
 class Rejected(Event, kind="rejected"):
@@ -93,6 +105,12 @@ class LeftOut(Event, kind="left_out"):
 
     text: str
     counts: dict[str, int]
+
+
+class NoEffect(Event, kind="no_effect"):
+    """A setting, or a part of the rows, changes nothing in this run."""
+
+    text: str
 
 
 class Tokens(Event, kind="tokens"):

@@ -45,7 +45,7 @@ def test_what_is_made_here_is_continued_here() -> None:
     made = Made.here(FORMATS)
     assert made.to_json() == {
         "baton": release(),
-        "formats": {"rows": 1, "tokens": 1, "draws": 1, "digest": 1, "checkpoint": 1},
+        "formats": {"rows": 2, "tokens": 2, "draws": 1, "digest": 1, "checkpoint": 1},
     }
     made.require_continued("it", FORMATS)
 

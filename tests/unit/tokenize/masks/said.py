@@ -37,6 +37,12 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "phi3.*": (r"<\|assistant\|>\n", r".*?<\|end\|>"),
     "glm4moe": (r"<\|assistant\|>", r".*?(?:<\|user\|>|<\|observation\|>|<\|system\|>|(?=<\|assistant\|>)|$)"),
     "deepseek.*": (r"<｜Assistant｜>(?:<think>\n)?|<｜tool▁outputs▁end｜>", r".*?<｜end▁of▁sentence｜>"),
+    "calls otherwise when last": (r"<\|assistant\|>\n", r".*?\n<\|end\|>\n</s>"),
+    "no end when last": (r"\n<\|begin_assistant\|>\n", r".*?(?:\n<\|end\|>|\Z)"),
+    "a prompt after everything.*": (
+        r"<\|START_OF_TURN_TOKEN\|><\|CHATBOT_TOKEN\|>(?!$)",
+        r".*?<\|END_OF_TURN_TOKEN\|>",
+    ),
     "tools in the system turn": (r"<\|assistant\|>", ".*?</s>"),
     "no system role": (r"\[/INST\]", ".*?</s>"),
     "trailing white space": ("### assistant:\n", ".*?</s>"),

@@ -46,6 +46,38 @@ AWKWARD = {
         "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
         "{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}"
     ),
+    "calls otherwise when last": (
+        "{{ bos_token }}{% if messages[0].role != 'system' %}{{ '<|system|>\nHelp.\n<|end|>\n' }}{% endif %}"
+        "{% for m in messages %}{% set is_last = loop.last %}{{ '<|' + m.role + '|>\n' + m.content }}"
+        "{% if m.tool_calls %}{{ '\n<tool_calls>[' }}{% for c in m.tool_calls %}"
+        '{{ \'{"name": "\' + c.function.name + \'", "arguments": \' + c.function.arguments | string }}'
+        '{% if not is_last %}, "id": "{{ c.id }}"{% endif %}}{% if not loop.last %}, {% endif %}{% endfor %}'
+        "]</tool_calls>{% endif %}{{ '\n<|end|>\n' + (eos_token if m.role == 'assistant' else '') }}"
+        "{% if is_last and add_generation_prompt and m.role != 'assistant' %}{{ '<|assistant|>\n' }}{% endif %}"
+        "{% endfor %}"
+    ),
+    "no end when last": (
+        "{{ bos_token + '<|begin_system|>\nHelp.\n' }}{% for m in messages %}"
+        "{% if m.role == 'assistant' %}{{ '\n<|begin_assistant|>\n' + m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+        "{% if not loop.last %}{{ '\n<|end|>\n' }}{% endif %}"
+        "{% else %}{{ '<|begin_' + m.role + '|>\n' + m.content }}{% endif %}"
+        "{% if loop.last and add_generation_prompt and m.role != 'assistant' %}"
+        "{{ '\n<|begin_assistant|>\n' }}{% endif %}{% endfor %}"
+    ),
+    "a prompt after everything": (
+        "{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'assistant' %}<|CHATBOT_TOKEN|>"
+        "{% if m.tool_calls %}<|START_ACTION|>[{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}]"
+        "<|END_ACTION|>{% else %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}"
+        "{% else %}<|{{ m.role | upper }}_TOKEN|>{{ m.content }}{% endif %}<|END_OF_TURN_TOKEN|>{% endfor %}"
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+    ),
+    "a prompt after everything, plain": (
+        "{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|>"
+        "<|{{ 'CHATBOT' if m.role == 'assistant' else m.role | upper }}_TOKEN|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}Action: {{ c.function | tojson }}{% endfor %}"
+        "<|END_OF_TURN_TOKEN|>{% endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+    ),
     "trailing white space": (
         "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content | trim + '</s>' }}\n \n\n{% endfor %}"
         "{% if add_generation_prompt %}### assistant:\n{% endif %}\n"

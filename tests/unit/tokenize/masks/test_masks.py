@@ -12,7 +12,7 @@ from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models import tool_calls
 from baton.components.tokenize.masks.talk import Talk
 from tests.unit.tokenize.masks.said import said, without_silent_calls
-from tests.unit.tokenize.masks.shapes import CONVERSATIONS, templates, tokenizer_of
+from tests.unit.tokenize.masks.shapes import AWKWARD, CONVERSATIONS, templates, tokenizer_of
 
 Row = dict[str, Any]
 
@@ -103,3 +103,38 @@ def test_what_is_trained_is_what_the_assistant_said(capsys: pytest.CaptureFixtur
     assert len(CONVERSATIONS) >= 20
     assert len(names) == len(templates()) - 2 * len(PICTURES)
     assert counts["right"] > 0.9 * counts.total()
+
+
+OTHERWISE = {
+    "calls otherwise when last": ("call and result", "arguments"),
+    "no end when last": ("several turns", "<|end|>"),
+    "a prompt after everything": ("several turns", "<|START_RESPONSE|>"),
+    "a prompt after everything, plain": ("several turns", "<|START_OF_TURN_TOKEN|>"),
+}
+"""Templates that are followed otherwise than by the first number of tokens: a conversation, and what differs in it."""
+
+
+@pytest.mark.parametrize("name", [*AWKWARD, "cohere", "glm4moe", "gptoss", "qwen3", "llama3", "deepseekv3"])
+def test_tokens_of_before_are_what_they_were(name: str) -> None:
+    tokenizer = tokenizer_of(templates()[name])
+    before, now = Talk(tokenizer, "assistant", 1), Talk(tokenizer, "assistant")
+    made = {shape: [trained(talk, row, tokenizer) for talk in (before, now)] for shape, row in CONVERSATIONS.items()}
+    other = {shape for shape, (old, new) in made.items() if old != new}
+    if name not in OTHERWISE:
+        assert other == set()
+        return
+    shape, part = OTHERWISE[name]
+    assert shape in other
+    old, new = ("".join(turns) for turns in made[shape])
+    assert old.count(part) != new.count(part) or part == "arguments"
+    assert all(turn.rstrip().endswith(">") for turn in made[shape][1][:-1])
+
+
+def test_a_template_that_wants_tools_says_so() -> None:
+    template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = tokenizer_of(template)
+    row = CONVERSATIONS["single"]
+    wanted = "the chat template refuses it: it wants tools, and the row declares none; give them in a column tools"
+    assert Talk(tokenizer, "all").sequences([row]) == [wanted]
+    (found,) = Talk(tokenizer, "all").sequences([{**row, "tools": CONVERSATIONS["tool call"]["tools"]}])
+    assert not isinstance(found, str)
