@@ -117,7 +117,7 @@ def split(folder: Path, inputs: dict[str, Any], name: str = "mine") -> Recipe:
 
 
 @settings(
-    max_examples=25,
+    max_examples=8,
     deadline=None,
     database=None,
     phases=(Phase.explicit, Phase.generate),  # to shrink a failure would compile for minutes
@@ -136,6 +136,14 @@ def test_any_text_arrives_as_it_was_sent(sent: tuple[str, str], tmp_path_factory
     overrides = {"data.system": wire.sent(in_overrides)}
     inputs = arrived(package, {**Package.read(package).defaults, "overrides": overrides})
     assert split(folder, inputs, "second").data.system == in_overrides
+
+
+@given(text=TEXTS | st.text())
+def test_the_server_leaves_what_was_sent(text: str) -> None:
+    sent = wire.sent(text)
+    assert expanded(json.dumps(sent, ensure_ascii=False)) == json.dumps(sent, ensure_ascii=False)
+    assert not re.search(r"\$[({]|[\U00010000-\U0010ffff\0-\x1f]", sent)
+    assert wire.received(sent) == text
 
 
 @pytest.mark.parametrize(
