@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
-import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +16,18 @@ if TYPE_CHECKING:
 RUNTIME = "_KFP_RUNTIME"
 """kfp's own variable: `true` where a stage runs, so that kfp imports neither its compiler nor its client."""
 EXECUTOR = "baton.components.executor"
+SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".j2", ".jinja", ".html", ".md", ".txt")
+"""Endings of the files that a wheel holds, too."""
+CODE = "code"
+"""Stands for `code()` in a command until a pipeline is compiled: most processes that import stages compile none."""
 
 
 def stage(function: Callable[..., object]) -> Callable[..., PipelineTask]:
     """Makes a component of a function, as `kfp.dsl.component` does; where stages run the function stays what it is.
 
     The compiled file then holds neither the function's source nor its documentation: Kubernetes keeps up to six copies
-    of them for each pod in an object of 1 MiB at most. The command names the function instead, with Baton's version and
-    the source's digest, which tell Kubeflow's cache one Baton from another where images keep their tag.
+    of them for each pod in an object of 1 MiB at most. The command names the function instead, behind `CODE`, in whose
+    place `baton.pipelines.compiling` puts `code()`.
     """
     if os.environ.get(RUNTIME) == "true":
         return function  # type: ignore[return-value]
@@ -32,10 +37,23 @@ def stage(function: Callable[..., object]) -> Callable[..., PipelineTask]:
     specification = component.component_spec
     for described in (specification, *(specification.inputs or {}).values(), *(specification.outputs or {}).values()):
         described.description = None
-    version = importlib.metadata.version("baton-llm")
-    digest = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:8]
     room = function.__module__.split(".")[-2]
     # kfp's runner of processes takes a component by the name of kfp's executor alone.
-    command = ["python3", "-m", EXECUTOR, room, f"{version}-{digest}", "--in-place-of", "kfp.dsl.executor_main"]
+    command = ["python3", "-m", EXECUTOR, room, CODE, "--in-place-of", "kfp.dsl.executor_main"]
     specification.implementation.container.command = command
     return component  # type: ignore[no-any-return]
+
+
+@functools.cache
+def code(root: Path = Path(__file__).parent) -> str:
+    """Returns Baton's version and the beginning of the SHA-256 of all its stages' code.
+
+    Commands hold it, so that Kubeflow's cache tells one Baton from another where images keep their tag. A checkout, the
+    wheel made of it and an image with either have the same.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in SOURCES:
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return f"{importlib.metadata.version('baton-llm')}-{digest.hexdigest()[:8]}"

@@ -18,7 +18,9 @@ import os
 from collections.abc import Mapping
 
 from baton.components.declaring import RUNTIME
+from baton.components.shared.core import wire
 from baton.components.shared.core.errors import BatonError, OtherRunError
+from baton.components.shared.pages.cards import DISPLAY_NAME
 from baton.components.shared.runs import failures
 from baton.components.shared.runs.baton import Baton
 from baton.components.shared.runs.documents.outcome import Failure
@@ -51,7 +53,12 @@ def main() -> None:
     component = importlib.import_module(f"baton.components.{arguments.room}.component")
     function = getattr(component, arguments.function_to_execute)
     try:
-        Executor(executor_input=arguments.executor_input, function_to_execute=function).execute()
+        executor = Executor(executor_input=arguments.executor_input, function_to_execute=function)
+        if run_name := _run_name(arguments.function_to_execute, inputs):
+            of_chunk = f" of chunk {int(inputs['index'])}" if "index" in inputs else ""
+            for name in executor.output_artifacts.keys() & function.__annotations__.keys():
+                executor.output_artifacts[name].metadata[DISPLAY_NAME] = f"{run_name} · {name}{of_chunk}"
+        executor.execute()
     except (Exception, SystemExit) as error:
         _leave_word(arguments.function_to_execute, inputs, error)
         raise
@@ -90,12 +97,22 @@ def _forget(function: str, inputs: Inputs) -> None:
         failures.forget(run, None if function in ("data_split", "report") else _name(function, inputs))
 
 
+def _run_name(function: str, inputs: Inputs) -> str | None:
+    """Returns the name of the run that a stage works on, None where it works on none; the store is not opened."""
+    try:
+        if function == "data_split":
+            given = wire.received(inputs)
+            return chosen_name(*(str(given[name]) for name in ("run_name", "new_name", "job_id", "phase")))
+        return Baton.read(str(inputs["baton"])).run_uri.rpartition("/")[2]
+    except (KeyError, BatonError):
+        return None
+
+
 def _run(function: str, inputs: Inputs) -> Run | None:
     """Returns the run that a stage works on, None where it works on none."""
     try:
-        if function == "data_split":
-            names = [str(inputs[name]) for name in ("run_name", "new_name", "job_id", "phase")]
-            return Run(Storage(str(inputs["store"])), chosen_name(*names))
+        if function == "data_split" and (name := _run_name(function, inputs)):
+            return Run(Storage(wire.received(inputs)["store"]), name)
         return Run.open(Baton.read(str(inputs["baton"])).run_uri)
     except (KeyError, BatonError):
         return None

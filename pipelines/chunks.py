@@ -47,7 +47,7 @@ def groups(recipe: Recipe) -> list[Graph]:
     last = recipe.slots
 
     def group(first: int, end: int) -> Graph:
-        @dsl.pipeline(name=f"chunks-{first}-{end}")
+        @dsl.pipeline(name=f"chunks-{first}")
         def chunks(baton: str) -> str:
             slots = slots_of(recipe, first, end)
             return line(recipe, baton, slots, placing(recipe), cached_below=last, before=first - 1)[0]

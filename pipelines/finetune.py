@@ -14,6 +14,7 @@ from baton.components.export.component import export
 from baton.components.gate.component import gate, reject
 from baton.components.lr_find.component import lr_find
 from baton.components.report.component import report
+from baton.components.shared.core import wire
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.store import sources
 from baton.components.tokenize.component import tokenize
@@ -57,12 +58,12 @@ def _single(recipe: Recipe) -> BaseComponent:
     )
     def pipeline(
         run_name: str = "",
-        store: str = recipe.store.uri,
-        source: str = source_parameter(recipe),
+        store: str = wire.sent(recipe.store.uri),
+        source: str = wire.sent(source_parameter(recipe)),
         learning_rate: float = training.learning_rate,
         epochs: float = epochs_parameter(recipe),
         max_steps: int = training.max_steps or 0,
-        base_model: str = recipe.model.base or "",
+        base_model: str = wire.sent(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -108,8 +109,8 @@ def _phased(recipe: Recipe) -> BaseComponent:
     )
     def pipeline(
         run_name: str = "",
-        store: str = recipe.store.uri,
-        base_model: str = recipe.model.base or "",
+        store: str = wire.sent(recipe.store.uri),
+        base_model: str = wire.sent(recipe.model.base or ""),
         seed: int = recipe.seed,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
@@ -208,10 +209,10 @@ def split_task(
         recipe: The recipe.
         store: Folder or bucket for runs and data.
         run_name: Name of the run.
-        document: The recipe as JSON, where it is known only when the pipeline runs.
+        document: The recipe, packed, where it is known only when the pipeline runs.
         given: See `baton.components.data_split.component`; the recipe's values hold where they are left out.
     """
-    document = recipe_file.dumps(recipe) if document is None else document
+    document = wire.pack(recipe_file.dumps(recipe)) if document is None else document
     named = {"new_name": "", "job_id": ""}
     return data_split(recipe=document, run_name=run_name, store=store, **{**named, **given})
 

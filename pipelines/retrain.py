@@ -9,6 +9,7 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.retrain.component import look, promote_or_keep, release
+from baton.components.shared.core import wire
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
 from baton.pipelines import chunks, finetune, resources
@@ -29,9 +30,9 @@ def retrain(recipe: Recipe) -> BaseComponent:
         pipeline_config=resources.of_run(recipe.resources),
     )
     def pipeline(
-        store: str = recipe.store.uri,
+        store: str = wire.sent(recipe.store.uri),
         source: str = "",
-        base_model: str = recipe.model.base or "",
+        base_model: str = wire.sent(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = 0 if recipe.phases else recipe.training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -51,7 +52,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         last = _placed(release(model=recipe.name, store=store, owner=owner), recipe, "release")
         with dsl.ExitHandler(last, "one at a time"):
             given = {"base_model": base_model, "seed": seed, "overrides": overrides}
-            document = recipe_file.dumps(recipe)
+            document = wire.pack(recipe_file.dumps(recipe))
             seen = look(recipe=document, store=store, source=source, batch_size=batch_size, owner=owner, **given)
             outputs = _placed(seen, recipe, "look").outputs
             with dsl.If(outputs["Output"] == "train", "changed"):

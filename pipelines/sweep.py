@@ -10,6 +10,7 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.report.component import report
+from baton.components.shared.core import wire
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.sweeps.rungs import Bracket, Rung, brackets, check_trials
 from baton.components.sweep.component import begin, enter, judge
@@ -37,8 +38,8 @@ def sweep(recipe: Recipe) -> BaseComponent:
     )
     def pipeline(
         sweep_name: str = "",
-        store: str = recipe.store.uri,
-        base_model: str = recipe.model.base or "",
+        store: str = wire.sent(recipe.store.uri),
+        base_model: str = wire.sent(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = recipe.training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -93,7 +94,7 @@ def _bracket(
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
     placed = chunks.placing(recipe, prefix)
     begun = begin(
-        recipe=recipe_file.dumps(recipe),
+        recipe=wire.pack(recipe_file.dumps(recipe)),
         sweep_name=sweep_name,
         new_name=recipe.name,
         job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,

@@ -28,7 +28,7 @@ def data_split(
     """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
-        recipe: The whole recipe as JSON.
+        recipe: The whole recipe as JSON, packed; this and every other text as `shared.core.wire` has it.
         run_name: Name of the run; one that exists resumes. Empty: a new one.
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
@@ -53,12 +53,14 @@ def data_split(
 
     from baton.components.data_split import card, losses
     from baton.components.data_split.split import split_data
-    from baton.components.shared.core import events
+    from baton.components.shared.core import events, wire
     from baton.components.shared.recipe import parameters, recipe_file
     from baton.components.shared.runs.run import Run, chosen_name
     from baton.components.shared.store import sources
 
     with events.stage("data split"):
+        recipe, run_name, store, source = wire.received([recipe, run_name, store, source])
+        base_model, overrides, start_from = wire.received([base_model, overrides, start_from])
         given = parameters.of(
             store=store,
             source=sources.parse(source) if source else None,

@@ -22,7 +22,7 @@ def look(
     """Looks whether data or recipe have changed since a model was accepted, and takes the turn.
 
     Args:
-        recipe: The recipe as JSON.
+        recipe: The recipe as JSON, packed; every text as `shared.core.wire` has it.
         store: Folder or bucket for runs and data.
         source: Rows to learn from; empty for those of the recipe.
         base_model: What training starts from; empty for the recipe's.
@@ -32,22 +32,28 @@ def look(
         owner: This retraining.
         changes: What was found.
         run_name: Name of the run to train.
-        changed: The recipe to train, which may start from the model in use.
+        changed: The recipe to train, packed, which may start from the model in use.
 
     Returns:
         `train`, `unchanged` where there is nothing to do, or `busy`.
     """
     from baton.components.retrain.look import look
-    from baton.components.shared.core import events
+    from baton.components.shared.core import events, wire
+    from baton.components.shared.pages.cards import DISPLAY_NAME
     from baton.components.shared.recipe import parameters, recipe_file
     from baton.components.shared.store import sources
 
     with events.stage("look"):
+        recipe, store, source = wire.received([recipe, store, source])
+        base_model, overrides = wire.received([base_model, overrides])
         rows = sources.parse(source) if source else None
         given = parameters.of(store=store, source=rows, base_model=base_model, seed=seed, batch_size=batch_size)
-        finding = look(parameters.changed(recipe_file.loads(recipe), given, overrides), owner)
+        chosen = parameters.changed(recipe_file.loads(recipe), given, overrides)
+        finding = look(chosen, owner)
+        changes.metadata[DISPLAY_NAME] = f"{chosen.name} · changes"
         words = f"**{finding.decision}**: {finding.words}\n"
-        for path, text in ((changes.path, words), (run_name, finding.run), (changed, finding.recipe)):
+        train = wire.pack(finding.recipe) if finding.recipe else ""
+        for path, text in ((changes.path, words), (run_name, finding.run), (changed, train)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
     return finding.decision

@@ -22,7 +22,7 @@ def begin(
     """Draws the trials of a bracket.
 
     Args:
-        recipe: The recipe with its sweep, as JSON.
+        recipe: The recipe with its sweep, as JSON, packed; every text as `shared.core.wire` has it.
         sweep_name: Name of the sweep; one that exists resumes. Empty: a new one.
         new_name: What the name of a new sweep begins with.
         job_id: What it ends in: the id of the pipeline's run.
@@ -37,11 +37,14 @@ def begin(
     Returns:
         For each different data of the trials what split and tokenize are given: recipe, run and source.
     """
-    from baton.components.shared.core import events
+    from baton.components.shared.core import events, wire
     from baton.components.shared.recipe import parameters, recipe_file
     from baton.components.sweep.begin import begin
 
     with events.stage(f"begin bracket {bracket}"):
+        recipe, sweep_name, store, base_model, overrides = wire.received(
+            [recipe, sweep_name, store, base_model, overrides]
+        )
         compiled = recipe_file.loads(recipe)
         given = parameters.of(store=store, base_model=base_model, seed=seed, batch_size=batch_size)
         parameters.require_undrawn(compiled, given, overrides)
@@ -49,7 +52,9 @@ def begin(
         sweep, preparations = begin(chosen, sweep_name or f"{new_name}-{job_id}", bracket)
         with open(sweep_uri, "w", encoding="utf-8") as file:
             file.write(sweep.uri)
-    return preparations
+        return [
+            {**each, "recipe": wire.pack(each["recipe"]), "source": wire.sent(each["source"])} for each in preparations
+        ]
 
 
 @stage
@@ -90,12 +95,14 @@ def judge(
         Batons of the runs that advance.
     """
     from baton.components.shared.core import events
+    from baton.components.shared.pages.cards import DISPLAY_NAME
     from baton.components.shared.sweeps.sweep import Sweep
     from baton.components.sweep.judge import judge, publish
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)
         verdict = judge(sweep, rung)
+        ranking.metadata[DISPLAY_NAME] = f"{sweep.name} · rung {rung}"
         for path, text in ((ranking.path, publish(sweep, rung)), (winner, verdict.winner)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

@@ -16,7 +16,7 @@ from baton.components.shared.checkpoints.logs import LogEntry
 from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
 from baton.components.shared.core.errors import BatonError
 from baton.components.shared.pages import rendering
-from baton.components.shared.pages.cards import Card, Fact
+from baton.components.shared.pages.cards import DISPLAY_NAME, Card, Fact
 from baton.components.shared.runs.documents.skips import Skip
 from baton.components.shared.runs.documents.training import ChunkRecord
 from baton.components.shared.runs.plan import Plan
@@ -101,7 +101,7 @@ def checkpoint_card(shown: Shown) -> Card:
     lines = [f"Checkpoint of {shown.run.name} after chunk {shown.index}: {outcome.ending.value}", ""]
     lines += [f"{name:18} {value}" for name, value in facts.items()]
     lines += ["", f"AutoModelForCausalLM.from_pretrained or Trainer's resume_from_checkpoint read {outcome.uri}"]
-    return Card("\n".join(lines) + "\n", facts)
+    return Card("\n".join(lines) + "\n", {**facts, DISPLAY_NAME: f"{shown.run.name} · step {outcome.step}"})
 
 
 def progress_page(shown: Shown) -> str:

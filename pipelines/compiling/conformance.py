@@ -32,6 +32,8 @@ MAX_PIPELINE_BYTES = 1_048_576
 
 _PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_\w+\}\}")
 """A run's id, name or times, which the driver puts in place where it is all of a constant, and nowhere else."""
+_OWN_BRACES = re.compile(r"\{\{\$[^{}]*\}\}")
+"""What kfp itself writes between two braces: placeholders of its own driver, which Argo leaves."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
 _BACKEND_SUPPLIED = frozenset({"TASK_FINAL_STATUS", "TASK_CONFIG"})
 
@@ -89,6 +91,9 @@ def check_documents(documents: Sequence[object]) -> list[str]:
     problems.extend(_executor_problems(executors))
     problems.extend(_component_problems(spec.components, executors))
     problems.extend(_graph_problems(spec))
+    problems.extend(_repeated_ids(spec))
+    for name, document in zip(("pipeline spec", "platform spec"), documents, strict=False):
+        problems.extend(_foreign_braces(document, name))
     if len(documents) == 2:
         _check_platforms(documents[1], executors, problems)
     return problems
@@ -163,6 +168,35 @@ def _graph_problems(spec: pipeline_pb2.PipelineSpec) -> Iterator[str]:
         yield from _dag_output_problems(dag)
         yield from _cycle_problems(dag.place, {name: _upstream(task) for name, task in tasks.items()})
     yield from _cycle_problems("components", nested)
+
+
+def _repeated_ids(spec: pipeline_pb2.PipelineSpec) -> Iterator[str]:
+    """Yields the task ids of several graphs: Kubeflow's page fails where one of them has run and another has not."""
+    graphs: dict[str, list[str]] = {}
+
+    def collect(component: Component, place: str, depth: int) -> None:
+        for name, task in component.dag.tasks.items():
+            graphs.setdefault(name, []).append(place)
+            inner = spec.components.get(task.component_ref.name)
+            if inner is not None and depth < len(spec.components):  # a graph inside itself is told elsewhere
+                collect(inner, f"{place}.{name}", depth + 1)
+
+    collect(spec.root, "root", 0)
+    for name, places in sorted(graphs.items()):
+        if len(places) > 1:
+            yield f"root: expected ids of tasks once; '{name}' is in {' and in '.join(sorted(places))}."
+
+
+def _foreign_braces(node: object, place: str) -> Iterator[str]:
+    """Yields the texts with two braces that are not kfp's own: Argo replaces what it finds between them."""
+    if isinstance(node, Mapping):
+        for key, entry in node.items():
+            yield from _foreign_braces(entry, f"{place}.{key}")
+    elif isinstance(node, (list, tuple)):
+        for position, entry in enumerate(node):
+            yield from _foreign_braces(entry, f"{place}[{position}]")
+    elif isinstance(node, str) and "{{" in _OWN_BRACES.sub("", node):
+        yield f"{place}: '{node[:60]}' holds two braces beside each other; expected none but kfp's own."
 
 
 def _task_problems(dag: _Dag, name: str, task: Task) -> Iterator[str]:

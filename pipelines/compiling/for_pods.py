@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from baton.components.shared.core import wire
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, Resources, recipe_file
 from baton.pipelines.compiling import credentials, signed
 
@@ -34,9 +36,16 @@ def settled(recipe: Recipe) -> Recipe:
     """Returns the recipe for pods: tracking in a local database is turned off.
 
     Raises:
-        UserError: its checkpoints are signed, and no Secret has the key.
+        UserError: its checkpoints are signed, and no Secret has the key, or its store has an address that changes on
+            its way to a pod.
     """
     signed.require_secret(recipe)
+    if wire.sent(recipe.store.uri) != recipe.store.uri:
+        raise UserError(
+            f"store {recipe.store.uri!r} goes from stage to stage as it is, and Argo and Kubernetes replace "
+            "{{…}} and $(…) in it.",
+            remedy="Name a bucket or folder without braces, $( and what does not print.",
+        )
     document = recipe.model_dump(mode="json")
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
         document["tracking"]["mlflow"] = None

@@ -23,7 +23,7 @@ class Package:
     Attributes:
         path: Its file.
         name: Name that it was compiled with.
-        defaults: Parameter → its default.
+        defaults: Parameter → its default, without empty dictionaries, which a run's page shows as `[object Object]`.
         digest: SHA-256 of the file.
     """
 
@@ -64,7 +64,7 @@ class Package:
             ) from error
         defaults: dict[str, object] = {}
         for parameter, declared in parameters.items():
-            if "defaultValue" in declared:
+            if declared.get("defaultValue", {}) != {}:
                 value = declared["defaultValue"]
                 is_integer = declared.get("parameterType") == "NUMBER_INTEGER" and isinstance(value, float)
                 defaults[parameter] = int(value) if is_integer and isinstance(value, float) else value

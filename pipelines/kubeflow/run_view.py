@@ -87,6 +87,8 @@ class Stage:
     """What Baton's stage itself has ended with, where it says so."""
     pod: str | None = None
     hint: str | None = None
+    component: str = ""
+    """Name of its component in the compiled pipeline; empty where that is not known."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -95,8 +97,8 @@ class Stage:
 
     @property
     def component_name(self) -> str:
-        """Name of the stage as its pods' label has it: a task's without the number that tells it from others."""
-        return re.sub(r"-\d+$", "", self.key)
+        """Name of the stage as its pods' label has it: its component's, without the numbers of its copies."""
+        return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
 
     @property
     def seconds(self) -> float | None:
@@ -251,12 +253,14 @@ def _stage(tasks: Tasks, key: str, task: Task, parents: tuple[str, ...]) -> Stag
     if (detail is None or detail.state in (None, OMITTED)) and driver is not None and driver.state == "FAILED":
         detail = driver
     name = task.get("taskInfo", {}).get("name", key)
+    component = task.get("componentRef", {}).get("name", "")
     if detail is None or detail.state in (None, OMITTED):
         around = (tasks.detail(parent, parents[:depth]) for depth, parent in enumerate(parents))
         passed_by = any(graph is not None and graph.state == "SKIPPED" for graph in around)
-        return Stage(key, name, "SKIPPED" if passed_by else WAITING, parents)
+        return Stage(key, name, "SKIPPED" if passed_by else WAITING, parents, component=component)
     error = detail.error.message if detail.error else None
-    return Stage(key, name, detail.state, parents, _time(detail.start_time), _time(detail.end_time), error)
+    times = _time(detail.start_time), _time(detail.end_time)
+    return Stage(key, name, detail.state, parents, *times, error, component=component)
 
 
 def _time(value: datetime.datetime | None) -> datetime.datetime | None:
@@ -264,24 +268,30 @@ def _time(value: datetime.datetime | None) -> datetime.datetime | None:
 
 
 def _tasks(spec: PipelineSpec) -> Iterator[Place]:
-    """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these."""
+    """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these.
+
+    The names of a phase's tasks begin with its name, as those of its report and of older pipelines do.
+    """
     components = spec.get("components", {})
 
-    def inside(dag: Dag, parents: tuple[str, ...]) -> Iterator[Place]:
+    def inside(dag: Dag, parents: tuple[str, ...], phase: str) -> Iterator[Place]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()
         while order.is_active():
             ready = sorted(order.get_ready(), key=_natural)
             for key in ready:
-                inner = components.get(tasks[key].get("componentRef", {}).get("name", ""), {}).get("dag")
-                if inner:
-                    yield from inside(inner, (*parents, key))
+                task = tasks[key]
+                component = components.get(task.get("componentRef", {}).get("name", ""), {})
+                name = task.get("taskInfo", {}).get("name", key)
+                if inner := component.get("dag"):
+                    begins = "start_from" in component.get("inputDefinitions", {}).get("parameters", {})
+                    yield from inside(inner, (*parents, key), f"{name}: " if begins else phase)
                 else:
-                    yield key, tasks[key], parents
+                    yield key, {**task, "taskInfo": {"name": f"{phase}{name}"}}, parents
             order.done(*ready)
 
-    yield from inside(spec.get("root", {}).get("dag", {}), ())
+    yield from inside(spec.get("root", {}).get("dag", {}), (), "")
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.components.shared.core import wire
 from baton.components.shared.runs import tracking
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client
@@ -69,7 +70,7 @@ def _places(node: object) -> Iterator[_Place]:
     for key, entry in node.items():
         if key == "recipe" and isinstance(entry, dict):
             text = entry.get("runtimeValue", {}).get("constant")
-            yield from _of_recipe(json.loads(text)) if text else ()
+            yield from _of_recipe(json.loads(wire.received(text))) if text else ()
         yield from _places(entry)
 
 

@@ -156,7 +156,17 @@ def test_lineage_is_read_back_from_the_metadata_store(by_kfp: Path, folder: Path
     )
     assert meta.startswith(b"---")
     assert model.custom_properties["address"] == outputs["Output"] == run.require("export.json")["model_uri"]
-    assert model.custom_properties["display_name"] == "model"
+    named = {(event.execution.name, event.path): event.artifact for event in records.events if event.type == "OUTPUT"}
+    assert {place: artifact.custom_properties["display_name"] for place, artifact in named.items()} == {
+        ("data-split", "rows"): "mine · rows",
+        ("data-split", "quality"): "mine · quality",
+        ("tokenize", "tokens"): "mine · tokens",
+        ("train-chunk", "checkpoint"): "mine · step 4",
+        ("train-chunk", "progress"): "mine · progress of chunk 1",
+        ("evaluate", "metrics"): "mine · metrics",
+        ("export", "model"): "mine · model of step 4",
+        ("report", "report"): "mine · report",
+    }
     assert model.custom_properties["bytes"] == float(run.require("export.json")["bytes"])
     metrics = records.artifact("evaluate", "metrics").custom_properties
     assert str(model.custom_properties["digest"]).startswith(str(metrics["digest"]))

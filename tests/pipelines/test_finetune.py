@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.declaring import stage
+from baton.components.declaring import code
 from baton.pipelines.compiling import conformance
 
 QUICKSTART = Path(__file__).parents[2] / "pipelines/recipes/quickstart.yaml"
@@ -193,12 +193,12 @@ def test_the_stages_are_a_line_and_checkpoints_are_not_in_its_way(on_spot_gpus: 
 def test_more_than_eight_chunks_lie_in_graphs_of_eight(tmp_path: Path) -> None:
     spec = _compile(QUICKSTART, tmp_path / "p.yaml", "--chunks", "20")[0]
     tasks = spec["root"]["dag"]["tasks"]
-    groups = ["chunks-1-8", "chunks-9-16", "chunks-17-20"]
+    groups = ["chunks-1", "chunks-9", "chunks-17"]
     for before, after in itertools.pairwise(["tokenize", *groups, "evaluate"]):
         assert _waits_for(tasks, after) == {before}
     assert [tasks[name]["taskInfo"]["name"] for name in groups] == ["chunks 1–8", "chunks 9–16", "chunks 17–20"]
-    assert tasks["checkpoint"]["inputs"]["parameters"]["index"] == {"runtimeValue": {"constant": 20}}
-    assert _waits_for(tasks, "checkpoint") == {"chunks-17-20"}
+    assert tasks["checkpoint-20"]["inputs"]["parameters"]["index"] == {"runtimeValue": {"constant": 20}}
+    assert _waits_for(tasks, "checkpoint-20") == {"chunks-17"}
     inside = [spec["components"][f"comp-{name}"]["dag"]["tasks"] for name in groups]
     names = [{task["taskInfo"]["name"] for task in tasks.values()} for tasks in inside]
     ranges = [(1, 8), (9, 16), (17, 20)]
@@ -209,7 +209,7 @@ def test_more_than_eight_chunks_lie_in_graphs_of_eight(tmp_path: Path) -> None:
         assert found == {f"train chunk {i}" for i in chunks} | {f"checkpoint {i}" for i in read_back}
     chunks = [task for tasks in inside for name, task in tasks.items() if name.startswith("train-chunk")]
     assert {task["componentRef"]["name"] for task in chunks} == {"comp-train-chunk"}
-    assert [task["taskInfo"]["name"] for task in chunks if not task["cachingOptions"]] == ["train chunk 20"]
+    assert [task["taskInfo"]["name"] for task in chunks if "cachingOptions" not in task] == ["train chunk 20"]
 
 
 def test_the_file_holds_neither_the_source_of_stages_nor_their_documentation(
@@ -224,17 +224,35 @@ def test_the_file_holds_neither_the_source_of_stages_nor_their_documentation(
         assert re.fullmatch(rf"{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}", container["command"][4])
 
 
-def test_another_source_of_a_stage_is_another_command() -> None:
-    def one():  # type: ignore[no-untyped-def]  # kfp reads annotations as they are
-        print("one")
+CODE = {
+    "evaluate/component.py": "def evaluate(): ...",
+    "evaluate/figures.py": "LOSS = 1",
+    "shared/pages/page.html.j2": "<p>",
+}
 
-    def other():  # type: ignore[no-untyped-def]
-        print("other")
 
-    first, again, second = (
-        stage(function).component_spec.implementation.container.command[4] for function in (one, one, other)
-    )
-    assert first == again != second
+@pytest.mark.parametrize("name", [*CODE, "shared/new.py"])
+def test_other_code_of_any_stage_is_another_command(name: str, tmp_path: Path) -> None:
+    """Kubeflow's cache tells commands apart, and knows nothing of the image behind a tag."""
+    for folder in ("checkout", "wheel", "changed"):
+        for path, text in CODE.items():
+            (tmp_path / folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / path).write_text(text, encoding="utf-8")
+    (tmp_path / "wheel/evaluate/__pycache__").mkdir()
+    (tmp_path / "wheel/evaluate/__pycache__/figures.cpython-311.pyc").write_bytes(b"made here")
+    (tmp_path / "changed" / name).write_text("other", encoding="utf-8")
+    assert code(tmp_path / "checkout") == code(tmp_path / "wheel") != code(tmp_path / "changed")
+
+
+def test_all_commands_hold_the_code_of_this_baton(on_spot_gpus: list[dict[str, Any]]) -> None:
+    assert {container["command"][4] for container, _ in _executors(on_spot_gpus).values()} == {code()}
+
+
+def test_code_is_read_where_a_pipeline_is_compiled_alone() -> None:
+    """Each process of a stage and each command imports what declares stages."""
+    looks = "import baton.pipelines.finetune, baton.components.declaring as d; print(d.code.cache_info().currsize)"
+    done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]]) -> None:

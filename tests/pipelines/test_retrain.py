@@ -212,4 +212,4 @@ def test_a_recipe_of_phases_is_retrained_too(tmp_path: Path) -> None:
     assert baton == {"producerTask": "answers", "outputParameterKey": "baton"}  # the last phase's run is promoted
     assert trained["answers"]["dependentTasks"] == ["pretrain"]
     inside = components["comp-pretrain"]["dag"]["tasks"]
-    assert inside["train-chunk-2"]["taskInfo"]["name"] == "train chunk 2"
+    assert inside["pretrain-train-chunk-2"]["taskInfo"]["name"] == "train chunk 2"

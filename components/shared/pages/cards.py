@@ -14,6 +14,8 @@ from typing import Protocol, TypeAlias
 
 Fact: TypeAlias = str | int | float | bool
 
+DISPLAY_NAME = "display_name"
+"""Metadata that Kubeflow's list of artifacts shows as their names; those of all runs stand there together."""
 LARGEST = 60_000
 """Bytes of a card's text, at most."""
 

@@ -100,7 +100,7 @@ def stages(done: Done) -> dict[str, str]:
 RECIPE = str(ROOT / "pipelines/recipes/quickstart.yaml")
 PARAMETERS = {
     "run_name": "mine", "store": "s3://baton", "source": "builtin:stdlib-docs", "learning_rate": 0.002, "epochs": 0.0,
-    "max_steps": 240, "base_model": "", "seed": 7, "batch_size": 16, "overrides": {},
+    "max_steps": 240, "base_model": "", "seed": 7, "batch_size": 16,
 }  # fmt: skip
 SUBMIT = ("submit", RECIPE, "--run", "mine", "--store", "s3://baton", *GATED, "--wait", "--output", "json")
 
@@ -287,6 +287,45 @@ def test_status_of_a_run_that_goes_on(by: str, started: Any, baton: Baton) -> No
         ("rejected", "waiting"),
         ("report", "waiting"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "stops_at", "told"),
+    [
+        (
+            "pipelines/recipes/quickstart.yaml",
+            ("--chunks", "20"),
+            "train-chunk-17",
+            {"train chunk 1": "succeeded", "checkpoint 16": "succeeded", "train chunk 17": "running"}
+            | {"checkpoint 17": "waiting", "train chunk 18": "waiting", "checkpoint 20": "waiting"},
+        ),
+        (
+            "tests/recipes/phases.yaml",
+            (),
+            "sft-train-chunk-2",
+            {"pretrain: train chunk 1": "succeeded", "pretrain: export": "succeeded", "sft: data split": "succeeded"}
+            | {"sft: train chunk 1": "succeeded", "sft: train chunk 2": "running", "sft: export": "waiting"},
+        ),
+    ],
+    ids=["groups", "phases"],
+)
+def test_status_of_graphs_inside_a_pipeline(
+    recipe: str,
+    more: tuple[str, ...],
+    stops_at: str,
+    told: dict[str, str],
+    kfp_api: Any,
+    submit_to: Any,
+    baton: Baton,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pipeline.yaml"
+    assert baton("compile", str(ROOT / recipe), "-o", str(path), "--store", "s3://baton", *more).returncode == 0
+    kfp_api.stops_at = stops_at
+    run_id = submit_to(kfp_api.url, path, run_name="mine", arguments={"run_name": "mine"}).run_id
+    kfp_api.runs[run_id].update(state="RUNNING", _states=[])
+    found = stages(baton("status", "mine", "--output", "json"))
+    assert {name: found[name] for name in told} == told
 
 
 def test_status_in_words(started: Any, baton: Baton) -> None:

@@ -127,6 +127,24 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     ),
     "cycle of tasks": (make_cycle, ["root.dag", "cycle", "condition-1 -> measure"]),
     "component inside itself": (make_nesting_cycle, ["components", f"{LOOP} -> components.{LOOP}"]),
+    "id of two graphs": (
+        lambda s, p: tasks_of(s, LOOP).update(measure=tasks_of(s, LOOP).pop("report")),
+        ["root", "'measure'", "root and in root.condition-1"],
+    ),
+    "text that Argo replaces": (
+        lambda s, p: tasks_of(s)["measure"]["inputs"]["parameters"].update(
+            label={"runtimeValue": {"constant": "in {{workflow.name}}"}}
+        ),
+        ["pipeline spec.root.dag.tasks.measure.inputs.parameters.label", "{{workflow.name}}"],
+    ),
+    "text that Argo replaces, beside kfp's own": (
+        lambda s, p: executor(s)["args"].append("{{$}}{{item}}"),
+        ["exec-measure.container.args[", "{{item}}"],
+    ),
+    "text that Argo replaces in the platform spec": (
+        lambda s, p: settings(p)["exec-measure"].update(nodeSelector={"labels": {"pool": "{{inputs.x}}"}}),
+        ["platform spec.platforms.kubernetes", "{{inputs.x}}"],
+    ),
     "no tasks": (lambda s, p: s["root"]["dag"]["tasks"].clear(), ["root", "at least one task"]),
     "settings of an unknown executor": (
         lambda s, p: settings(p).update({"exec-gone": {}}),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core import machine
+from baton.components.shared.core import machine, wire
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import recipe_file
 from baton.pipelines.compiling import prepare, profiles
@@ -189,7 +189,7 @@ def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
     task = next(yaml.safe_load_all(text))["root"]["dag"]["tasks"]["data-split"]
-    compiled = json.loads(task["inputs"]["parameters"]["recipe"]["runtimeValue"]["constant"])
+    compiled = json.loads(wire.received(task["inputs"]["parameters"]["recipe"]["runtimeValue"]["constant"]))
     assert compiled["training"]["optimizer"] == "paged_adamw_8bit"
     assert "nvidia.com/gpu" in text
 

@@ -420,7 +420,7 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
     posted = backend.spec(run)
     assert posted.get("pipeline_spec", posted)["pipelineInfo"]["name"] == "again-retrain"
     given = {"store": str(folder / "store"), "source": "", "base_model": "org/model", "seed": 0, "batch_size": 8}
-    assert run["runtime_config"]["parameters"] == {**given, "overrides": {}}
+    assert run["runtime_config"]["parameters"] == given
     backend.state = "rejected"
     done = _shell(folder, backend, str(PLAIN))
     assert done.returncode == 3, done.stderr
