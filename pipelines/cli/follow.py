@@ -14,14 +14,13 @@ from baton.pipelines.cli.display import console
 from baton.pipelines.kubeflow import run_view, store_view
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.run_view import Stage, View
+from baton.pipelines.kubeflow.run_view import GOING_ON, Stage, View
 from baton.pipelines.kubeflow.submit import FINAL_STATES
 
 EXPLAIN_EVERY_S = 30.0
 """Seconds between two looks at the pods of a run that still runs."""
 
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
-GOING_ON = ("PENDING", "RUNNING")
 
 
 class Follow:
