@@ -11,6 +11,7 @@ import typer
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import REJECTED, Output, print_json
+from baton.pipelines.local.terminal import Terminal
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
@@ -135,16 +136,17 @@ def with_retries(
     return {**ended, "run_id": submission.run_id, "url": submission.url}
 
 
-def advise(view: View, run_id: str) -> None:
+def advise(view: View, run_id: str, out: Terminal = console) -> None:
     """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
     if view.message:
-        console.print(view.message, soft_wrap=True, markup=False)
+        out.print(view.message, soft_wrap=True, markup=False)
     for stage in view.stages:
         if stage.hint:
-            console.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
+            out.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
         if stage.state == "FAILED":
-            log = stage.pod or f"-l pipeline/runid={run_id},app.kubernetes.io/component={stage.component_name}"
-            console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+            label = "" if stage.is_own else f",app.kubernetes.io/component={stage.component_name}"
+            log = stage.pod or f"-l pipeline/runid={run_id}{label}"
+            out.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
 def conclude(client: Client, run: Run, stages: list[Stage], state: str) -> None:

@@ -372,17 +372,14 @@ def _with_reason(stage: Stage, message: str | None, pod: str | None, *, is_drive
         hint = INSTALLATION
     elif hint:
         hint = hint.format(smaller=", or lower training.micro_batch_size" if stage.trains else "")
-    is_lost = (
-        hint is None and stage.state not in GOING_ON and (is_driver or bool(LOSS.search(text) or BARE.fullmatch(text)))
-    )
-    if is_lost:
-        again = RESUMES if stage.trains else AGAIN
-        if stage.name == OWN:
-            hint = OWN_LOST
-        elif is_driver:
-            hint = DRIVER + again
-        else:
-            hint = (LOST if LOSS.search(text) else LAUNCHER) + again
+    is_broken, is_loss = stage.state in BROKEN, bool(LOSS.search(text))
+    is_lost = hint is None and (is_loss or (is_broken and (is_driver or bool(BARE.fullmatch(text)))))
+    if is_lost and stage.name == OWN:
+        hint = OWN_LOST
+    elif is_lost:
+        reason = DRIVER if is_driver else LOST if is_loss else LAUNCHER
+        hint = reason + (RESUMES if stage.trains else AGAIN)
+    is_lost = is_lost and is_broken
     return replace(stage, message=message, pod=pod, hint=hint, is_lost=is_lost, is_own=is_driver)
 
 

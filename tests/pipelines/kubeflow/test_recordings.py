@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -195,7 +196,9 @@ def recorded(name: str) -> Recording:
 def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str]]:
     """Returns how `baton status` ends, and all that it says, where a run is answered as it was recorded."""
 
-    def ask(name: str, store: str = "/nowhere", changed: Recording | None = None) -> tuple[Any, str]:
+    def ask(
+        name: str, store: str = "/nowhere", changed: Recording | None = None, output: str = "json"
+    ) -> tuple[Any, str]:
         recording = changed or recorded(name)
         parameters = recording["run"].setdefault("runtime_config", {}).setdefault("parameters", {})
         parameters["store"] = store
@@ -214,7 +217,7 @@ def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(console, "file", seen)
         monkeypatch.setattr(console, "width", 200)
         run_id = recording["run"]["run_id"]
-        done = CliRunner().invoke(app, ["status", run_id, "--endpoint", kfp_api.url, "--output", "json"])
+        done = CliRunner().invoke(app, ["status", run_id, "--endpoint", kfp_api.url, "--output", output])
         return done, seen.getvalue()
 
     return ask
@@ -499,3 +502,33 @@ def test_a_second_attempt_is_told_while_it_runs(status: Callable[..., tuple[Any,
                 detail["state"] = "RUNNING"
         stages = {each["name"]: each for each in json.loads(status("x", changed=changed)[0].stdout)["stages"]}
         assert stages["train chunk 2"]["message"] == told
+
+
+def test_the_table_folds_equal_neighbours_and_is_the_answer(
+    status: Callable[..., tuple[Any, str]], store: Path
+) -> None:
+    """A line for what a hundred chunks have in common, on standard output with what helps; nothing is cut."""
+    done, said = status("running-100-chunks-record-frozen", store=str(store), output="text")
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows if len(row) > 1}
+    assert shown["train chunk 1–2"] == ["succeeded", "done, as the store says"]
+    assert shown["train chunk 3"] == ["unknown", "step 25 of 1000 at 2026-11-22T08:30:00.000Z"]
+    assert shown["train chunk 4–100"] == shown["checkpoint 3–100"] == shown["export"] == ["waiting"]
+    assert shown["checkpoint 1–2"] == ["unknown"]
+    assert len(rows) < 20
+    assert FROZEN in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("http://")
+    assert not said
+    message = json.loads(status("gpu-promised")[0].stdout)["stages"][2]["message"]
+    assert f"failed     228 s  {message}\n" in status("gpu-promised", output="text")[0].stdout
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_keeps_every_stage(name: str, status: Callable[..., tuple[Any, str]]) -> None:
+    stages = json.loads(status(name)[0].stdout)["stages"]
+    shown = status(name, output="text")[0].stdout
+    for stage in stages:
+        kind, _, number = stage["name"].rpartition(" ")
+        ranges = re.findall(rf"^{re.escape(kind)} (\d+)–(\d+)  ", shown, re.MULTILINE)
+        is_folded = number.isdecimal() and any(int(low) <= int(number) <= int(high) for low, high in ranges)
+        assert is_folded or re.search(rf"^{re.escape(stage['name'])}  ", shown, re.MULTILINE), stage["name"]
