@@ -92,6 +92,7 @@ def retry(
     with reported(output):
         from baton.pipelines.kubeflow import run_view, store_view
         from baton.pipelines.kubeflow.submit import resume
+        from baton.pipelines.kubeflow.transport import AwayError, RefusedError
 
         client, remote = _found(endpoint, run, namespace)
         name = remote.display_name
@@ -100,6 +101,8 @@ def retry(
             raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
         try:
             resume(client, remote.run_id)
+        except (AwayError, RefusedError):  # whether it resumes is not known
+            raise
         except BatonError as error:
             stages = store_view.explained(client, remote, run_view.stages(client, remote)).stages
             following.conclude(client, remote, stages, run_view.outcome(remote.state, stages))

@@ -33,7 +33,13 @@ SAID = {
     "failed": "failed, the model in use stays",
 }
 """State of a retraining → in words."""
-ENDED = {"succeeded": "succeeded", "rejected": "rejected by its gate", "failed": "failed", "canceled": "cancelled"}
+ENDED = {
+    "succeeded": "succeeded",
+    "rejected": "rejected by its gate",
+    "failed": "failed",
+    "canceled": "cancelled",
+    following.UNKNOWN: "not followed to its end, the run may go on",
+}
 """State of any other run → in words."""
 
 
@@ -102,10 +108,14 @@ def outcome(
 
 
 def _told(result: str) -> Shown:
-    """Returns what `baton submit` has printed; that it has failed where it came to print nothing."""
+    """Returns what `baton submit` has printed; that nothing is known where it came to print nothing."""
     with open(result, encoding="utf-8") as file:
         text = file.read()
-    told: Shown = json.loads(text) if text.strip() else {"state": "failed", "error": "It ended without saying why."}
+    told: Shown = (
+        json.loads(text) if text.strip() else {"state": following.UNKNOWN, "error": "It ended without saying why."}
+    )
+    if told["state"] == "failed" and "run_id" not in told:  # the command has failed; whether a run did Kubeflow says
+        told["state"] = "not started"
     return told
 
 
