@@ -147,16 +147,18 @@ def with_retries(
             break
         console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
-            try:
-                resume(connection.connect(endpoint, token=connection.token(), namespace=namespace), submission.run_id)
-            except (AwayError, RefusedError):
-                raise
-            except BatonError:  # the backend cannot
-                submission = post()
-                console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
-        except BatonError as error:
-            ended = {**_unfollowed(str(error), name, namespace), "failed": ended.get("failed", [])}
+            resume(connection.connect(endpoint, token=connection.token(), namespace=namespace), submission.run_id)
+        except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
+            ended = _unfollowed(str(error), name, namespace)
             break
+        except BatonError:  # the backend cannot
+            try:
+                submission = post()
+            except BatonError as error:
+                typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
+                ended["error"] = str(error)
+                break
+            console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
     return {**ended, "run_id": submission.run_id, "url": submission.url}
 
 

@@ -155,6 +155,23 @@ def test_a_run_of_which_nobody_knows_whether_it_was_started_again_is_not_submitt
     assert (done.exit_code, json.loads(done.stdout)["state"]) == (4, "unknown")
 
 
+def test_a_run_that_failed_and_cannot_be_submitted_again_has_failed(
+    kfp_api: Any, kfp_api_module: Any, place: Path
+) -> None:
+    kfp_api.token, kfp_api.final_state, kfp_api.stops_at = None, "FAILED", "train-chunk-2"
+    kfp_api.messages, kfp_api.retry_fails = {"train-chunk-2": "main: Error (exit code 137)"}, True
+    refused = kfp_api_module.RawAnswer(403, b'{"message": "RBAC: access denied"}')
+
+    def interfere(method: str, path: str) -> Any:
+        return refused if method == "POST" and path.endswith("/runs") and kfp_api.runs else None
+
+    kfp_api.interfere = interfere
+    done = CliRunner().invoke(app, [*SUBMIT, "--retries", "2"])
+    told, (run_id,) = json.loads(done.stdout), kfp_api.runs
+    assert (done.exit_code, told["state"], told["run_id"]) == (1, "failed", run_id)
+    assert "RBAC: access denied" in told["error"]
+
+
 def test_what_a_token_is_taken_from(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that renews it goes before one that does not; kfp's own file is the last."""
     assert endpoint.token() is None
