@@ -7,6 +7,7 @@ in its log.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import graphlib
 import re
@@ -218,9 +219,10 @@ def explained(client: Client, run: Run, listed: list[Stage]) -> View:
     known = _caught_up(run, workflow, listed)
     if not _is_compressed(workflow) and _lags(run, known):
         time.sleep(LAG_S)
-        run = client.get_run(run.run_id)
-        workflow = _workflow(client, run)
-        known = _caught_up(run, workflow, stages(client, run))
+        with contextlib.suppress(BatonError):  # what is known already is something
+            run = client.get_run(run.run_id)
+            workflow = _workflow(client, run)
+            known = _caught_up(run, workflow, stages(client, run))
     status = workflow.get("status", {})
     is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
     message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
@@ -232,7 +234,8 @@ def explained(client: Client, run: Run, listed: list[Stage]) -> View:
     pods, drivers = _pods(workflow, known)
     own = [_of_own(workflow, attempts) for attempts in drivers]
     if own:  # the workflow knows more of them than the list
-        known, pods = zip(*((x, y) for x, y in zip(known, pods, strict=True) if x.name != OWN), strict=True)
+        pods = [nodes for stage, nodes in zip(known, pods, strict=True) if stage.name != OWN]
+        known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
         known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
     is_ours = "store" in _inputs(client.specification(run))

@@ -1,6 +1,7 @@
 """What a real Kubeflow Pipelines 2.17 answered about runs, and what `baton status` makes of it."""
 
 import gzip
+import html
 import io
 import json
 import re
@@ -44,7 +45,12 @@ FROZEN = "Kubeflow's record of this run has stopped, as its workflow is larger t
 LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint"
 OWN = "Kubeflow's own pod of the pipeline"
 LAUNCHER = "It has left no word, so Kubeflow's launcher around it ended and not the stage"
-VERSIONS = {"root-driver-lost": "running", "healed-by-retry": "running", "api-away": "running"}
+VERSIONS = {
+    "phases-driver-lost": "phases-record-frozen",
+    "root-driver-lost": "running",
+    "healed-by-retry": "running",
+    "api-away": "running",
+}
 """Recording of a run from a version of a pipeline → recording that has that pipeline; `succeeded` where left out."""
 CACHE = "taken from Kubeflow's cache"
 
@@ -284,14 +290,17 @@ def _run_of(name: str, store: Path) -> Run:
     """Returns the training run of a recording in a store."""
     run = recorded(name)["run"]
     given = run.get("runtime_config", {}).get("parameters", {})
-    name = run["pipeline_spec"]["pipelineInfo"]["name"]
-    return Run(Storage(str(store)), given.get("run_name") or f"{name}-{run['run_id']}")
+    return Run(
+        Storage(str(store)), given.get("run_name") or f"{run['pipeline_spec']['pipelineInfo']['name']}-{run['run_id']}"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "message", "remedy", "shown"),
     [
         ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2."),
+        ("root-driver-lost", OWN, "main: Error (exit code 137)", "It starts the stages", f"The run failed in {OWN}."),
+        ("api-away", "train chunk 1", "main: Error (exit code 1)", LAUNCHER, "The run failed in train chunk 1."),
         ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split."),
     ],
 )
@@ -307,12 +316,21 @@ def test_who_looks_leaves_why_a_run_ended(
     assert (failure.stage, failure.message, failure.exit_code) == (stage, message, None)
     assert str(failure.remedy).startswith(remedy)
     assert failure.is_cancelled == (name == "cancelled-waiting")
-    text = page.read_text()
+    text = html.unescape(page.read_text())
     assert shown in text
     assert message in text
     page.write_text("as it was")
     assert f"why it ended: {page}\n" in status(name, store=str(tmp_path))[1]
     assert page.read_text() == "as it was", "it is left once"
+
+
+def test_a_pod_of_no_stage_leaves_why_with_the_phase_that_did_not_begin(
+    status: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    status("phases-driver-lost", store=str(tmp_path), changed=recorded("root-driver-lost"))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "drv1-first"
+    assert json.loads((run / Failure.NAME).read_text())["stage"] == OWN
 
 
 def test_what_the_stage_has_left_itself_stays(status: Callable[..., tuple[Any, str]], tmp_path: Path) -> None:
