@@ -130,7 +130,7 @@ class Stage:
     @property
     def component_name(self) -> str:
         """Name of the stage as its pods' label has it: without the number that tells it from others."""
-        return re.sub(r"-\d+$", "", (self.component or self.key).removeprefix("comp-"))
+        return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
 
     @property
     def trains(self) -> bool:
@@ -238,7 +238,8 @@ def explained(client: Client, run: Run, listed: list[Stage]) -> View:
         known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
         known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
-    is_ours = "store" in _inputs(client.specification(run))
+    given = (run.runtime_config and run.runtime_config.parameters) or {}
+    is_ours = "store" in given or "store" in _inputs(client.specification(run))
     told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
     told = [*own, *told]
     is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
@@ -441,10 +442,13 @@ def _inputs(posted: PostedSpec) -> dict[str, Parameter]:
 
 
 def _tasks(spec: PipelineSpec) -> Iterator[Stage]:
-    """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these."""
+    """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these.
+
+    The names of a phase's stages begin with its name, as those of its report and of older pipelines do.
+    """
     components = spec.get("components", {})
 
-    def inside(dag: Dag, parents: Path, before: frozenset[Path]) -> Iterator[Stage]:
+    def inside(dag: Dag, parents: Path, before: frozenset[Path], phase: str) -> Iterator[Stage]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()
@@ -455,17 +459,17 @@ def _tasks(spec: PipelineSpec) -> Iterator[Stage]:
                 task = tasks.get(key, {})
                 component = task.get("componentRef", {}).get("name", "")
                 after = before.union(*(stages[name] for name in task.get("dependentTasks", [])))
-                inner = components.get(component, {}).get("dag")
-                if inner:
-                    found = list(inside(inner, (*parents, key), after))
+                name, graph = task.get("taskInfo", {}).get("name", key), components.get(component, {})
+                if inner := graph.get("dag"):
+                    begins = "start_from" in graph.get("inputDefinitions", {}).get("parameters", {})
+                    found = list(inside(inner, (*parents, key), after, f"{name}: " if begins else phase))
                 else:
-                    name = task.get("taskInfo", {}).get("name", key)
-                    found = [Stage(key, name, WAITING, parents, component=component, after=after)]
+                    found = [Stage(key, f"{phase}{name}", WAITING, parents, component=component, after=after)]
                 stages[key] = frozenset(stage.path for stage in found)
                 yield from found
             order.done(*ready)
 
-    yield from inside(spec.get("root", {}).get("dag", {}), (), frozenset())
+    yield from inside(spec.get("root", {}).get("dag", {}), (), frozenset(), "")
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

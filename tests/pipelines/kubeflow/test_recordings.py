@@ -208,7 +208,7 @@ def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -
         recording = changed or recorded(name)
         parameters = recording["run"].setdefault("runtime_config", {}).setdefault("parameters", {})
         parameters["store"] = store
-        spec = recorded(VERSIONS.get(name, "succeeded"))["run"]["pipeline_spec"]
+        spec = {} if name == "no version" else recorded(VERSIONS.get(name, "succeeded"))["run"]["pipeline_spec"]
         first = {"pipeline_runtime": {"workflow_manifest": json.dumps(recording["workflow"])}}
 
         def answer(method: str, path: str) -> Any:
@@ -449,6 +449,19 @@ def test_what_is_lost_is_told_by_the_pod_and_the_advice_by_the_stage(
     client = endpoint.connect(kfp_api.url, token=None, namespace=None)
     remote = client.get_run(changed["run"]["run_id"])
     assert store_view.explained(client, remote, run_view.stages(client, remote)).is_lost is is_lost
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "hint"),
+    [("api-away", "train-chunk", LAUNCHER), ("root-driver-lost", OWN, "It starts the stages")],
+)
+def test_a_loss_is_told_where_the_pipelines_version_cannot_be_had(
+    name: str, stage: str, hint: str, status: Callable[..., tuple[Any, str]]
+) -> None:
+    done, said = status("no version", changed=recorded(name))
+    stages = {each["name"]: each["state"] for each in json.loads(done.stdout)["stages"]}
+    assert stages[stage] == "failed"
+    assert f"{stage}: {hint}" in said
 
 
 def test_a_driver_that_does_not_start_is_told_while_the_run_goes_on(status: Callable[..., tuple[Any, str]]) -> None:
