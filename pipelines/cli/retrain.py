@@ -100,6 +100,8 @@ def outcome(
         except (BatonError, KeyError):
             if result is None:
                 raise
+            if told["state"] == "failed" and "run_id" not in told:  # a command failed; of runs Kubeflow says it
+                told["state"] = "not started" if "exit_code" in told else following.UNKNOWN
             came_to = _of_run(storage, loaded, told)
             heading = f"Training of {loaded.name}: {ENDED.get(came_to.state, came_to.state)}"
         print_json(came_to.fields()) if output is Output.json else typer.echo(markdown(heading, came_to, told))
@@ -108,14 +110,10 @@ def outcome(
 
 
 def _told(result: str) -> Shown:
-    """Returns what `baton submit` has printed; that nothing is known where it came to print nothing."""
+    """Returns what `baton submit` has printed; that it has failed where it came to print nothing."""
     with open(result, encoding="utf-8") as file:
         text = file.read()
-    told: Shown = (
-        json.loads(text) if text.strip() else {"state": following.UNKNOWN, "error": "It ended without saying why."}
-    )
-    if told["state"] == "failed" and "run_id" not in told:  # the command has failed; whether a run did Kubeflow says
-        told["state"] = "not started"
+    told: Shown = json.loads(text) if text.strip() else {"state": "failed", "error": "It ended without saying why."}
     return told
 
 
