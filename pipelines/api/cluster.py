@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from baton.components.shared.recipe import Recipe
@@ -159,11 +160,9 @@ def submit(
         BatonError: the endpoint cannot be reached or fails.
     """
     loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell)
-    with submitting(loaded.recipe, endpoint, name, pipeline=Pipeline(pipeline), tell=tell, **terms) as post:
-        return post()
+    return submitting(loaded.recipe, endpoint, name, pipeline=Pipeline(pipeline), tell=tell, **terms)()
 
 
-@contextlib.contextmanager
 def submitting(
     recipe: Recipe,
     endpoint: str,
@@ -172,47 +171,56 @@ def submitting(
     pipeline: Pipeline,
     tell: Tell,
     **terms: Unpack[Terms],
-) -> Iterator[Callable[[], Submission]]:
-    """Yields what submits a recipe, as often as it is called; see `submit`."""
+) -> Callable[[], Submission]:
+    """Returns what submits a recipe, as often as it is called, a week later too; see `submit`."""
     from baton.pipelines.kubeflow import endpoint as connection
     from baton.pipelines.kubeflow import submit as kubeflow
 
     name, namespace = resumable.named(recipe, name), terms.get("namespace")
-    with packaged_to_fit(
-        _for_pods(recipe, endpoint, namespace, pipeline, tell), recipe.name, pipeline, tell
-    ) as package:
-        yield functools.partial(
-            kubeflow.submit,
-            package,
-            endpoint,
-            experiment=terms.get("experiment") or recipe.name,
-            run_name=name,
-            arguments=dict.fromkeys(NAMED_BY[pipeline], name),
-            token=connection.token(),
-            namespace=namespace,
-            service_account=terms.get("service_account"),
-            cache=terms.get("cache", True),
-            registers=terms.get("registers", True),
-        )
+    with packaged_for(recipe, endpoint, namespace, pipeline, tell) as package:
+        content = Path(package).read_bytes()  # the file would have to last as long as the run
+
+    def post() -> Submission:
+        with tempfile.TemporaryDirectory(prefix="baton-submit-") as folder:
+            path = Path(folder, f"{recipe.name}.yaml")
+            path.write_bytes(content)
+            return kubeflow.submit(
+                str(path),
+                endpoint,
+                experiment=terms.get("experiment") or recipe.name,
+                run_name=name,
+                arguments=dict.fromkeys(NAMED_BY[pipeline], name),
+                token=connection.token(),
+                namespace=namespace,
+                service_account=terms.get("service_account"),
+                cache=terms.get("cache", True),
+                registers=terms.get("registers", True),
+            )
+
+    return post
 
 
 @contextlib.contextmanager
-def packaged_to_fit(recipe: Recipe, name: str, pipeline: Pipeline, tell: Tell) -> Iterator[str]:
-    """Yields the path of a recipe's package, and tells from where on Kubeflow's record of the run cannot be read.
+def packaged_for(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline, tell: Tell) -> Iterator[str]:
+    """Yields the path of a recipe's package for an endpoint, and tells from where on its record cannot be read.
+
+    Args:
+        recipe: The recipe.
+        endpoint: Where its pods will be started, and linked to.
+        namespace: The user's namespace on a multi-user Kubeflow.
+        pipeline: The kind of pipeline.
+        tell: Called with what somebody should know before a run.
 
     Raises:
         UserError: the workflow would be too large to end.
     """
-    with packaged(recipe, name, pipeline) as package:
-        if note := fits.frozen_note(fits.check_fits(package, recipe, pipeline)):
+    settled = for_pods.settled(_with_page(recipe, endpoint))
+    if pipeline is Pipeline.sweep:
+        settled = capacity.fitted(settled, namespace, tell)
+    with packaged(settled, recipe.name, pipeline) as package:
+        if note := fits.frozen_note(fits.check_fits(package, settled, pipeline)):
             tell(note)
         yield package
-
-
-def _for_pods(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline, tell: Tell) -> Recipe:
-    """Returns the recipe as its pods get it."""
-    recipe = for_pods.settled(_with_page(recipe, endpoint))
-    return capacity.fitted(recipe, namespace, tell) if pipeline is Pipeline.sweep else recipe
 
 
 def _with_page(recipe: Recipe, endpoint: str) -> Recipe:

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from baton.components.shared.core import events
 from baton.components.shared.core.events import Event
@@ -17,12 +18,23 @@ from baton.pipelines.local.terminal import Terminal
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
 """Figures of an evaluation that are shown, where there are any."""
 
+PIPED = 400
+"""Columns of a table that no terminal shows."""
+
 console = Terminal(file=sys.stderr, highlight=False)
 
 
 def screen() -> Terminal:
     """Returns a console on standard output, for what a command was asked for."""
     return Terminal(highlight=False)
+
+
+def answer(table: Table) -> None:
+    """Prints what a command was asked for on standard output; a pipe gets each row on one line."""
+    out = screen()
+    if not out.is_terminal:
+        out.width = max(out.width, PIPED)
+    out.print(table)
 
 
 def note(line: str) -> None:

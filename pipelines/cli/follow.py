@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container
+from dataclasses import replace
 from types import TracebackType
 
 from rich.markup import escape
@@ -14,14 +15,13 @@ from baton.pipelines.cli.display import console
 from baton.pipelines.kubeflow import run_view, store_view
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.run_view import Stage, View
+from baton.pipelines.kubeflow.run_view import GOING_ON, Stage, View
 from baton.pipelines.kubeflow.submit import FINAL_STATES
 
 EXPLAIN_EVERY_S = 30.0
 """Seconds between two looks at the pods of a run that still runs."""
 
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
-GOING_ON = ("PENDING", "RUNNING")
 
 
 class Follow:
@@ -90,14 +90,14 @@ def line(stage: Stage) -> str:
 
 
 def table(stages: list[Stage], *, is_over: bool) -> Table:
-    """Returns the stages of a run as a table.
+    """Returns the stages of a run as a table, in which equal neighbours share a row.
 
     Args:
         stages: As `run_view.stages` returns them.
         is_over: Whether the run has ended, so that what waits will not run.
     """
     shown = Table("stage", "state", "time", "message", box=None, pad_edge=False)
-    for stage in stages:
+    for stage in _folded(stages):
         state = ("not run" if is_over else "waiting") if stage.state == "WAITING" else stage.state.lower()
         took = f"{stage.seconds:.0f} s" if stage.seconds is not None and stage.state != "SKIPPED" else ""
         colour = "red" if stage.state in run_view.BROKEN else "green" if stage.state == "SUCCEEDED" else ""
@@ -105,3 +105,26 @@ def table(stages: list[Stage], *, is_over: bool) -> Table:
             escape(stage.name), f"[{colour}]{state}[/]" if colour else state, took, escape(stage.message or "")
         )
     return shown
+
+
+def _folded(stages: list[Stage]) -> list[Stage]:
+    """Returns stages in which equal ones of one kind are one, `train chunk 26–100`, where their numbers follow."""
+    rows: list[Stage] = []
+    newest: dict[str, tuple[int, Stage, str, int]] = {}
+    for stage in stages:
+        kind, _, text = stage.name.rpartition(" ")
+        number = int(text) if text.isdecimal() and stage.seconds is None else None
+        place, first = len(rows), text
+        if number is not None:
+            if (last := newest.get(kind)) and last[3] == number - 1 and _look(last[1]) == _look(stage):
+                place, _, first, _ = last
+            newest[kind] = place, stage, first, number
+        if place < len(rows):
+            rows[place] = replace(stage, name=f"{kind} {first}–{number}")
+        else:
+            rows.append(stage)
+    return rows
+
+
+def _look(stage: Stage) -> tuple[str, str | None, str | None]:
+    return stage.state, stage.message, stage.hint

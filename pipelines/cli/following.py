@@ -10,7 +10,8 @@ import typer
 
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.cli.display import console
-from baton.pipelines.cli.options import REJECTED, Output, print_json
+from baton.pipelines.cli.options import INTERRUPTED, REJECTED, Output, print_json
+from baton.pipelines.local.terminal import Terminal, visible
 
 if TYPE_CHECKING:
     from baton.pipelines.kubeflow.api import Run
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from baton.pipelines.kubeflow.run_view import Stage, View
     from baton.pipelines.kubeflow.submit import Submission
 
-EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED}
+UNKNOWN = "unknown"
+"""State of a run that could not be followed to its end."""
+EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}
 """By the state of a run; 0 where it has succeeded or still runs."""
 
 
@@ -54,7 +57,7 @@ class Shown(TypedDict, total=False):
     stages: list[StageShown]
     failed: list[Failed]
     error: str
-    """Why the command failed, in place of all else."""
+    """Why the command failed, in place of all else; beside the run where it could not be followed to its end."""
     exit_code: int
 
 
@@ -66,7 +69,10 @@ def shown(endpoint: str, run: Run, state: str) -> Shown:
 
 
 def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> tuple[Shown, View]:
-    """Waits for a run and returns its state with what failed, and the run as it ended."""
+    """Waits for a run and returns its state with what failed, and the run as it ended.
+
+    Where it cannot be followed any more the state is `UNKNOWN`, with the reason: the run itself goes on.
+    """
     from baton.pipelines.cli.follow import Follow
     from baton.pipelines.kubeflow import endpoint as connection
     from baton.pipelines.kubeflow import run_view
@@ -85,19 +91,31 @@ def followed(endpoint: str, run_id: str, name: str, namespace: str | None, hours
                 poll_s=kubeflow.POLL_S,
             )
     except KeyboardInterrupt:
-        typer.secho(f"baton: the run continues; `baton status {name} --wait` follows it again", err=True)
-        raise typer.Exit(130) from None
+        return _unfollowed("interrupted", name, namespace, INTERRUPTED), follow.view
+    except BatonError as error:
+        return _unfollowed(str(error), name, namespace), follow.view
     failed = [stage for stage in follow.view.stages if stage.state == "FAILED"]
     advise(follow.view, run_id)
     ended: Shown = {"state": run_view.outcome(state, follow.view.stages)}
     if ended["state"] in ("failed", "canceled"):
-        client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
-        conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
+        try:
+            client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+            conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
+        except BatonError as error:  # how it ended is known
+            console.print(f"what it has left is not put in order: {error}", soft_wrap=True, markup=False)
     if failed:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
         ]
     return ended, follow.view
+
+
+def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = EXIT_CODES[UNKNOWN]) -> Shown:
+    """Says that a run goes on which is not followed any more, and how to follow it, and returns what is known."""
+    where = f" --namespace {namespace}" if namespace else ""
+    typer.secho(f"baton: {visible(reason)}", err=True, fg=typer.colors.RED)
+    typer.secho(f"baton: the run continues; `baton status {name}{where} --wait` follows it again", err=True)
+    return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
 
 
 def with_retries(
@@ -120,6 +138,7 @@ def with_retries(
     """
     from baton.pipelines.kubeflow import endpoint as connection
     from baton.pipelines.kubeflow.submit import resume
+    from baton.pipelines.kubeflow.transport import AwayError, RefusedError
 
     name = submission.run_name
     for attempt in itertools.count(1):
@@ -129,22 +148,31 @@ def with_retries(
         console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
             resume(connection.connect(endpoint, token=connection.token(), namespace=namespace), submission.run_id)
-        except BatonError:
-            submission = post()
+        except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
+            ended = _unfollowed(str(error), name, namespace)
+            break
+        except BatonError:  # the backend cannot
+            try:
+                submission = post()
+            except BatonError as error:
+                typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
+                ended["error"] = str(error)
+                break
             console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
     return {**ended, "run_id": submission.run_id, "url": submission.url}
 
 
-def advise(view: View, run_id: str) -> None:
+def advise(view: View, run_id: str, out: Terminal = console) -> None:
     """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
     if view.message:
-        console.print(view.message, soft_wrap=True, markup=False)
+        out.print(view.message, soft_wrap=True, markup=False)
     for stage in view.stages:
         if stage.hint:
-            console.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
+            out.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
         if stage.state == "FAILED":
-            log = stage.pod or f"-l pipeline/runid={run_id},app.kubernetes.io/component={stage.component_name}"
-            console.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+            label = "" if stage.is_own else f",app.kubernetes.io/component={stage.component_name}"
+            log = stage.pod or f"-l pipeline/runid={run_id}{label}"
+            out.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
 def conclude(client: Client, run: Run, stages: list[Stage], state: str) -> None:
@@ -159,5 +187,5 @@ def conclude(client: Client, run: Run, stages: list[Stage], state: str) -> None:
 def end(told: Shown, output: Output) -> None:
     """Prints what is asked for, and ends with the exit code of the run's state."""
     print_json(told) if output is Output.json else typer.echo(told["url"])
-    if code := EXIT_CODES.get(told["state"]):
+    if code := told.get("exit_code") or EXIT_CODES.get(told["state"]):
         raise typer.Exit(code)

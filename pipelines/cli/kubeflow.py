@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.pipelines.cli import following, options
-from baton.pipelines.cli.display import console
+from baton.pipelines.cli.display import answer, console, screen
 from baton.pipelines.cli.options import Output, OutputOption, reported
 from baton.pipelines.cli.submit import submit
 
@@ -46,15 +46,16 @@ def status(
             return
         view = store_view.explained(client, remote, run_view.stages(client, remote))
         shown = following.shown(endpoint, remote, run_view.outcome(remote.state, view.stages))
+        out = screen() if output is Output.text else console
         if output is Output.text:
-            console.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}")
-            console.print(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
+            out.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}", soft_wrap=True)
+            answer(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
         shown["stages"] = [
             {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages
         ]
         if view.is_frozen:
-            console.print(run_view.FROZEN, soft_wrap=True)
-        following.advise(view, remote.run_id)
+            out.print(run_view.FROZEN, soft_wrap=True)
+        following.advise(view, remote.run_id, out)
         if remote.state in FINAL_STATES:
             following.conclude(client, remote, view.stages, shown["state"])
         following.end(shown, output)
@@ -91,6 +92,7 @@ def retry(
     with reported(output):
         from baton.pipelines.kubeflow import run_view, store_view
         from baton.pipelines.kubeflow.submit import resume
+        from baton.pipelines.kubeflow.transport import AwayError, RefusedError
 
         client, remote = _found(endpoint, run, namespace)
         name = remote.display_name
@@ -99,6 +101,8 @@ def retry(
             raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
         try:
             resume(client, remote.run_id)
+        except (AwayError, RefusedError):  # whether it resumes is not known
+            raise
         except BatonError as error:
             stages = store_view.explained(client, remote, run_view.stages(client, remote)).stages
             following.conclude(client, remote, stages, run_view.outcome(remote.state, stages))

@@ -33,7 +33,13 @@ SAID = {
     "failed": "failed, the model in use stays",
 }
 """State of a retraining → in words."""
-ENDED = {"succeeded": "succeeded", "rejected": "rejected by its gate", "failed": "failed", "canceled": "cancelled"}
+ENDED = {
+    "succeeded": "succeeded",
+    "rejected": "rejected by its gate",
+    "failed": "failed",
+    "canceled": "cancelled",
+    following.UNKNOWN: "not followed to its end, the run may go on",
+}
 """State of any other run → in words."""
 
 
@@ -94,6 +100,8 @@ def outcome(
         except (BatonError, KeyError):
             if result is None:
                 raise
+            if told["state"] == "failed" and "run_id" not in told:  # a command failed; of runs Kubeflow says it
+                told["state"] = "not started" if "exit_code" in told else following.UNKNOWN
             came_to = _of_run(storage, loaded, told)
             heading = f"Training of {loaded.name}: {ENDED.get(came_to.state, came_to.state)}"
         print_json(came_to.fields()) if output is Output.json else typer.echo(markdown(heading, came_to, told))

@@ -12,7 +12,6 @@ from baton.pipelines.cli import options
 from baton.pipelines.cli.display import note
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.cli.submit import load_for_pods
-from baton.pipelines.compiling import for_pods
 from baton.pipelines.compiling.package import Pipeline
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
@@ -22,7 +21,7 @@ def schedule(
     recipe: options.RecipePath,
     endpoint: options.Endpoint,
     cron: Annotated[
-        str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *'.")
+        str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *', or @daily.")
     ],
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
@@ -35,16 +34,16 @@ def schedule(
 ) -> None:
     """Retrains a recipe's model by the clock, where its data or the recipe have changed.
 
-    It takes the place of an earlier schedule of the recipe. The times are those of the endpoint's clock, UTC as a rule.
+    It takes the place of an earlier schedule of the recipe. The times are those of Kubeflow's clock: UTC, unless its
+    administrator has set another; CRON_TZ=ZONE in front of the line turns one into UTC.
     """
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        line = recurring.cron_line(cron)
+        line = recurring.cron_line(cron, note)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        made_for = for_pods.settled(loaded)
-        with cluster.packaged_to_fit(made_for, f"{loaded.name}-retrain", Pipeline.retrain, note) as package:
+        with cluster.packaged_for(loaded, endpoint, namespace, Pipeline.retrain, note) as package:
             made = recurring.create(
                 package,
                 endpoint,
@@ -54,11 +53,13 @@ def schedule(
                 namespace=namespace,
                 service_account=service_account,
                 registers=registers,
+                tell=note,
             )
         if output is Output.json:
             print_json(asdict(made))
         else:
             typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
+            typer.echo(f"next at {made.next_run}, in the time of Kubeflow's clock: {recurring.CLOCK}")
 
 
 @app.command("list")
@@ -75,7 +76,11 @@ def list_command(
             print_json({"schedules": [asdict(each) for each in schedules]})
             return
         for each in schedules:
-            typer.echo(f"{each.recipe}\t{each.cron}\t{'enabled' if each.is_enabled else 'disabled'}\t{each.identifier}")
+            state = "enabled" if each.is_enabled else "disabled"
+            when = f"next {each.next_run}" if each.next_run else "–"
+            typer.echo(f"{each.recipe}\t{each.cron}\t{state}\t{each.identifier}\t{when}")
+        if schedules:
+            typer.echo(f"times: {recurring.CLOCK}", err=True)
 
 
 @app.command("delete")

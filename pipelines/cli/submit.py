@@ -43,7 +43,7 @@ def submit(
     """
     with reported(output):
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        with cluster.submitting(
+        post = cluster.submitting(
             loaded,
             endpoint,
             run_name,
@@ -54,11 +54,11 @@ def submit(
             cache=cache,
             registers=registers,
             tell=note,
-        ) as post:
-            shown = _started(loaded, endpoint, submission := post(), pipeline)
-            _tell_losses(endpoint, namespace)
-            if wait:
-                shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
+        )
+        shown = _started(loaded, endpoint, submission := post(), pipeline)
+        _tell_losses(endpoint, namespace)
+        if wait:
+            shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
 
 

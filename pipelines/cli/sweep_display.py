@@ -16,7 +16,7 @@ from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.configurations import words
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.shared.sweeps.view import View
-from baton.pipelines.cli.display import console
+from baton.pipelines.cli.display import answer, console
 from baton.pipelines.local.processes import TrialFailed
 from baton.pipelines.local.results import Result
 
@@ -101,7 +101,7 @@ def print_table(shown: Shown) -> None:
         done = f"{trial.chunk} of {shown.document.num_chunks}"
         values = words({path.rpartition(".")[2]: value for path, value in trial.values.items()})
         table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
-    console.print(table)
+    answer(table)
 
 
 def print_winner(shown: Shown, run: Result) -> None:

@@ -2,7 +2,8 @@
 
 A compiled file holds the pipeline spec and, when a task has Kubernetes settings, a platform spec
 as its second document. A backend parses both with the schemas used here, then Argo runs the
-graph; what either would refuse, or notice hours into a run, is a problem in the list.
+graph; what either would refuse, or notice hours into a run, is a problem in the list. Whether
+the workflow fits a cluster is for `baton.pipelines.compiling.fits` to say: here any size runs.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ Component: TypeAlias = pipeline_pb2.ComponentSpec
 Components: TypeAlias = Mapping[str, Component]
 Task: TypeAlias = pipeline_pb2.PipelineTaskSpec
 Source: TypeAlias = pipeline_pb2.TaskInputsSpec.InputParameterSpec | pipeline_pb2.TaskInputsSpec.InputArtifactSpec
-
-MAX_PIPELINE_BYTES = 1_048_576
-"""What Argo accepts for one workflow; the pipeline spec is about as long as its workflow."""
 
 _PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_\w+\}\}")
 """A run's id, name or times, which the driver puts in place where it is all of a constant, and nowhere else."""
@@ -56,13 +54,7 @@ def check(path: str) -> list[str]:
         return [f"{path}: cannot be read ({error.strerror}); expected a compiled pipeline."]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         return [f"{path}: expected YAML; {' '.join(str(error).split())}."]
-    problems = check_documents(documents)
-    if len(content) >= MAX_PIPELINE_BYTES:
-        problems.append(
-            f"{path}: {len(content)} bytes; expected less than {MAX_PIPELINE_BYTES} (Argo's limit for "
-            "one workflow). Use fewer chunks, or move large literals to the store."
-        )
-    return problems
+    return check_documents(documents)
 
 
 def check_documents(documents: Sequence[object]) -> list[str]:

@@ -79,7 +79,7 @@ def compile_checked(made: BaseComponent, path: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(header)
         yaml.dump_all([spec, *platform], file, _dumper())
-    if problems := conformance.check(path):
+    if problems := conformance.check_documents([spec, *platform]):
         raise BatonError(f"the compiled file does not conform: {'; '.join(problems)}")
 
 

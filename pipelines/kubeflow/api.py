@@ -167,6 +167,7 @@ class RecurringRun(Protocol):
 
     recurring_run_id: str
     display_name: str
+    description: str | None
     status: str
     trigger: Trigger | None
 

@@ -15,7 +15,7 @@ from baton.components.shared.runs.documents.outcome import Failure
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.kubeflow import api, store_view
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.run_view import UNKNOWN, WAITING, Stage
+from baton.pipelines.kubeflow.run_view import ENDED, OWN, UNKNOWN, WAITING, Stage
 
 PLACES = {
     "failed": ("FAILED", "CANCELED", UNKNOWN, "RUNNING", "PENDING", WAITING),
@@ -42,7 +42,8 @@ def leave_word(client: Client, remote: api.Run, stages: list[Stage], state: str)
         return None
     order = PLACES[state]
     stage = min(stages, key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
-    phase, _, name = stage.name.rpartition(": ")
+    at = stage if stage.name != OWN else next((x for x in stages if x.state not in ENDED), stage)
+    phase, name = at.name.rpartition(": ")[0], stage.name.rpartition(": ")[2]
     try:
         run = store_view.training_run(remote, client.specification(remote), phase)
         if run.storage.is_local and not os.path.isdir(run.storage.root):

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ from baton.pipelines.kubeflow.transport import (
     HEALTHZ_PATH,
     LOG_PATH,
     TOKEN_REMEDY,
+    Renewed,
     Transport,
     one_line,
 )
@@ -38,22 +41,75 @@ def page(endpoint: str) -> str:
     return (os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint).rstrip("/")
 
 
-def token() -> str | None:
-    """Returns the bearer token of the environment, or None."""
-    return os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
+COMMAND = "BATON_KFP_TOKEN_COMMAND"
+"""Environment variable: the command that prints the bearer token."""
+COMMAND_S = 60
+"""Seconds that it may take."""
+FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)
+"""Environment variables: the file with the bearer token, ours and kfp's own."""
+
+Token = str | Renewed | None
+"""A bearer token, one that is read anew once it is refused, or none."""
 
 
-def connect(endpoint: str, *, token: str | None, namespace: str | None) -> Client:
+def token() -> Token:
+    """Returns the bearer token that the environment names: by a command, a file of ours, itself, or kfp's file.
+
+    Raises:
+        UserError: the file cannot be read, or the command fails.
+    """
+    ours, theirs = ((name, os.environ.get(name)) for name in FILES)
+    if command := os.environ.get(COMMAND):
+        return Renewed(lambda: _printed(command))
+    itself = os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
+    for name, file in (ours, theirs) if not itself else (ours,):
+        if file:
+            return Renewed(lambda name=name, file=file: _read(name, file))  # type: ignore[misc]
+    return itself
+
+
+def _printed(command: str) -> str:
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        if done.returncode == 0:
+            return _one_word(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = [str(error)]
+    raise UserError(
+        f"{COMMAND} is {command!r}, which fails ({one_line(reason[0])}); expected it to print a bearer token.",
+        remedy="Try it in a shell; its words are split as there, and no shell runs it.",
+    )
+
+
+def _read(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _one_word(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise UserError(
+            f"{name} is {path!r}, which cannot be read ({reason}); expected a file that holds a bearer token.",
+            remedy="Name the file, or unset the variable.",
+        ) from None
+
+
+def _one_word(text: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", text.strip()):
+        raise UserError("The token holds a space or a letter beyond ASCII; expected one word.", remedy=TOKEN_REMEDY)
+    return text.strip()
+
+
+def connect(endpoint: str, *, token: Token, namespace: str | None) -> Client:
     """Checks the address and the token, and returns a client whose endpoint has answered a health check."""
     _check_endpoint(endpoint)
-    token = (token or "").strip() or None
-    if token and not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise UserError("The token holds a space or a letter beyond ASCII; expected one word.", remedy=TOKEN_REMEDY)
+    fixed = _one_word(token) if isinstance(token, str) and token.strip() else None
     with quiet(sys.stderr):  # kfp asks here for a browser log-in, where its IAP variables are set
         try:
             client = Client(
                 host=endpoint,
-                existing_token=token,
+                existing_token=fixed,
+                credentials=token if isinstance(token, Renewed) else None,
                 namespace=namespace or "kubeflow",
                 ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
             )
@@ -76,6 +132,12 @@ def quiet(sink: TextIO) -> Iterator[None]:
 
 class Client(kfp.Client):  # type: ignore[misc]
     """kfp's client on our transport, with one health check where kfp's own tries five times."""
+
+    @property
+    def renews(self) -> bool:
+        """Whether its token is read anew once it is refused."""
+        transport: Transport = self._run_api.api_client.rest_client
+        return transport.renewed is not None
 
     def get_kfp_healthz(self, sleep_duration: int = 5) -> object:
         """Installs the transport and asks once. The constructor calls this, once its API exists."""
@@ -108,7 +170,7 @@ class Client(kfp.Client):  # type: ignore[misc]
             try:
                 version: PostedSpec | None = self.get_pipeline_version(reference.pipeline_id, key).pipeline_spec
             except BatonError:
-                version = None
+                return {}  # it may be had the next time
             self._versions[key] = version or {}
         return self._versions[key]
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from baton.pipelines.kubeflow.api import Node, TaskDetail
 
+PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})
+"""Types of the nodes that run something; the others hold nodes together."""
 TELLING = ("FAILED", "CANCELED", "PENDING", "RUNNING", "SUCCEEDED", "SKIPPED")
 """States of the turns of a loop; the first that one of them is in stands for all."""
 ATTEMPTS = range(3)
@@ -77,7 +79,7 @@ class Tasks:
 
     def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
         is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
-        if node.get("type") != "Pod" and not is_task:
+        if node.get("type") not in PODS and not is_task:
             return False
         parts = path(node["name"])
         if key not in self._repeated:  # the graph of an exit handler has a name that the specification does not know

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from baton.components.shared.core.errors import BatonError, UserError
@@ -68,23 +66,6 @@ def register(client: Client, package: Package, namespace: str | None) -> Registe
 def namespace_of(client: Client, namespace: str | None) -> str | None:
     """Returns where a user's pipelines lie: where the runs do, see `kfp.Client.create_experiment`."""
     return namespace or client.get_user_namespace() or None
-
-
-def require_right(client: Client, namespace: str | None) -> None:
-    """Makes sure that the user may register pipelines, by an upload without any: the right is looked at first.
-
-    Raises:
-        UserError: the user may not.
-        BatonError: the endpoint fails.
-    """
-    with tempfile.TemporaryDirectory() as folder, quiet(io.StringIO()):
-        path = Path(folder) / "nothing.yaml"
-        path.write_text("{}\n", encoding="utf-8")
-        try:
-            client.upload_pipeline(str(path), "baton-doctor", namespace=namespace)
-        except UserError as error:
-            if "template" not in error.message:  # what is said of the file; all else is said of the user
-                raise
 
 
 def url(endpoint: str, registered: Registered) -> str:

@@ -7,22 +7,28 @@ in its log.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import graphlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from baton.components.shared.core import termination
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.kubeflow import losses
-from baton.pipelines.kubeflow.api import Dag, Node, PipelineSpec, Run, Task, Workflow
+from baton.pipelines.kubeflow.api import Dag, Node, Parameter, PipelineSpec, PostedSpec, Run, TaskDetail, Workflow
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.nodes import Tasks
+from baton.pipelines.kubeflow.nodes import PODS, Tasks, path
+from baton.pipelines.kubeflow.submit import FINAL_STATES
 from baton.pipelines.kubeflow.transport import one_line
 
 BROKEN = frozenset({"FAILED", "CANCELED"})
 ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
+GOING_ON = ("PENDING", "RUNNING")
+PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skipped": "SUCCEEDED"}
+"""Phase of the last pod of a stage → the state of the stage; one that was skipped was answered by the cache."""
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
 FROZEN = (
     "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
@@ -33,9 +39,30 @@ OMITTED = "RUNTIME_STATE_UNSPECIFIED"
 STARTED_UNSET = 1971
 """Years before it stand for no time at all: the backend writes the beginning of 1970."""
 
-LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
+LAG_S = 5.0
+"""Seconds by which Kubeflow's record of the stages may be behind that of the run: between two looks at them."""
+OWN = "Kubeflow's own pod of the pipeline"
+"""Name of what fails and is no stage: the driver of a graph."""
+
+LOST = "The machine was preempted: "
+LAUNCHER = (
+    "It has left no word, so Kubeflow's launcher around it ended and not the stage: as a rule the API server, ML "
+    "Metadata or the bucket of artifacts could not be reached. "
+)
+DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
+OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
+INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
+RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
+AGAIN = "`baton retry` runs it again, and what has ended stays."
+LOSS = re.compile(
+    r"pod deleted|Evicted|[Pp]reempt|low on resource|[Nn]ode ?[Ss]hutdown|[Nn]ode (is )?(not ready|lost)|NodeLost"
+    r"|exit code (137|143)"
+)
+"""What Kubernetes says of a pod whose machine was lost."""
+BARE = re.compile(r"main: Error \(exit code 1\)|(?!main\b)[\w-]+: .*\(exit code \d+\).*")
+"""What a pod says where its stage has left no word, or where it is another container than the stage's that failed."""
 HINTS = (
-    (r"OOMKilled", "The pod ran out of memory: raise resources.memory, or lower training.micro_batch_size."),
+    (r"OOMKilled", "The pod ran out of memory: raise resources.memory{smaller}."),
     (
         r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
         "The image cannot be had: check resources.image and resources.image_pull_secret.",
@@ -55,7 +82,6 @@ HINTS = (
     ),
     (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
-    (r"pod deleted|Evicted|[Pp]reempt|NodeShutdown|node (is )?not ready|exit code (137|143)", LOST),
 )
 """What a pod's message matches → what to do."""
 
@@ -63,8 +89,8 @@ SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", r
 """A stage's one message in its log, as kfp's executor writes it or as Baton does."""
 
 
-Place = tuple[str, Task, tuple[str, ...]]
-"""Key of a task, the task, and the keys of the graphs around it."""
+Path = tuple[str, ...]
+"""Keys of the graphs around a task, outermost first, and its own."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +114,28 @@ class Stage:
     pod: str | None = None
     hint: str | None = None
     component: str = ""
-    """Name of its component in the compiled pipeline; empty where that is not known."""
+    """Name of its component in the compiled pipeline; its key where that is not known."""
+    after: frozenset[Path] = frozenset()
+    """Paths of the stages that must have ended before it begins."""
+    is_own: bool = False
+    """Whether its state is that of a pod of Kubeflow's own, a driver."""
+    is_lost: bool = False
+    """Whether it failed as a pod was lost, and may go well the next time."""
 
     @property
-    def path(self) -> tuple[str, ...]:
+    def path(self) -> Path:
         """What tells it from every other stage: the keys of the graphs around it, and its own."""
         return (*self.parents, self.key)
 
     @property
     def component_name(self) -> str:
-        """Name of the stage as its pods' label has it: its component's, without the numbers of its copies."""
+        """Name of the stage as its pods' label has it: without the number that tells it from others."""
         return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it writes checkpoints, from which it resumes."""
+        return self.component_name == "train-chunk"
 
     @property
     def seconds(self) -> float | None:
@@ -126,7 +163,7 @@ class View:
         failed = [stage for stage in self.stages if stage.state == "FAILED"]
         if self.is_frozen and not failed:
             return self.has_no_word and not self.is_stopped
-        return bool(failed) and all(stage.hint == LOST for stage in failed)
+        return bool(failed) and all(stage.is_lost for stage in failed)
 
 
 def stages(client: Client, run: Run) -> list[Stage]:
@@ -140,10 +177,21 @@ def stages(client: Client, run: Run) -> list[Stage]:
     names = {detail.display_name for detail in details}
     posted = client.specification(run)
     tasks = list(_tasks(posted.get("pipeline_spec", posted))) or [
-        (key, {}, ()) for key in sorted(filter(None, names), key=_natural) if key != "root" and f"{key}-driver" in names
+        Stage(key, key, WAITING)
+        for key in sorted(filter(None, names), key=_natural)
+        if key != "root" and f"{key}-driver" in names
     ]
-    known = Tasks([(key, parents) for key, _, parents in tasks], details)
-    return [_stage(known, key, task, parents) for key, task, parents in tasks]
+    known = Tasks([(stage.key, stage.parents) for stage in tasks], details)
+    drivers = {f"{stage.key}-driver" for stage in tasks}
+    own = {
+        name: detail
+        for detail in details
+        if (name := path(detail.display_name or "")[0]).endswith("-driver")
+        and name not in drivers
+        and detail.state == "FAILED"
+    }
+    failed = [_listed(Stage(name, OWN, WAITING, is_own=True), own[name]) for name in own]
+    return [*failed, *(_seen(known, stage) for stage in tasks)]
 
 
 def outcome(state: str | None, stages: list[Stage]) -> str:
@@ -159,43 +207,108 @@ def outcome(state: str | None, stages: list[Stage]) -> str:
     return (state or "pending").lower()
 
 
-def explained(client: Client, run: Run, stages: list[Stage]) -> View:
+def explained(client: Client, run: Run, listed: list[Stage]) -> View:
     """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
 
     Args:
         client: What `endpoint.connect` returned.
         run: The run as kfp's client returns it.
-        stages: Its stages.
+        listed: Its stages, as `stages` returns them.
     """
-    try:
-        workflow = client.workflow(run.run_id)
-    except (BatonError, ValueError):
-        workflow = {}
+    workflow = _workflow(client, run)
+    known = _caught_up(run, workflow, listed)
+    if not _is_compressed(workflow) and _lags(run, known):
+        time.sleep(LAG_S)
+        with contextlib.suppress(BatonError):  # what is known already is something
+            run = client.get_run(run.run_id)
+            workflow = _workflow(client, run)
+            known = _caught_up(run, workflow, stages(client, run))
     status = workflow.get("status", {})
     is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
     message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
-    if is_frozen(run, workflow, stages):
+    if _is_compressed(workflow) or (_lags(run, known) and not status.get("nodes")):
         is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
-        return View([_since(stage, run) for stage in stages], message, is_frozen=True, is_stopped=is_stopped)
+        return View([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
+    if _lags(run, known):
+        known = [_since(stage, run) if stage.state in GOING_ON else stage for stage in known]
+    pods, drivers = _pods(workflow, known)
+    own = [_of_own(workflow, attempts) for attempts in drivers]
+    if own:  # the workflow knows more of them than the list
+        pods = [nodes for stage, nodes in zip(known, pods, strict=True) if stage.name != OWN]
+        known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
-        stages = [replace(stage, state="CANCELED") if stage.state == "FAILED" else stage for stage in stages]
-    tasks = Tasks([(stage.key, stage.parents) for stage in stages], ())
-    nodes = status.get("nodes", {}).values()
-    pods = [tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
-    told = [_explained(client, run.run_id, workflow, *both) for both in zip(stages, pods, strict=True)]
-    if any(stage.state == "FAILED" and stage.hint == LOST for stage in told) and (loss := losses.ends_run(workflow)):
+        known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
+    given = (run.runtime_config and run.runtime_config.parameters) or {}
+    is_ours = "store" in given or "store" in _inputs(client.specification(run))
+    told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
+    told = [*own, *told]
+    is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
+    if is_loss and (loss := losses.ends_run(workflow)):
         message = f"{loss}. {losses.APPLY}"
     return View(told, message)
 
 
-def is_frozen(run: Run, workflow: Workflow, stages: list[Stage]) -> bool:
-    """Returns whether Kubeflow's record of a run has stopped: its stages stand in it as they were at some moment.
+def _workflow(client: Client, run: Run) -> Workflow:
+    """Returns the workflow of a run, empty where it cannot be had."""
+    try:
+        return client.workflow(run.run_id)
+    except (BatonError, ValueError):
+        return {}
+
+
+def _is_compressed(workflow: Workflow) -> bool:
+    """Returns whether Kubeflow's record has stopped: its stages stand in it as they were at some moment.
 
     Argo compresses the nodes of a workflow of more than 1 MiB, and Kubeflow's API server does not read them then.
     """
-    if workflow.get("status", {}).get("compressedNodes"):
-        return True
-    return run.state in ("SUCCEEDED", "FAILED", "CANCELED") and any(s.state in ("RUNNING", "PENDING") for s in stages)
+    return bool(workflow.get("status", {}).get("compressedNodes"))
+
+
+def _lags(run: Run, stages: list[Stage]) -> bool:
+    """Returns whether the record of the stages is behind that of the run, which has ended."""
+    return run.state in FINAL_STATES and any(stage.state in GOING_ON for stage in stages)
+
+
+def _caught_up(run: Run, workflow: Workflow, stages: list[Stage]) -> list[Stage]:
+    """Returns the stages of a run that has ended as the workflow knows them, where the list of the API is behind."""
+    if run.state not in FINAL_STATES:
+        return stages
+    return [
+        replace(stage, state=state)
+        if stage.state in (*GOING_ON, WAITING) and nodes and (state := _state(nodes[-1]))
+        else stage
+        for stage, nodes in zip(stages, _pods(workflow, stages)[0], strict=True)
+    ]
+
+
+def _state(last: Node) -> str | None:
+    """Returns the state of a stage by its last pod, None where that does not tell."""
+    state = PHASES.get(last.get("phase", ""))
+    return None if state == "SUCCEEDED" and _is_driver(last) else state
+
+
+def _is_driver(node: Node) -> bool:
+    """Returns whether a pod is Kubeflow's own, which starts a stage or a graph."""
+    return path(node["name"])[-1].endswith("-driver")
+
+
+def _pods(workflow: Workflow, stages: list[Stage]) -> tuple[list[list[Node]], list[list[Node]]]:
+    """Returns the pods of each stage, and those of no stage, of which the last attempt failed or does not start."""
+    tasks = Tasks([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
+    nodes = list(workflow.get("status", {}).get("nodes", {}).values())
+    pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
+    claimed = {node["id"] for of_stage in pods for node in of_stage}
+    own: dict[str, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: node.get("startedAt") or ""):
+        if node.get("type") in PODS and node["id"] not in claimed:
+            own.setdefault(_attempted(node), []).append(node)
+    stuck = ("Failed", "Error", "Pending")
+    return pods, [of_one for of_one in own.values() if of_one[-1].get("phase") in stuck and of_one[-1].get("message")]
+
+
+def _attempted(node: Node) -> str:
+    """Returns what the attempts at one pod have in common of their names."""
+    return re.sub(r"\(\d+\)$", "", node["name"])
 
 
 def _since(stage: Stage, run: Run) -> Stage:
@@ -206,24 +319,72 @@ def _since(stage: Stage, run: Run) -> Stage:
     return replace(stage, state="SUCCEEDED" if run.state == "SUCCEEDED" and not may_be_left_out else UNKNOWN)
 
 
-def _explained(client: Client, run_id: str, workflow: Workflow, stage: Stage, nodes: list[Node]) -> Stage:
-    if not nodes or stage.state == "CANCELED":
+def _of_own(workflow: Workflow, nodes: list[Node]) -> Stage:
+    """Returns a pod of Kubeflow's own, the driver of a graph, which failed or does not start."""
+    *parents, key = path(nodes[-1]["name"])
+    state = "PENDING" if nodes[-1].get("phase") == "Pending" else "FAILED"
+    stage = Stage(key, OWN, state, tuple(parents[2:]), is_own=True)
+    return _with_reason(stage, _words(nodes[-1]), _pod_name(workflow, nodes[-1]), is_driver=True)
+
+
+def _explained(
+    client: Client, run_id: str, workflow: Workflow, stage: Stage, nodes: list[Node], *, is_ours: bool
+) -> Stage:
+    if not nodes:
+        # The workflow is not served: a driver that failed did so before any stage could.
+        return _with_reason(stage, stage.message, None, is_driver=True) if stage.is_own else stage
+    if stage.state == "CANCELED":
         return stage
-    lost = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+    attempts = [node for node in nodes if _attempted(node) == _attempted(nodes[-1])]
+    is_lost = [node for node in attempts[:-1] if node.get("phase") in ("Failed", "Error")]
+    before = f"attempt {len(is_lost) + 1}; before: {_words(is_lost[-1])}" if is_lost else None
     if stage.state == "SUCCEEDED":
-        if nodes[-1].get("type") == "Skipped":
-            return replace(stage, message="taken from Kubeflow's cache")
-        return replace(stage, message=f"attempt {len(lost) + 1}; before: {_words(lost[-1])}") if lost else stage
-    node = nodes[-1]
+        return replace(stage, message="taken from Kubeflow's cache" if nodes[-1].get("type") == "Skipped" else before)
+    failed = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+    node = failed[-1] if stage.state == "FAILED" and failed else nodes[-1]  # of a loop the last need not be the one
     if not node.get("message"):
-        return stage
-    state = "PENDING" if node.get("phase") == "Pending" else stage.state
+        return replace(stage, message=before or stage.message)
+    stage = replace(stage, state="PENDING" if node.get("phase") == "Pending" else stage.state)
     pod = _pod_name(workflow, node)
     message, code = termination.read(_words(node))
-    hint = None if code else next((hint for pattern, hint in HINTS if re.search(pattern, message)), None)
-    if state in BROKEN and hint is None and code is None:
-        message = _said(client, run_id, pod) or message
-    return replace(stage, state=state, message=message, exit_code=code, pod=pod, hint=hint)
+    is_driver = _is_driver(node)
+    if code is not None:
+        return replace(stage, message=message, exit_code=code, pod=pod)
+    shown = _with_reason(stage, message, pod, is_driver=is_driver)
+    if stage.state not in BROKEN:
+        return replace(shown, message=f"{before}; now: {message}" if before else message)
+    if not is_driver and (shown.hint is None or shown.hint.startswith(LAUNCHER)):
+        if said := _said(client, run_id, pod):
+            return replace(shown, message=said, hint=None, is_lost=False)
+        if not is_ours:  # what another's stage leaves at its end is not known
+            return replace(shown, hint=None, is_lost=False)
+    return shown
+
+
+def _with_reason(stage: Stage, message: str | None, pod: str | None, *, is_driver: bool) -> Stage:
+    """Returns a stage with what its pod says, what helps, and whether the pod was lost.
+
+    Args:
+        stage: The stage.
+        message: What its pod says.
+        pod: Name of that pod.
+        is_driver: Whether it is Kubeflow's own pod, and not that of the stage.
+    """
+    text = message or ""
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
+    if hint and is_driver:
+        hint = INSTALLATION
+    elif hint:
+        hint = hint.format(smaller=", or lower training.micro_batch_size" if stage.trains else "")
+    is_broken, is_loss = stage.state in BROKEN, bool(LOSS.search(text))
+    is_lost = hint is None and (is_loss or (is_broken and (is_driver or bool(BARE.fullmatch(text)))))
+    if is_lost and stage.name == OWN:
+        hint = OWN_LOST
+    elif is_lost:
+        reason = DRIVER if is_driver else LOST if is_loss else LAUNCHER
+        hint = reason + (RESUMES if stage.trains else AGAIN)
+    is_lost = is_lost and is_broken
+    return replace(stage, message=message, pod=pod, hint=hint, is_lost=is_lost, is_own=is_driver)
 
 
 def _words(node: Node) -> str:
@@ -248,50 +409,67 @@ def _pod_name(workflow: Workflow, node: Node) -> str:
     return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
-def _stage(tasks: Tasks, key: str, task: Task, parents: tuple[str, ...]) -> Stage:
-    detail, driver = tasks.detail(key, parents), tasks.detail(f"{key}-driver", parents)
-    if (detail is None or detail.state in (None, OMITTED)) and driver is not None and driver.state == "FAILED":
-        detail = driver
-    name = task.get("taskInfo", {}).get("name", key)
-    component = task.get("componentRef", {}).get("name", "")
-    if detail is None or detail.state in (None, OMITTED):
-        around = (tasks.detail(parent, parents[:depth]) for depth, parent in enumerate(parents))
-        passed_by = any(graph is not None and graph.state == "SKIPPED" for graph in around)
-        return Stage(key, name, "SKIPPED" if passed_by else WAITING, parents, component=component)
-    error = detail.error.message if detail.error else None
-    times = _time(detail.start_time), _time(detail.end_time)
-    return Stage(key, name, detail.state, parents, *times, error, component=component)
+def _seen(tasks: Tasks, stage: Stage) -> Stage:
+    """Returns a stage as the API lists it."""
+    detail, driver = tasks.detail(stage.key, stage.parents), tasks.detail(f"{stage.key}-driver", stage.parents)
+    if detail is not None and detail.state not in (None, OMITTED):
+        return _listed(stage, detail)
+    if driver is not None and driver.state == "FAILED":
+        return _listed(replace(stage, is_own=True), driver)
+    around = (tasks.detail(parent, stage.parents[:depth]) for depth, parent in enumerate(stage.parents))
+    passed_by = any(graph is not None and graph.state == "SKIPPED" for graph in around)
+    return replace(stage, state="SKIPPED" if passed_by else WAITING)
+
+
+def _listed(stage: Stage, detail: TaskDetail) -> Stage:
+    return replace(
+        stage,
+        state=detail.state or WAITING,
+        started=_time(detail.start_time),
+        ended=_time(detail.end_time),
+        message=detail.error.message if detail.error else None,
+    )
 
 
 def _time(value: datetime.datetime | None) -> datetime.datetime | None:
     return value if value and value.year >= STARTED_UNSET else None
 
 
-def _tasks(spec: PipelineSpec) -> Iterator[Place]:
-    """Yields the tasks that become pods with the graphs around each, those of inner graphs in the place of these.
+def _inputs(posted: PostedSpec) -> dict[str, Parameter]:
+    """Returns the parameters of a compiled pipeline."""
+    root = posted.get("pipeline_spec", posted).get("root", {})
+    return root.get("inputDefinitions", {}).get("parameters", {})
 
-    The names of a phase's tasks begin with its name, as those of its report and of older pipelines do.
+
+def _tasks(spec: PipelineSpec) -> Iterator[Stage]:
+    """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these.
+
+    The names of a phase's stages begin with its name, as those of its report and of older pipelines do.
     """
     components = spec.get("components", {})
 
-    def inside(dag: Dag, parents: tuple[str, ...], phase: str) -> Iterator[Place]:
+    def inside(dag: Dag, parents: Path, before: frozenset[Path], phase: str) -> Iterator[Stage]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()
+        stages: dict[str, frozenset[Path]] = {}
         while order.is_active():
             ready = sorted(order.get_ready(), key=_natural)
             for key in ready:
-                task = tasks[key]
-                component = components.get(task.get("componentRef", {}).get("name", ""), {})
-                name = task.get("taskInfo", {}).get("name", key)
-                if inner := component.get("dag"):
-                    begins = "start_from" in component.get("inputDefinitions", {}).get("parameters", {})
-                    yield from inside(inner, (*parents, key), f"{name}: " if begins else phase)
+                task = tasks.get(key, {})
+                component = task.get("componentRef", {}).get("name", "")
+                after = before.union(*(stages[name] for name in task.get("dependentTasks", [])))
+                name, graph = task.get("taskInfo", {}).get("name", key), components.get(component, {})
+                if inner := graph.get("dag"):
+                    begins = "start_from" in graph.get("inputDefinitions", {}).get("parameters", {})
+                    found = list(inside(inner, (*parents, key), after, f"{name}: " if begins else phase))
                 else:
-                    yield key, {**task, "taskInfo": {"name": f"{phase}{name}"}}, parents
+                    found = [Stage(key, f"{phase}{name}", WAITING, parents, component=component, after=after)]
+                stages[key] = frozenset(stage.path for stage in found)
+                yield from found
             order.done(*ready)
 
-    yield from inside(spec.get("root", {}).get("dag", {}), (), "")
+    yield from inside(spec.get("root", {}).get("dag", {}), (), frozenset(), "")
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What the store says of a run whose record on Kubeflow has stopped: which stages have left their record since."""
+"""What the store says of a run: which stages have left their record since Kubeflow's stopped, and their last words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.components.shared.runs.run import Run, chosen_name
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.kubeflow import api, run_view
 from baton.pipelines.kubeflow.endpoint import Client
-from baton.pipelines.kubeflow.run_view import UNKNOWN, Stage, View
+from baton.pipelines.kubeflow.run_view import UNKNOWN, WAITING, Stage, View
 
 PATIENCE_S = 3.0
 """Seconds for which a store that does not answer is asked: somebody waits."""
@@ -29,10 +29,24 @@ def explained(client: Client, remote: api.Run, stages: list[Stage]) -> View:
         remote: The run as kfp's client returns it.
         stages: Its stages.
     """
-    view = run_view.explained(client, remote, stages)
-    if not view.is_frozen:
-        return view
-    return _completed(view, remote, client.specification(remote))
+    view, specification = run_view.explained(client, remote, stages), client.specification(remote)
+    if view.is_frozen:
+        return _completed(view, remote, specification)
+    return replace(view, stages=[_in_its_own_words(stage, remote, specification) for stage in view.stages])
+
+
+def _in_its_own_words(stage: Stage, remote: api.Run, specification: api.PostedSpec) -> Stage:
+    """Returns a stage that has left Kubernetes no word with those that it has left in the store, where it has."""
+    if stage.state != "FAILED" or not str(stage.hint).startswith(run_view.LAUNCHER):
+        return stage
+    phase, _, name = stage.name.rpartition(": ")
+    try:
+        failure = training_run(remote, specification, phase).read(Failure)
+    except (BatonError, KeyError, ValueError):  # no access, or a pipeline of several runs
+        return stage
+    if failure is None or failure.stage != name or failure.exit_code is None or not is_of(failure, remote, stage):
+        return stage
+    return replace(stage, message=failure.message, exit_code=failure.exit_code, hint=None, is_lost=False)
 
 
 def _completed(view: View, remote: api.Run, specification: api.PostedSpec) -> View:
@@ -54,12 +68,39 @@ def _completed(view: View, remote: api.Run, specification: api.PostedSpec) -> Vi
             continue
         known |= {stage.path: stage for stage in seen}
         view = replace(view, has_no_word=view.has_no_word or (is_there and all(x.exit_code is None for x in seen)))
-    return replace(view, stages=[known.get(stage.path, stage) for stage in view.stages])
+    stages = [known.get(stage.path, stage) for stage in view.stages]
+    if any(stage.message or stage.state != UNKNOWN for stage in known.values()):
+        stages = _in_order(stages)
+    return replace(view, stages=stages)
 
 
-def is_of(failure: Failure, remote: api.Run) -> bool:
-    """Returns whether it is this run on Kubeflow that has failed, and none of the same name before it."""
-    return bool(failure.at) and datetime.datetime.fromisoformat(failure.at) >= remote.created_at
+def _in_order(stages: list[Stage]) -> list[Stage]:
+    """Returns stages of which some are unknown with what their order tells.
+
+    What comes before a stage that has begun has ended; what comes after one that has not ended waits.
+    """
+    before = {stage.path: stage.after for stage in stages}
+    begun = [stage.path for stage in stages if stage.state in ("SUCCEEDED", "FAILED") or stage.message]
+    ended = {stage.path for stage in stages if stage.state in run_view.ENDED}
+    while begun:
+        new = before.get(begun.pop(), frozenset()) - ended
+        ended |= new
+        begun += new
+    told = []
+    for stage in stages:
+        may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
+        if stage.state == UNKNOWN and stage.path in ended and not may_be_left_out:
+            stage = replace(stage, state="SUCCEEDED", message="done, as what follows has begun")
+        elif stage.state == UNKNOWN and stage.path not in ended and not stage.after <= ended:
+            stage = replace(stage, state=WAITING, message=None)
+        told.append(stage)
+    return told
+
+
+def is_of(failure: Failure, remote: api.Run, stage: Stage | None = None) -> bool:
+    """Returns whether it is this run on Kubeflow that has failed, and this attempt at a stage, and none before it."""
+    since = (stage and stage.started) or remote.created_at
+    return bool(failure.at) and datetime.datetime.fromisoformat(failure.at) >= since
 
 
 def training_run(remote: api.Run, specification: api.PostedSpec, phase: str) -> Run:

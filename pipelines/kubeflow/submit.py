@@ -5,21 +5,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.core.patience import attempts, insist
+from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.pipelines.kubeflow import registry
 from baton.pipelines.kubeflow.api import Run
 from baton.pipelines.kubeflow.compiled import Package
-from baton.pipelines.kubeflow.endpoint import Client, connect, page, quiet
+from baton.pipelines.kubeflow.endpoint import Client, Token, connect, page, quiet
 from baton.pipelines.kubeflow.registry import Registered
-from baton.pipelines.kubeflow.transport import ENDPOINT_REMEDY, NameClashError, TransientError, one_line
+from baton.pipelines.kubeflow.transport import (
+    ENDPOINT_REMEDY,
+    NameClashError,
+    RefusedError,
+    TransientError,
+    one_line,
+)
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 MAX_TRANSIENT_FAILURES = 5
@@ -52,7 +59,7 @@ def submit(
     experiment: str,
     run_name: str,
     arguments: dict[str, object],
-    token: str | None = None,
+    token: Token = None,
     namespace: str | None = None,
     service_account: str | None = None,
     cache: bool = True,
@@ -110,7 +117,7 @@ def wait(
     timeout_s: float,
     on_state: Callable[[str, str], None],
     on_run: Callable[[Client, Run], None] = lambda client, run: None,
-    token: str | None = None,
+    token: Token = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
 ) -> str:
@@ -133,7 +140,9 @@ def wait(
         UserError: The address, the token or the run's id is at fault.
         BatonError: The endpoint fails time after time, or the run outlasts `timeout_s`.
     """
-    client = connect(endpoint, token=token, namespace=namespace)
+    client = insist(
+        lambda: connect(endpoint, token=token, namespace=namespace), TransientError, _tries(poll_s), lambda *_: None
+    )
     state = ""
     for _ in attempts(timeout_s, pause=poll_s):
         run = _asked(client, run_id, poll_s)
@@ -157,20 +166,29 @@ def resume(client: Client, run_id: str) -> None:
     """
     client.retry_run(run_id)
     for _ in attempts(RESUMES_IN_S, pause=min(1.0, POLL_S)):
-        if client.get_run(run_id).state not in FINAL_STATES:
-            return
+        with contextlib.suppress(TransientError, RefusedError):  # it has been started
+            if client.get_run(run_id).state not in FINAL_STATES:
+                return
 
 
 def _asked(client: Client, run_id: str, poll_s: float) -> Run:
-    """Returns a run, asked for again where the endpoint fails for a while."""
+    """Returns a run, asked for again where the endpoint fails for a while, or a token that is renewed has ended."""
+
+    def ask() -> Run:
+        try:
+            run: Run = client.get_run(run_id)
+        except RefusedError as error:
+            if client.renews:
+                raise TransientError(error.message, remedy=error.remedy) from error
+            raise
+        return run
+
+    return insist(ask, TransientError, _tries(poll_s), lambda *_: None)
+
+
+def _tries(poll_s: float) -> Iterator[Attempt]:
     tries = attempts(math.inf, pause=2 * poll_s, growth=2.0, longest=_MAX_PAUSE_S)
-    run: Run = insist(
-        lambda: client.get_run(run_id),
-        TransientError,
-        itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1),
-        lambda error, attempt: None,
-    )
-    return run
+    return itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1)
 
 
 def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | None) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import urllib3
+from kfp.client.token_credentials_base import TokenCredentialsBase
 from kfp_server_api import ApiException, Configuration, rest  # type: ignore[import-untyped, unused-ignore]
 
 from baton.components.shared.core.errors import BatonError, UserError
@@ -28,7 +30,10 @@ LOG_PATH = "/log"
 """End of the address of a pod's log, which is text."""
 _FORBIDDEN_UPLOADS = ("Failed to create a pipeline", "Failed to create a pipeline version")
 """What Kubeflow answers, and no more, where the right to upload is missing; what is wrong with a file it names."""
-TOKEN_REMEDY = "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN."
+TOKEN_REMEDY = (
+    "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. One that ends before the run is read again from the "
+    "file of BATON_KFP_TOKEN_FILE or the command of BATON_KFP_TOKEN_COMMAND."
+)
 CREATE_REMEDY = "Ask for list and create on pipelines of pipelines.kubeflow.org in your namespace."
 
 
@@ -36,12 +41,45 @@ class TransientError(BatonError):
     """The endpoint may well answer the next time it is asked."""
 
 
+class AwayError(TransientError):
+    """The endpoint cannot be asked at present, so that it is not known whether it has done what it was to do."""
+
+
 class NameClashError(UserError):
     """The name is taken."""
 
 
-class ForbiddenError(UserError):
+class RefusedError(UserError):
+    """The endpoint, or what stands before it, does not let the user in: a token that has ended, a log-in page."""
+
+
+class ForbiddenError(RefusedError):
     """The user may not."""
+
+
+class Renewed(TokenCredentialsBase):  # type: ignore[misc]
+    """A bearer token that is read anew once it is refused: it may end before the run does.
+
+    Args:
+        read: Returns the token as it is now.
+    """
+
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read = read
+        self.token = read()
+
+    def refresh_api_key_hook(self, config: Configuration) -> None:
+        """Puts the token into a request; the generated client calls this before each."""
+        config.api_key["authorization"] = self.token
+
+    def is_new(self) -> bool:
+        """Reads the token anew and tells whether it is another one."""
+        before = self.token
+        try:
+            self.token = self._read()
+        except UserError:
+            return False
+        return self.token != before
 
 
 def one_line(text: object) -> str:
@@ -59,13 +97,25 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         super().__init__(configuration)
         self._endpoint = configuration.host
         self._has_token = bool(configuration.api_key)
+        owner = getattr(configuration.refresh_api_key_hook, "__self__", None)
+        self.renewed = owner if isinstance(owner, Renewed) else None
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
-        """Sends one request.
+        """Sends one request, and once more with a new token where it was refused and there is one.
 
         Raises:
             BatonError: The answer is anything but JSON with a 2xx status.
         """
+        try:
+            return self._request(method, url, options)
+        except RefusedError:
+            headers = options.get("headers")
+            if self.renewed is None or not isinstance(headers, dict) or not self.renewed.is_new():
+                raise
+            options["headers"] = {**headers, "authorization": f"Bearer {self.renewed.token}"}
+            return self._request(method, url, options)
+
+    def _request(self, method: str, url: str, options: dict[str, object]) -> rest.RESTResponse:
         is_health_check = url.endswith(HEALTHZ_PATH)
         options["_request_timeout"] = _HEALTHZ_TIMEOUTS_S if is_health_check else _TIMEOUTS_S
         try:
@@ -80,7 +130,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         except urllib3.exceptions.HTTPError as error:
             raise _unreachable(self._endpoint, error) from error
         if not url.endswith(LOG_PATH) and not _is_json_object(response.data):
-            raise UserError(
+            raise RefusedError(
                 f"'{self._endpoint}' answered with {_describe(response.data)}; "
                 "expected JSON from the Kubeflow Pipelines API.",
                 remedy=ENDPOINT_REMEDY if self._has_token else f"{ENDPOINT_REMEDY} {TOKEN_REMEDY}",
@@ -102,7 +152,7 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
         return _tls_failed(endpoint, error.reason)
     if 300 <= status < 400:
         target = (error.headers or {}).get("location", "elsewhere").split("?")[0]
-        return UserError(
+        return RefusedError(
             f"'{endpoint}' redirects to '{target}' ({status}); expected the API itself.",
             remedy=f"Where that is a login page: {TOKEN_REMEDY} Otherwise give that address instead.",
         )
@@ -122,9 +172,8 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
     if status == 409:
         return NameClashError(f"The name is taken (409: {reply}); expected a new one.", remedy="Choose another.")
     if status == 429 or status >= 500:
-        return TransientError(
-            f"'{endpoint}' fails ({status}: {reply}); expected an answer.", remedy="Try again in a minute."
-        )
+        kind = TransientError if status == 500 else AwayError  # 500 is the API's own, the others a proxy's before it
+        return kind(f"'{endpoint}' fails ({status}: {reply}); expected an answer.", remedy="Try again in a minute.")
     if reply in _FORBIDDEN_UPLOADS:
         return ForbiddenError(
             f"'{endpoint}' refuses the upload ({status}: {reply}); expected the right to create pipelines.",
@@ -153,9 +202,7 @@ def _unreachable(endpoint: str, error: Exception) -> BatonError:
         reason, remedy = "takes no connection", "Check the port, and that `kubectl port-forward` is running."
     else:
         reason, remedy = "does not answer in time", "Check the network, and that the service is up."
-    return TransientError(
-        f"'{endpoint}' {reason}; expected the Kubeflow Pipelines API ({one_line(error)}).", remedy=remedy
-    )
+    return AwayError(f"'{endpoint}' {reason}; expected the Kubeflow Pipelines API ({one_line(error)}).", remedy=remedy)
 
 
 def _tls_failed(endpoint: str, reason: str) -> BatonError:

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,10 +205,41 @@ def test_a_run_whose_pod_was_lost_starts_again(backend_can: bool, kfp_api: Any, 
     assert {run["runtime_config"]["parameters"]["run_name"] for run in kfp_api.runs.values()} == {"mine"}
 
 
+def test_a_resubmission_outlives_a_cleaner_of_temporary_folders(
+    kfp_api: Any, baton: Baton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A week may lie between a submission and the one that its lost pod asks for."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kfp_api.final_state, kfp_api.stops_at, kfp_api.retry_fails = "FAILED", "train-chunk-2", True
+    kfp_api.messages = {"train-chunk-2": "main: Error (exit code 137)"}
+    emptied = []
+
+    def cleans(method: str, path: str) -> None:
+        if path.endswith(":retry"):
+            emptied.append(len(list(temporary.iterdir())))
+            for each in temporary.iterdir():
+                shutil.rmtree(each)
+            kfp_api.final_state, kfp_api.stops_at = "SUCCEEDED", None
+
+    kfp_api.interfere = cleans
+    done = baton(*SUBMIT, "--retries", "1")
+    assert done.returncode == 0, done.stderr
+    assert emptied == [0], "nothing has to last"
+    first, second = (kfp_api.spec(run) for run in kfp_api.runs.values())
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("message", "starts"),
-    [("main: Error (exit code 143)", 3), ("main: OOMKilled (exit code 1)", 1), ("main: Error (exit code 1)", 1)],
-    ids=["lost", "memory", "user"],
+    [
+        ("main: Error (exit code 143)", 3),
+        ("main: Error (exit code 1)", 3),
+        ("main: OOMKilled (exit code 1)", 1),
+        ("main: Error (exit code 1): a row is damaged. (baton exit code 2)", 1),
+    ],
+    ids=["lost", "launcher", "memory", "user"],
 )
 def test_what_is_started_again(message: str, starts: int, kfp_api: Any, baton: Baton) -> None:
     kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
@@ -332,8 +365,8 @@ def test_status_in_words(started: Any, baton: Baton) -> None:
     started("FAILED", stops_at="train-chunk-2")
     done = baton("status", "mine")
     assert done.returncode == 1
-    assert "mine: failed" in done.stderr
-    assert "train chunk 3  not run" in done.stderr
+    assert "mine: failed" in done.stdout
+    assert re.search(r"^(train chunk 3 +|checkpoint 2–3 +)not run", done.stdout, re.MULTILINE)
     assert "/#/runs/details/" in done.stdout
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from baton.pipelines.compiling.conformance import MAX_PIPELINE_BYTES, check, check_documents
+from baton.pipelines.compiling.conformance import check, check_documents
 from baton.pipelines.compiling.credentials import is_credential_name
 
 Damage = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -194,18 +194,6 @@ def test_one_problem_does_not_hide_another(documents: list[dict[str, Any]]):
     problems = " ".join(check_documents(documents))
 
     assert all(word in problems for word in ("retries", "exec-report", "cycle"))
-
-
-def test_a_pipeline_too_large_for_argo_is_a_problem(documents: list[dict[str, Any]], tmp_path: Path):
-    default = documents[0]["root"]["inputDefinitions"]["parameters"]["label"]
-    default["defaultValue"] = "x" * MAX_PIPELINE_BYTES
-    path = tmp_path / "large.yaml"
-    path.write_text(yaml.safe_dump_all(documents))
-
-    (problem,) = check(str(path))
-
-    assert str(path.stat().st_size) in problem
-    assert str(MAX_PIPELINE_BYTES) in problem
 
 
 @pytest.mark.parametrize(

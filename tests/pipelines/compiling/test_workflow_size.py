@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import string
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import yaml
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.pipelines.compiling import fits
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.pipelines.compiling.package import Pipeline, packaged, write_package
 from baton.pipelines.compiling.workflow.pod import Assumed
 from baton.pipelines.compiling.workflow.size import MAX_WORKFLOW_BYTES, WorkflowSize, predict
 
@@ -179,3 +181,14 @@ def test_limit_is_met_by_the_margin() -> None:
     size = WorkflowSize(spec=1_000, nodes=10 * room, compressed=room, pods=100, stages={})
     assert not size.ends
     assert replace(size, compressed=int(room / 1.06)).ends
+
+
+def test_what_no_cluster_takes_runs_here() -> None:
+    """Argo's limit is for a workflow; the local engine reads the same file and has none."""
+    text = "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=1_200_000))
+    recipe = recipe_file.load(str(RECIPE))
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"system": text})})
+    with packaged(recipe, "large") as package:
+        assert Path(package).stat().st_size > MAX_WORKFLOW_BYTES
+        with pytest.raises(UserError, match="do not fit one workflow"):
+            fits.check_fits(package, recipe)

@@ -1,8 +1,10 @@
 """What a real Kubeflow Pipelines 2.17 answered about runs, and what `baton status` makes of it."""
 
 import gzip
+import html
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +43,15 @@ class Expected:
 
 FROZEN = "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB"
 LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint"
+OWN = "Kubeflow's own pod of the pipeline"
+LAUNCHER = "It has left no word, so Kubeflow's launcher around it ended and not the stage"
+VERSIONS = {
+    "phases-driver-lost": "phases-record-frozen",
+    "root-driver-lost": "running",
+    "healed-by-retry": "running",
+    "api-away": "running",
+}
+"""Recording of a run from a version of a pipeline → recording that has that pipeline; `succeeded` where left out."""
 CACHE = "taken from Kubeflow's cache"
 
 TABLE = {
@@ -91,7 +102,40 @@ TABLE = {
         1,
         {"failed": 3},
         messages={"exit": "main: Error (exit code 1)", "sleep": "main: Error (exit code 143)"},
-        said=(f"sleep: {LOST}",),
+        said=("sleep: The machine was preempted: `baton retry` runs it again", "kubectl logs"),
+    ),
+    "root-driver-lost": Expected(
+        "failed",
+        1,
+        {"failed": 1, "waiting": 9},
+        {OWN: "failed", "data split": "waiting"},
+        {OWN: "main: Error (exit code 137)"},
+        (
+            f"{OWN}: It starts the stages",
+            "kubectl logs drv-ps9d7-system-dag-driver-3631836364",
+            "a pod that was killed",
+        ),
+    ),
+    "healed-by-retry": Expected("succeeded", 0, {"succeeded": 9}),
+    "gpu-promised": Expected(
+        "failed",
+        1,
+        {"succeeded": 2, "failed": 1, "waiting": 10},
+        {"train chunk 1": "failed"},
+        {
+            "train chunk 1": "this pod was promised 1 GPU and sees 0: driver none, torch 2.13.0+cu130 built for CUDA "
+            "13.0, image localhost/baton-cpu:97ef6027a076. Look at the node's driver and device plugin; another node "
+            "may do better."
+        },
+        ("train chunk 1: its log",),
+    ),
+    "api-away": Expected(
+        "failed",
+        1,
+        {"succeeded": 2, "failed": 1, "waiting": 6},
+        {"train chunk 1": "failed"},
+        {"train chunk 1": "main: Error (exit code 1)"},
+        (f"train chunk 1: {LAUNCHER}", "`baton retry` resumes from the newest checkpoint"),
     ),
     "failed-user-error": Expected(
         "failed",
@@ -158,11 +202,13 @@ def recorded(name: str) -> Recording:
 def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, str]]:
     """Returns how `baton status` ends, and all that it says, where a run is answered as it was recorded."""
 
-    def ask(name: str, store: str = "/nowhere") -> tuple[Any, str]:
-        recording = recorded(name)
+    def ask(
+        name: str, store: str = "/nowhere", changed: Recording | None = None, output: str = "json"
+    ) -> tuple[Any, str]:
+        recording = changed or recorded(name)
         parameters = recording["run"].setdefault("runtime_config", {}).setdefault("parameters", {})
         parameters["store"] = store
-        spec = recorded("succeeded")["run"]["pipeline_spec"]
+        spec = {} if name == "no version" else recorded(VERSIONS.get(name, "succeeded"))["run"]["pipeline_spec"]
         first = {"pipeline_runtime": {"workflow_manifest": json.dumps(recording["workflow"])}}
 
         def answer(method: str, path: str) -> Any:
@@ -177,7 +223,7 @@ def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(console, "file", seen)
         monkeypatch.setattr(console, "width", 200)
         run_id = recording["run"]["run_id"]
-        done = CliRunner().invoke(app, ["status", run_id, "--endpoint", kfp_api.url, "--output", "json"])
+        done = CliRunner().invoke(app, ["status", run_id, "--endpoint", kfp_api.url, "--output", output])
         return done, seen.getvalue()
 
     return ask
@@ -237,21 +283,24 @@ def test_a_record_that_has_stopped_goes_on_in_the_store(status: Callable[..., tu
         "step 25 of 1000 at 2026-11-22T08:30:00.000Z",
     )
     assert stages["checkpoint 1"]["state"] == "unknown", "its record is of an earlier run of that name"
-    assert stages["evaluate"]["state"] == "unknown"
+    assert stages["evaluate"]["state"] == stages["train chunk 4"]["state"] == "waiting", "they cannot have begun"
 
 
 def _run_of(name: str, store: Path) -> Run:
     """Returns the training run of a recording in a store."""
     run = recorded(name)["run"]
     given = run.get("runtime_config", {}).get("parameters", {})
-    name = run["pipeline_spec"]["pipelineInfo"]["name"]
-    return Run(Storage(str(store)), given.get("run_name") or f"{name}-{run['run_id']}")
+    return Run(
+        Storage(str(store)), given.get("run_name") or f"{run['pipeline_spec']['pipelineInfo']['name']}-{run['run_id']}"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "message", "remedy", "shown"),
     [
         ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2."),
+        ("root-driver-lost", OWN, "main: Error (exit code 137)", "It starts the stages", f"The run failed in {OWN}."),
+        ("api-away", "train chunk 1", "main: Error (exit code 1)", LAUNCHER, "The run failed in train chunk 1."),
         ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split."),
     ],
 )
@@ -267,12 +316,21 @@ def test_who_looks_leaves_why_a_run_ended(
     assert (failure.stage, failure.message, failure.exit_code) == (stage, message, None)
     assert str(failure.remedy).startswith(remedy)
     assert failure.is_cancelled == (name == "cancelled-waiting")
-    text = page.read_text()
+    text = html.unescape(page.read_text())
     assert shown in text
     assert message in text
     page.write_text("as it was")
     assert f"why it ended: {page}\n" in status(name, store=str(tmp_path))[1]
     assert page.read_text() == "as it was", "it is left once"
+
+
+def test_a_pod_of_no_stage_leaves_why_with_the_phase_that_did_not_begin(
+    status: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    status("phases-driver-lost", store=str(tmp_path), changed=recorded("root-driver-lost"))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "drv1-first"
+    assert json.loads((run / Failure.NAME).read_text())["stage"] == OWN
 
 
 def test_what_the_stage_has_left_itself_stays(status: Callable[..., tuple[Any, str]], tmp_path: Path) -> None:
@@ -308,3 +366,200 @@ def test_a_record_that_has_stopped_is_a_loss_where_no_stage_has_left_a_word(
     run.storage.remove(run.path(Failure.NAME)) if not has_word else None  # what the status above has left
     view = store_view.explained(client, remote, run_view.stages(client, remote))
     assert view.is_lost is not has_word
+
+
+# planted: what a recording becomes where something else is lost
+
+
+def _node(recording: Recording, name: str) -> Recording:
+    """Returns a node of the workflow by the end of its name."""
+    (found,) = [node for node in recording["workflow"]["status"]["nodes"].values() if node["name"].endswith(name)]
+    return found
+
+
+def _fails(recording: Recording, name: str, message: str | None, phase: str = "Failed") -> Recording:
+    """Lets a run fail at a pod: in the workflow, and in the API's list at its stage or its driver."""
+    recording["run"]["state"] = "FAILED" if phase != "Pending" else "RUNNING"
+    node = _node(recording, f"{name}(0)")
+    node |= {"phase": phase, "message": message}
+    key = name.removesuffix("(0).executor")
+    for detail in recording["run"]["run_details"]["task_details"]:
+        if detail.get("display_name") in (key, f"{key}(0)"):
+            detail["state"] = "FAILED" if phase != "Pending" else "RUNNING"
+        if name.endswith("-driver") and detail.get("display_name") == key.removesuffix("-driver"):
+            detail.pop("state", None)
+    return recording
+
+
+AGAIN = "`baton retry` runs it again, and what has ended stays."
+RESUMES = "`baton retry` resumes from the newest checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("base", "pod", "message", "stage", "hint", "is_lost"),
+    [
+        ("succeeded", "export-driver", "main: Error (exit code 137)", "export", "Kubeflow's own pod before it", True),
+        ("succeeded", "export-driver", "main: Error (exit code 1)", "export", AGAIN, True),
+        ("succeeded", "train-chunk-2-driver", "main: Error (exit code 143)", "train chunk 2", RESUMES, True),
+        ("succeeded", "root-driver", "main: Error (exit code 1)", OWN, "It starts the stages", True),
+        ("groups-of-chunks-succeeded", "chunks-9-16-driver", "pod deleted", OWN, "It starts the stages", True),
+        (
+            "succeeded",
+            "root-driver",
+            "ImagePullBackOff: kfp-driver:2.17.0",
+            OWN,
+            "ask who runs the installation",
+            False,
+        ),
+        ("succeeded", "export(0).executor", "main: Error (exit code 143)", "export", AGAIN, True),
+        ("succeeded", "export(0).executor", "The node was low on resource: memory.", "export", AGAIN, True),
+        ("succeeded", "export(0).executor", "main: Error (exit code 1)", "export", LAUNCHER, True),
+        ("succeeded", "export(0).executor", "wait: Error (exit code 64): failed to put file", "export", LAUNCHER, True),
+        (
+            "succeeded",
+            "export(0).executor",
+            "main: OOMKilled (exit code 1)",
+            "export",
+            "raise resources.memory.",
+            False,
+        ),
+        (
+            "succeeded",
+            "train-chunk(0).executor",
+            "main: OOMKilled (exit code 1)",
+            "train chunk 1",
+            "micro_batch",
+            False,
+        ),
+        ("succeeded", "export(0).executor", "main: Error (exit code 1): no. (baton exit code 2)", "export", "", False),
+    ],
+)
+def test_what_is_lost_is_told_by_the_pod_and_the_advice_by_the_stage(
+    base: str, pod: str, message: str, stage: str, hint: str, is_lost: bool,
+    status: Callable[..., tuple[Any, str]], kfp_api: Any,
+) -> None:  # fmt: skip
+    changed = _fails(recorded(base), pod, message)
+    done, said = status(base, changed=changed)
+    stages = {each["name"]: each for each in json.loads(done.stdout)["stages"]}
+    assert stages[stage]["state"] == "failed"
+    assert stages[stage]["message"] in message
+    (advice,) = [line for line in said.splitlines() if line.startswith(f"{stage}: ") and "its log" not in line] or [""]
+    assert hint in advice
+    assert ("checkpoint" in advice) == (is_lost and stage.startswith("train"))
+    client = endpoint.connect(kfp_api.url, token=None, namespace=None)
+    remote = client.get_run(changed["run"]["run_id"])
+    assert store_view.explained(client, remote, run_view.stages(client, remote)).is_lost is is_lost
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "hint"),
+    [("api-away", "train-chunk", LAUNCHER), ("root-driver-lost", OWN, "It starts the stages")],
+)
+def test_a_loss_is_told_where_the_pipelines_version_cannot_be_had(
+    name: str, stage: str, hint: str, status: Callable[..., tuple[Any, str]]
+) -> None:
+    done, said = status("no version", changed=recorded(name))
+    stages = {each["name"]: each["state"] for each in json.loads(done.stdout)["stages"]}
+    assert stages[stage] == "failed"
+    assert f"{stage}: {hint}" in said
+
+
+def test_a_driver_that_does_not_start_is_told_while_the_run_goes_on(status: Callable[..., tuple[Any, str]]) -> None:
+    changed = _fails(recorded("root-driver-lost"), "root-driver", "Unschedulable: 0/1 nodes.", "Pending")
+    done, said = status("root-driver-lost", changed=changed)
+    stages = {each["name"]: each for each in json.loads(done.stdout)["stages"]}
+    assert (stages[OWN]["state"], stages[OWN]["message"]) == ("pending", "Unschedulable: 0/1 nodes.")
+    assert f"{OWN}: This pod is Kubeflow's own" in said
+
+
+@pytest.mark.parametrize("stage", ["train chunk 1", "train chunk 2"])
+@pytest.mark.parametrize("when", ["now", "before"])
+def test_a_stage_that_left_its_words_in_the_store_alone_is_not_lost(
+    stage: str, when: str, status: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    """Where the pod has no file for them; words of another stage, or of an earlier attempt, are not its own."""
+    run = Run(Storage(str(tmp_path)), "drv3")
+    at = now() if when == "now" else "2026-11-25T19:47:45.000Z"
+    run.write(Failure(stage=stage, message="a row is damaged.", remedy="Mend it.", exit_code=2, at=at))
+    done, said = status("api-away", store=str(tmp_path))
+    (told,) = [each for each in json.loads(done.stdout)["stages"] if each["state"] == "failed"]
+    is_its_own = (stage, when) == ("train chunk 1", "now")
+    assert told["message"] == ("a row is damaged." if is_its_own else "main: Error (exit code 1)")
+    assert (LAUNCHER in said) is not is_its_own
+
+
+@pytest.mark.parametrize("name", ["healed-by-retry", "succeeded", "groups-of-chunks-succeeded"])
+@pytest.mark.parametrize("behind", ["list", "list and workflow", "for a while", "no workflow"])
+def test_a_record_that_lags_has_not_stopped(
+    name: str, behind: str, status: Callable[..., tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has succeeded, its last stage is not yet listed so: a workflow that can be read has not outgrown Argo."""
+    changed, seconds = recorded(name), []
+    listed = changed["run"]["run_details"]["task_details"]
+    last = [each for each in listed if each.get("display_name") in ("report", "report(0)")]
+    for detail in last:
+        detail["state"] = "RUNNING"
+    if behind != "list":
+        _node(changed, "report(0).executor(0)")["phase"] = "Running"
+    if behind == "no workflow":
+        changed["workflow"] = {}
+    monkeypatch.setattr(run_view, "LAG_S", 0.0)
+
+    def slept(_: float) -> None:
+        seconds.append(1)
+        if behind == "for a while":
+            for detail in last:
+                detail["state"] = "SUCCEEDED"
+
+    monkeypatch.setattr(run_view.time, "sleep", slept)
+    done, said = status(name, changed=changed)
+    states = {each["state"] for each in json.loads(done.stdout)["stages"]}
+    assert states == {"succeeded"}
+    assert bool(seconds) is (behind != "list"), "a second look is for what the workflow does not tell"
+    assert (FROZEN in said) is (behind == "no workflow")
+
+
+def test_a_second_attempt_is_told_while_it_runs(status: Callable[..., tuple[Any, str]]) -> None:
+    changed = recorded("pod-lost-retried")
+    changed["run"]["state"] = "RUNNING"
+    pod = _node(changed, "train-chunk-2(0).executor(1)")
+    for phase, message, told in (
+        ("Running", None, "attempt 2; before: main: Error (exit code 143)"),
+        ("Pending", "Unschedulable: 0/1", "attempt 2; before: main: Error (exit code 143); now: Unschedulable: 0/1"),
+    ):
+        pod |= {"phase": phase, "message": message}
+        for detail in changed["run"]["run_details"]["task_details"]:
+            if detail.get("display_name") in ("train-chunk-2", "train-chunk-2(0)"):
+                detail["state"] = "RUNNING"
+        stages = {each["name"]: each for each in json.loads(status("x", changed=changed)[0].stdout)["stages"]}
+        assert stages["train chunk 2"]["message"] == told
+
+
+def test_the_table_folds_equal_neighbours_and_is_the_answer(
+    status: Callable[..., tuple[Any, str]], store: Path
+) -> None:
+    """A line for what a hundred chunks have in common, on standard output with what helps; nothing is cut."""
+    done, said = status("running-100-chunks-record-frozen", store=str(store), output="text")
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows if len(row) > 1}
+    assert shown["train chunk 1–2"] == ["succeeded", "done, as the store says"]
+    assert shown["train chunk 3"] == ["unknown", "step 25 of 1000 at 2026-11-22T08:30:00.000Z"]
+    assert shown["train chunk 4–100"] == shown["checkpoint 3–100"] == shown["export"] == ["waiting"]
+    assert shown["checkpoint 1–2"] == ["unknown"]
+    assert len(rows) < 20
+    assert FROZEN in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("http://")
+    assert not said
+    message = json.loads(status("gpu-promised")[0].stdout)["stages"][2]["message"]
+    assert f"failed     228 s  {message}\n" in status("gpu-promised", output="text")[0].stdout
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_keeps_every_stage(name: str, status: Callable[..., tuple[Any, str]]) -> None:
+    stages = json.loads(status(name)[0].stdout)["stages"]
+    shown = status(name, output="text")[0].stdout
+    for stage in stages:
+        kind, _, number = stage["name"].rpartition(" ")
+        ranges = re.findall(rf"^{re.escape(kind)} (\d+)–(\d+)  ", shown, re.MULTILINE)
+        is_folded = number.isdecimal() and any(int(low) <= int(number) <= int(high) for low, high in ranges)
+        assert is_folded or re.search(rf"^{re.escape(stage['name'])}  ", shown, re.MULTILINE), stage["name"]

@@ -355,7 +355,7 @@ def test_github_starts_a_run_again_whose_pod_was_lost(folder: Path, backend: Bac
 def test_github_says_that_the_endpoint_is_not_there(folder: Path, backend: Backend) -> None:
     assert _in_github(folder, backend, BATON_KFP_ENDPOINT=f"{backend.url}/nowhere")[0] == 2
     said = (folder / "summary").read_text(encoding="utf-8")
-    assert said.startswith("### Training of again: failed\n\n")
+    assert said.startswith("### Training of again: not started\n\n")
     assert f"{backend.url}/nowhere" in said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ from typer.testing import CliRunner
 
 from baton.components.shared.core.errors import UserError
 from baton.pipelines.cli.app import app
-from baton.pipelines.kubeflow.schedule import cron_line
+from baton.pipelines.cli.display import console
+from baton.pipelines.kubeflow.schedule import cron_line, next_run
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 
@@ -53,8 +56,12 @@ def test_a_recipe_is_scheduled_once_at_a_time_and_missed_times_are_not_made_up_f
     code, said = _baton("schedule", str(recipe), "--cron", "0 3 * * *", "--output", "json")
     assert code == 0, said
     (run,) = api.recurring.values()
-    assert json.loads(said.splitlines()[-1]) == {
-        "identifier": run["recurring_run_id"], "recipe": "again", "cron": "0 0 3 * * *", "is_enabled": True,
+    told = json.loads(said.splitlines()[-1])
+    next_run = datetime.datetime.strptime(told.pop("next_run"), "%Y-%m-%d %H:%M").replace(tzinfo=datetime.UTC)
+    assert (next_run.hour, next_run.minute) == (3, 0)
+    assert datetime.timedelta() < next_run - datetime.datetime.now(datetime.UTC) <= datetime.timedelta(days=1)
+    assert told == {
+        "identifier": run["recurring_run_id"], "recipe": "again", "cron": "0 3 * * *", "is_enabled": True,
     }  # fmt: skip
     assert run["display_name"] == "retrain-again"
     assert run["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * *"}}
@@ -86,7 +93,11 @@ def test_another_schedule_takes_the_place_of_the_first_and_leaves_other_recipes_
     code, said = _baton("schedules", "list", "--output", "json")
     assert code == 0
     crons = {each["recipe"]: each["cron"] for each in json.loads(said)["schedules"]}
-    assert crons == {"again": "0 30 4 * * MON-FRI", "other": "0 0 3 * * *", "third": "0 0 3 * * *"}
+    assert crons == {"again": "30 4 * * MON-FRI", "other": "0 3 * * *", "third": "0 3 * * *"}
+    code, said = _baton("schedule", str(recipe), "--cron", crons["again"])
+    assert code == 0, "what is printed is taken"
+    assert "is retrained at '30 4 * * MON-FRI'" in said
+    assert "in the time of Kubeflow's clock: UTC, unless" in said
 
     code, said = _baton("schedules", "delete", "again")
     assert (code, said.strip()) == (0, "again is not retrained by the clock any more")
@@ -101,6 +112,37 @@ def test_what_other_people_schedule_is_not_ours(api: ScheduleApi) -> None:
     assert _baton("schedules", "list") == (0, "")
 
 
+@pytest.mark.parametrize("description", [None, "", "Retrains other if data or recipe have changed.", "Ours."])
+def test_a_name_alone_does_not_make_it_ours(
+    api: ScheduleApi, recipe: Path, description: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = io.StringIO()
+    monkeypatch.setattr(console, "file", noted)
+    others = {"recurring_run_id": "x", "display_name": "retrain-again", "status": "ENABLED", "description": description}
+    api.recurring["x"] = others
+    code, said = _baton("schedule", str(recipe), "--cron", "0 3 * * *")
+    assert code == 0, said
+    assert "recurring run retrain-again (x) is not Baton's, and stays" in " ".join(noted.getvalue().split())
+    assert _baton("schedule", str(recipe), "--cron", "0 4 * * *")[0] == 0
+    assert [run.get("trigger") for run in api.recurring.values()] == [None, {"cron_schedule": {"cron": "0 0 4 * * *"}}]
+    assert len(json.loads(_baton("schedules", "list", "--json")[1])["schedules"]) == 1
+    assert _baton("schedules", "delete", "again")[0] == 0
+    assert list(api.recurring) == ["x"]
+    assert "expected one of: none" in _baton("schedules", "delete", "again")[1]
+
+
+def test_pods_of_a_schedule_link_to_kubeflow_as_those_of_a_submission_do(
+    api: ScheduleApi, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.test/pipeline")
+    assert _baton("schedule", str(recipe), "--cron", "0 3 * * *")[0] == 0
+    assert _baton("submit", str(recipe), "--pipeline", "retrain")[0] == 0
+    (version,) = api.registry.versions.values()  # both are of one content
+    executors = version["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"].values()
+    page = {"name": "KF_PIPELINES_UI_ENDPOINT", "value": "https://kubeflow.test/pipeline"}
+    assert all(page in executor["container"]["env"] for executor in executors)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -109,9 +151,18 @@ def test_what_other_people_schedule_is_not_ours(api: ScheduleApi) -> None:
         ("0 3-1 * * *", "'3-1' is no hour"),
         ("0 3 0 * *", "'0' is no day of the month"),
         ("0 3 * MAI *", "'MAI' is no month; expected *, or numbers from 1 to 12 or names such as FEB"),
-        ("0 3 * * 7", "'7' is no day of the week"),
+        ("0 3 * * 8", "'8' is no day of the week; expected *, or numbers from 0 to 7"),
+        ("0 3 31 2 *", "names a day that no month has"),
+        ("0 3 30 FEB *", "names a day that no month has"),
+        ("0 3 31 4,6,9,11 ?", "names a day that no month has"),
+        ("5 0 3 * * *", "has 6 field(s), expected 5"),
+        ("CRON_TZ=Europe/Berln 0 3 * * *", "'Europe/Berln' is no time zone"),
+        ("CRON_TZ=Asia/Tokyo 0 3 1 * *", "has no line of its own in UTC"),
+        ("CRON_TZ=Asia/Tokyo 0 3,12 * * MON", "has no line of its own in UTC"),
+        ("CRON_TZ=Asia/Kolkata 0,45 3 * * *", "has no line of its own in UTC"),
         ("*/0 * * * *", "'*/0' is no minute"),
-        ("@daily", "has 1 field(s)"),
+        ("@dialy", "has 1 field(s)"),
+        ("@reboot", "has 1 field(s)"),
     ],
 )
 def test_a_line_that_is_none_is_told_before_anything_is_sent(
@@ -126,6 +177,60 @@ def test_a_line_that_is_none_is_told_before_anything_is_sent(
 @pytest.mark.parametrize("line", ["*/15 * * * *", "0 3 1,15 * *", "5 0-6/2 * JAN-mar SUN", "0 3 ? * 1-5"])
 def test_lines_that_kubeflow_takes(line: str) -> None:
     assert cron_line(line) == f"0 {line}"
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("@daily", "0 0 * * *"),
+        ("@Weekly", "0 0 * * 0"),
+        ("@yearly", "0 0 1 1 *"),
+        ("0 0 3 * * *", "0 3 * * *"),
+        ("0 3 * * 7", "0 3 * * 0"),
+        ("0 3 * * 5-7", "0 3 * * 0,5,6"),
+        ("0 3 * * 1,7", "0 3 * * 0,1"),
+        ("0 3 29 2 *", "0 3 29 2 *"),
+        ("0 3 31 2 MON", "0 3 31 2 MON"),  # either day will do
+        ("CRON_TZ=UTC 0 3 1 * *", "0 3 1 * *"),
+        ("TZ=Asia/Tokyo 0 12 1 * *", "0 3 1 * *"),
+        ("CRON_TZ=Asia/Tokyo 0 3 * * *", "0 18 * * *"),
+        ("CRON_TZ=Asia/Tokyo 0 3 * * MON", "0 18 * * 0"),
+        ("CRON_TZ=Asia/Tokyo */15 * * * *", "*/15 * * * *"),
+        ("CRON_TZ=Asia/Kolkata 30 8 * * *", "0 3 * * *"),
+        ("CRON_TZ=America/Phoenix 0 20 * * 7", "0 3 * * 1"),
+    ],
+)
+def test_what_cron_lines_mean(line: str, sent: str) -> None:
+    assert cron_line(line) == f"0 {sent}"
+    assert cron_line(cron_line(line)) == f"0 {sent}", "what is printed is taken back"
+
+
+def test_a_zone_that_changes_its_clock_is_told() -> None:
+    said: list[str] = []
+    hour = cron_line("CRON_TZ=Europe/Berlin 0 3 * * *", said.append).split()[2]
+    assert hour in ("1", "2")
+    assert "from then on 60 minutes " + ("later" if hour == "2" else "earlier") in said[0]
+    assert not [cron_line(f"CRON_TZ={zone} 0 3 * * *", said.append) for zone in ("UTC", "Asia/Tokyo")] or len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "after", "comes"),
+    [
+        ("0 3 * * *", "2026-11-25 02:59", "2026-11-25 03:00"),
+        ("0 3 * * *", "2026-11-25 03:00", "2026-11-26 03:00"),
+        ("*/20 * * * *", "2026-12-31 23:45", "2027-01-01 00:00"),
+        ("0 3 29 2 *", "2026-11-25 00:00", "2028-02-29 03:00"),
+        ("0 3 29 2 *", "2096-03-01 00:00", "2104-02-29 03:00"),
+        ("0 3 13 * FRI", "2026-11-25 00:00", "2026-11-27 03:00"),
+        ("0 3 * * SUN", "2026-11-25 00:00", "2026-11-29 03:00"),
+        ("0 3 ? 1-2 1-5", "2026-11-25 00:00", "2027-01-01 03:00"),
+        ("10/25 3 * * *", "2026-11-25 03:10", "2026-11-25 03:35"),
+        ("0 3 31 2 *", "2026-11-25 00:00", None),
+    ],
+)
+def test_when_a_line_comes_next(line: str, after: str, comes: str | None) -> None:
+    moment = next_run(line, datetime.datetime.fromisoformat(after).replace(tzinfo=datetime.UTC))
+    assert (moment and f"{moment:%Y-%m-%d %H:%M}") == comes
 
 
 def test_the_endpoint_being_gone_is_one_message(recipe: Path) -> None:
