@@ -148,6 +148,9 @@ def with_retries(
         console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
             resume(connection.connect(endpoint, token=connection.token(), namespace=namespace), submission.run_id)
+        except KeyboardInterrupt:
+            ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
+            break
         except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
             ended = _unfollowed(str(error), name, namespace)
             break

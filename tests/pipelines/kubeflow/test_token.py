@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,31 +118,32 @@ def test_where_it_cannot_be_the_run_goes_on_and_is_not_called_failed(
     assert told["url"] in outcome.stdout
 
 
-@pytest.mark.parametrize("end", ["timeout", "interrupt", "away"])
-def test_whatever_ends_the_watching_keeps_the_run(
-    end: str, kfp_api: Any, kfp_api_module: Any, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("end", ["timeout", "interrupt", "interrupt between", "away"])
+def test_whatever_ends_the_watching_keeps_the_run(end: str, kfp_api: Any, kfp_api_module: Any, place: Path) -> None:
     kfp_api.token = None
+    if end == "interrupt between":  # a loss and the next start
+        kfp_api.final_state, kfp_api.stops_at = "FAILED", "train-chunk-2"
+        kfp_api.messages = {"train-chunk-2": "main: Error (exit code 137)"}
 
     def interfere(method: str, path: str) -> Any:
-        if method == "GET" and "/v2beta1/runs/" in path:
+        if path.endswith(":retry"):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        if method == "GET" and "/v2beta1/runs/" in path and end != "interrupt between":
             if end == "interrupt":
-                raise AssertionError("nobody looks")
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
             if end == "away":
                 return kfp_api_module.RawAnswer(503, b"upstream connect error")
             kfp_api.runs[path.rpartition("/")[2]]["_states"].clear()
         return None
 
-    def interrupted(*arguments: Any, **more: Any) -> str:
-        raise KeyboardInterrupt
-
     kfp_api.interfere = interfere
-    if end == "interrupt":
-        monkeypatch.setattr(kubeflow, "wait", interrupted)
-    done = CliRunner().invoke(app, [*SUBMIT, "--timeout", "0.00003"])
+    patience = "1" if "interrupt" in end else "0.00003"
+    done = CliRunner().invoke(app, [*SUBMIT, "--retries", "1", "--timeout", patience])
     told, (run_id,) = json.loads(done.stdout), kfp_api.runs
     assert (told["run_id"], told["state"]) == (run_id, "unknown")
-    assert done.exit_code == told["exit_code"] == (130 if end == "interrupt" else 4)
+    assert done.exit_code == told["exit_code"] == (130 if "interrupt" in end else 4)
 
 
 @pytest.mark.parametrize("status", [401, 503], ids=["refused", "away"])
