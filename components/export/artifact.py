@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.components.export.card import LIBRARIES
-from baton.components.shared.pages.cards import DISPLAY_NAME, Artifact, Card
+from baton.components.shared.pages.cards import Artifact, Card
 from baton.components.shared.runs.documents.outcome import ExportedModel, ModelMeta
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
@@ -33,7 +33,6 @@ def leave(run: Run, exported: ExportedModel, artifact: Artifact) -> None:
         "step": meta.step,
         "address": exported.model_uri,
         "run": run.uri,
-        DISPLAY_NAME: f"{run.name} · model of step {meta.step}",
     }
     facts |= {f"address_{entry.format}": entry.uri for entry in exported.exports}
     if run.recipe().export.artifact:

@@ -164,7 +164,7 @@ def test_lineage_is_read_back_from_the_metadata_store(by_kfp: Path, folder: Path
         ("train-chunk", "checkpoint"): "mine · step 4",
         ("train-chunk", "progress"): "mine · progress of chunk 1",
         ("evaluate", "metrics"): "mine · metrics",
-        ("export", "model"): "mine · model of step 4",
+        ("export", "model"): "mine · model",
         ("report", "report"): "mine · report",
     }
     assert model.custom_properties["bytes"] == float(run.require("export.json")["bytes"])
