@@ -126,7 +126,14 @@ class Attempt:
         trainer.remove_callback(attached.callback)  # what it makes of evaluations is for training
         restored = self._restored
         if restored and restored.is_target:
-            return self._scoring.measure_again(trainer, restored.step, restored.folder, attached.callback)
+            callback = attached.callback
+            return self._scoring.measure_again(
+                trainer,
+                restored.step,
+                restored.folder,
+                restore=callback.on_train_begin,
+                prove=callback.prove_restored,
+            )
         step = trainer.state.global_step
         if step >= self._context.target or attached.callback.finished:
             return self._scoring.measure(trainer, step)

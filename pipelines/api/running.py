@@ -128,7 +128,8 @@ def _without_main() -> Iterator[None]:
     """Keeps the processes of stages from running the caller's script again, as multiprocessing's do to find what they
     are given: they are given nothing of it, and a script need not guard its lines by `__name__`."""
     main = vars(sys.modules["__main__"])
-    kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+    # Another run of this process may have taken them, and puts them back.
+    kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if main.get(name) is not None}
     main["__spec__"] = None
     main.pop("__file__", None)
     try:

@@ -1,26 +1,38 @@
-"""The local engine: runs the very compiled file through `kfp.local`, each stage its own process or container."""
+"""The local engine: runs the very compiled file through `kfp.local`, each stage its own process or container.
+
+kfp's runner, standard output, the log's handlers and the environment are the whole process's. So one run at a time has
+them: another that begins meanwhile has an engine in a process of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
+import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from baton.components.shared.checkpoints import zero
-from baton.components.shared.core import events
+from baton.components.shared.core import events, machine
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Error, Event
 from baton.components.shared.core.machine import cache_dir
-from baton.components.shared.recipe import Recipe, extras
+from baton.components.shared.recipe import Recipe, extras, recipe_file
 from baton.pipelines.compiling import prepare, signed
 from baton.pipelines.compiling.package import Pipeline, packaged
-from baton.pipelines.local import warm
+from baton.pipelines.local import processes, warm
 from baton.pipelines.local.processes import MadeAnew, error_of
+
+_taken = threading.Lock()
+"""Held by the run that has this process's engine."""
+_before: dict[str, str | None] = {}
+"""Variables that it has set, with their values before."""
 
 
 def require_one_machine(recipe: Recipe) -> None:
@@ -54,6 +66,24 @@ def run_recipe(
         BatonError: a stage failed, with the message that the stage gave.
     """
     require_one_machine(recipe)
+    if not _taken.acquire(blocking=False):
+        _run_apart(recipe, name, pipeline, arguments, on_event, containers=containers)
+        return
+    try:
+        _run_here(recipe, name, pipeline, arguments, on_event, containers=containers)
+    finally:
+        _taken.release()
+
+
+def _run_here(
+    recipe: Recipe,
+    name: str,
+    pipeline: Pipeline,
+    arguments: Mapping[str, object],
+    on_event: Callable[[Event], None],
+    *,
+    containers: bool,
+) -> None:
     recipe = signed.here(recipe)
     if not containers:
         for part in recipe.phase_recipes() or [recipe]:
@@ -65,6 +95,75 @@ def run_recipe(
     at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
     with packaged(at_once, "pipeline", pipeline) as package, _environment(**signed.environment(recipe)):
         run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
+
+
+def _run_apart(
+    recipe: Recipe,
+    name: str,
+    pipeline: Pipeline,
+    arguments: Mapping[str, object],
+    on_event: Callable[[Event], None],
+    *,
+    containers: bool,
+) -> None:
+    """Runs a recipe by `main` in a fresh interpreter; raises what that does."""
+    request = {
+        "recipe": recipe_file.dumps(recipe),
+        "name": name,
+        "pipeline": pipeline,
+        "arguments": dict(arguments),
+        "containers": containers,
+        "environment": dict(_before),
+    }
+    ends: list[Error] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Error) and not event.stage:
+            ends.append(event)
+        else:
+            on_event(event)
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(request, file)
+        file.flush()
+        process = processes.Fresh("baton.pipelines.local.engine", [file.name])
+        processes.follow(process, heard)
+        code, printed = process.wait(), process.output()
+    if ends:
+        raise (UserError if ends[0].exit_code == UserError.exit_code else BatonError)(ends[0].message)
+    if code:
+        raise BatonError(f"the engine of run {name!r} ended with code {code}: {printed}")
+
+
+def main(path: str) -> int:
+    """Runs what `_run_apart` asks for, and tells its events; an error without a stage is the run's own end."""
+    with open(path, encoding="utf-8") as file:
+        request = json.load(file)
+    for variable, value in request["environment"].items():
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
+    # A server of forks would hold the output open that somebody reads to its end.
+    os.environ[machine.WARM] = "0"
+    output = sys.stdout
+
+    def tell(event: Event) -> None:
+        with contextlib.redirect_stdout(output), _environment(BATON_EVENTS="stdout"):
+            events.emit(event)
+
+    try:
+        run_recipe(
+            recipe_file.loads(request["recipe"]),
+            request["name"],
+            pipeline=Pipeline(request["pipeline"]),
+            arguments=request["arguments"],
+            on_event=tell,
+            containers=request["containers"],
+        )
+    except BatonError as error:
+        tell(Error("", str(error), error.exit_code))
+        return error.exit_code
+    return 0
 
 
 def run(
@@ -160,6 +259,7 @@ def _captured(stream: _Lines) -> Iterator[None]:
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
+    _before.update({name: value for name, value in before.items() if name not in _before})
     os.environ.update(values)
     try:
         yield
@@ -169,3 +269,7 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

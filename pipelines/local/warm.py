@@ -63,9 +63,12 @@ def launcher() -> processes.Launcher:
 
 
 def _is_on() -> bool:
-    return (
-        sys.platform == "linux" and os.environ.get(machine.WARM) != "0"
-    )  # elsewhere what torch loads does not outlive a fork
+    """Tells whether stages are forked: elsewhere than on Linux what torch loads does not outlive a fork.
+
+    A daemonic process, such as a worker of a pool, may have no children of `multiprocessing`'s.
+    """
+    is_daemonic = multiprocessing.current_process().daemon
+    return sys.platform == "linux" and os.environ.get(machine.WARM) != "0" and not is_daemonic
 
 
 def _require_server() -> None:

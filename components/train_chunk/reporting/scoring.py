@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.train_chunk.reporting.clock import Clock
 
 if TYPE_CHECKING:
-    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
     from baton.components.train_chunk.trainer.base import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
@@ -110,7 +110,13 @@ class Scoring:
         return Score(step, metrics[name], metrics)
 
     def measure_again(
-        self, trainer: ChunkTrainer, step: int, folder: str, callback: CheckpointCallback
+        self,
+        trainer: ChunkTrainer,
+        step: int,
+        folder: str,
+        *,
+        restore: Callable[..., None],
+        prove: Callable[[], None],
     ) -> Score | None:
         """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
@@ -121,7 +127,8 @@ class Scoring:
             trainer: The trainer.
             step: The checkpoint's step.
             folder: Local folder of the checkpoint.
-            callback: Restores what `Trainer` does not, such as a reference that has moved; none of the trainer's.
+            restore: Restores what `Trainer` does not, such as a reference that has moved, as training begins.
+            prove: Compares what is in memory with what was saved.
 
         Raises:
             ExactnessError: the state restored differs from the state saved.
@@ -135,11 +142,11 @@ class Scoring:
 
         class Scores(TrainerCallback):
             def on_train_begin(self, *arguments: Any, **options: Any) -> None:
-                callback.on_train_begin(*arguments, **options)
+                restore(*arguments, **options)
                 # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
                 # other numbers.
                 trainer._load_rng_state(folder)
-                callback.prove_restored()
+                prove()
                 scores.append(scoring.measure(trainer, step))
                 raise Left
 
