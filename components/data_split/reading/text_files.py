@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-from baton.components.data_split.reading.streams import BLOCK, Line
+from baton.components.data_split.reading.streams import Line
 from baton.components.data_split.rows import (
     DECODER,
     MAX_ROW,
@@ -29,8 +29,8 @@ MAX_LINES = 100_000
 """Lines of the longest CSV record: a quote that is not closed takes no more along."""
 SEPARATORS = (",", "\t", ";", "|")
 """Signs between the fields of a CSV."""
-LOOKED_AT = 20
-"""Records that tell how a CSV is written."""
+LOOKED_AT, SAMPLED = 20, 2**18
+"""Records that tell how a CSV is written, and bytes of them; a block of a packed file may have many times as many."""
 EXCELS = re.compile(rb'"?sep=(.)"?\s*')
 """Line by which Excel is told the separator."""
 STRAY = re.compile(r'\s+"|(?:[^"]*"[^"]*")*[^"]*"[^"]*')
@@ -134,6 +134,7 @@ def delimited(
         first = next((line for line in lines if line.data.strip()), None)
     if first is None:
         return
+    sample = sample[:SAMPLED]
     dialect = _dialect(sample, separator)
     record = _Record(chain([first], lines))
     reader = csv.reader(record, strict=True, **dialect)
@@ -166,7 +167,7 @@ def _dialect(sample: bytes, separator: str | None) -> dict[str, Any]:
             reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
             records += islice((fields for fields in reader if fields), LOOKED_AT)
         except csv.Error:  # of the last record where the sample is cut
-            records += [[]] * (bool(records) and len(sample) < BLOCK)
+            records += [[]] * (bool(records) and len(sample) < SAMPLED)
         if not records or len(records[0]) < 2:
             return 0, 0, True, True
         like = [len(fields) == len(records[0]) and not any(map(STRAY.fullmatch, fields)) for fields in records]

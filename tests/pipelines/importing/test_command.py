@@ -32,7 +32,7 @@ def test_writes_a_recipe_and_prints_what_became_of_every_key(folder: Path):
     assert recipe.data.source == ["../llamafactory/data/pairs.jsonl"]
     lines = done.stdout.splitlines()
     assert lines[0] == "made/dpo.yaml: from LLaMA-Factory's llamafactory/dpo.yaml, 23 of 25 settings carried over"
-    assert lines[1] == "not carried over:"
+    assert lines[1] == "carried over, with a difference:"
     assert "  output_dir: saves/dpo – what a run writes goes to the store; set store, a folder or s3://bucket" in lines
     assert lines[-1] == "next: baton validate made/dpo.yaml"
 

@@ -14,6 +14,9 @@ from baton.components.data_split.reading import readers
 from baton.components.data_split.rows import Rejected, Row
 from baton.components.shared.recipe.data import Csv, Data
 from baton.components.shared.runs.run import identity
+from baton.components.shared.store.storage import Storage
+from baton.components.shared.sweeps.sweep import Sweep
+from baton.components.sweep.trial_data import preparation_name
 from tests.unit import tiny
 
 REAL = Path(__file__).parents[4] / "shared/data/reports/csv"
@@ -202,8 +205,11 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         Data.model_validate({"source": "rows.csv", "csv": WRONG[name]})
 
 
-def test_how_a_table_is_written_is_no_part_of_a_run() -> None:
+def test_how_a_table_is_written_is_no_part_of_a_run(tmp_path: Path) -> None:
     plain, set_ = tiny.recipe("org/model"), tiny.recipe("org/model", data={"csv": {"delimiter": ";"}})
     assert set_.data.csv == Csv(delimiter=";")
     assert identity(plain) == identity(set_)
     assert "csv" not in identity(plain)["data"]
+    sweep = Sweep(Storage(str(tmp_path)), "s")
+    assert preparation_name(sweep, plain) == "s-data-faf0ab03"  # as before there was such a setting
+    assert preparation_name(sweep, set_) != preparation_name(sweep, plain)
