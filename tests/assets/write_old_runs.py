@@ -4,7 +4,8 @@
     .venv/bin/python tests/assets/write_old_runs.py before-rooms ../before [CASE…]
 
 A set for each time: `before-rooms`, before the redesign; `before-formats`, when nothing said yet with which formats it
-was made; `formats-1`, when all of them had the number 1. Where a number is raised, the checkout before it leaves a set.
+was made; `formats-1`, when all of them had the number 1; `loss-1`, when micro-batches and evaluation batches counted
+alike. Where a number is raised, the checkout before it leaves a set.
 
 It imports nothing of Baton: every stage is a process of the checkout it is given, so that it writes the same files
 whatever the code beside it looks like. Stages run in the case's own folder and are given relative addresses (`store`,
@@ -34,6 +35,7 @@ COMMITS = {
     "before-rooms": "9e57cd57aa76431c9c12b02ffe4bac46a1f820ce",
     "before-formats": "0bf954e3b91c00c6cef7620d6596ba653eaf0152",
     "formats-1": "4606123681fe1cab420aab000a98bccc4ea9610d",
+    "loss-1": "97ef6027a076896c2f91462f59b7fd1c704c328e",
 }
 """Set → the commit that writes it."""
 EVENT = "::baton "
@@ -51,6 +53,7 @@ SCRATCH = {
     },
     "tokenizer": {"train": {"vocab_size": 300}},
 }
+LOGGED = ("step", "loss", "grad_norm", "eval_loss")
 JUDGING = '''"""A reward that completions of an untrained model differ in."""
 
 
@@ -81,6 +84,7 @@ def recipe(**sections: Any) -> Document:
 
 
 ASKED = {"prompt": "question", "completion": "good"}
+PREFERRED = {"prompt": "question", "chosen": "good", "rejected": "story"}
 PARALLEL = {"strategy": "ddp", "processes": 2}
 GRPO = {"rewards": ["judging:variety"], "num_generations": 2, "max_completion_length": 6, "num_iterations": 3}
 RUNS: dict[str, Document] = {
@@ -98,8 +102,14 @@ RUNS: dict[str, Document] = {
         hooks={"source": "judging.py"},
     ),
     "sft": recipe(data={"columns": ASKED}, training={"micro_batch_size": 2}, evaluation={"every": 3}),
+    "orpo": recipe(
+        data={"columns": PREFERRED, "max_length": 64, "split": {"eval": 13}},
+        training={"method": "orpo", "micro_batch_size": 2},
+        evaluation={"every": 3, "batch_size": 5},
+    ),
 }
-"""Runs that stop behind the first of two chunks; GRPO's fourth step is the first of the second round of three."""
+"""Runs that stop behind the first of two chunks; GRPO's fourth step is the first of the second round of three, ORPO's
+sixth has three rows in micro-batches of two and one."""
 SPLIT = recipe(data={"columns": ASKED, "split": {"eval": 0.25, "test": 0.1}})
 EXPORT = recipe(training={"method": "pretrain", "max_steps": 4}, export={"formats": ["safetensors"]})
 SWEPT = recipe(
@@ -198,7 +208,15 @@ def write_run(checkout: Checkout, case: Path) -> Document:
     undivided["chunks"]["count"] = 1
     checkout.prepare(whole, undivided, name)
     checkout.run(whole, "components.train_chunk", f"store/runs/{name}", 1)
-    return expected(*manifest(whole, name))
+    return {**expected(*manifest(whole, name)), "log": log(whole, name)}
+
+
+def log(case: Path, run: str) -> list[Document]:
+    """Returns the figures of each step and evaluation of a run that `LOGGED` names."""
+    newest = max((case / "store/runs" / run / "checkpoints").glob("step-*/manifest.json")).parent
+    (state,) = newest.rglob("trainer_state.json")
+    entries = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    return [{name: entry[name] for name in LOGGED if name in entry} for entry in entries]
 
 
 def write_base(checkout: Checkout, case: Path) -> None:
@@ -257,6 +275,7 @@ SETS = {
     "before-rooms": ("full", "lora", "ddp", "grpo", "split", "sweep", "export"),
     "before-formats": ("sft", "lora"),
     "formats-1": ("sft", "lora"),
+    "loss-1": ("orpo",),
 }
 """Set → its cases."""
 

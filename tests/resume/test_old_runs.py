@@ -31,7 +31,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 BEFORE = "before-rooms"
 SETS = (BEFORE, "before-formats", "formats-1")
 EXPECTED: dict[str, dict[str, Any]] = {
-    name: json.loads((ASSETS / name / "expected.json").read_text(encoding="utf-8")) for name in SETS
+    name: json.loads((ASSETS / name / "expected.json").read_text(encoding="utf-8")) for name in (*SETS, "loss-1")
 }
 CONTROLS = {"full": "rng", "lora": "rng", "ddp": "rng", "grpo": "method"}
 """Runs in the middle, and the part of the state without which each ends on other bits."""
@@ -208,6 +208,29 @@ def test_a_run_of_before_is_continued(
     else:
         assert before["made"] == made["made"]
         assert began["made"]["formats"] == {"rows": 1, "tokens": 1, "draws": 1}
+
+
+def test_a_run_of_before_counts_its_rows_and_tokens_as_it_began(
+    unpacked: Callable[..., Case], resumed: Callable[..., dict[str, Any]]
+) -> None:
+    """ORPO on micro-batches of other lengths, an evaluation in batches of 5, 5 and 3, and a step of three rows: in each
+    batches counted alike, so today's way gives other figures from the first step on."""
+    log = runpy.run_path(str(ASSETS / "write_old_runs.py"))["log"]
+    logged = {}
+    for copy, changed in (("first", {}), ("now", {"loss": 2})):
+        case = unpacked("orpo", copy, "loss-1")
+        began = case.document("runs/orpo/recipe.json")
+        began["made"]["formats"] |= changed
+        (case.folder / "store/runs/orpo/recipe.json").write_text(json.dumps(began), encoding="utf-8")
+        made = resumed(case)
+        assert set(made["restored"]["checked"].values()) <= {"match", "absent"}
+        if not changed and case.is_at_home(made):
+            assert made["state"] == case.expected["state"]
+        logged[copy] = log(case.folder, "orpo")
+    assert len(logged["first"]) == len(case.expected["log"]) == 11
+    for ours, theirs, now in zip(logged["first"], case.expected["log"], logged["now"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert (now == pytest.approx(theirs, rel=1e-5)) == (now["step"] <= 4)
 
 
 def test_on_another_machine_a_run_is_resumed_and_says_so(

@@ -58,31 +58,45 @@ def alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     return ours.keys() == theirs.keys() and all(same)
 
 
+def scores(run: Run, legs: Any) -> list[dict[str, float]]:
+    """Returns the figures of each evaluation, without those of the clock, of padding, and of rows that fill up."""
+    others = ("_runtime", "_per_second", "draws", "num_tokens", "logits/chosen", "logits/rejected")
+    found = [entry for entry in legs.history(run) if "eval_loss" in entry]
+    assert len(found) == 2
+    return [{key: value for key, value in entry.items() if not key.endswith(others)} for entry in found]
+
+
 @pytest.mark.parametrize(
     ("method", "micro", "rows"),
     [
+        pytest.param("sft", 4, 13, id="sft"),
         pytest.param("reward", 4, 13, id="reward"),
         pytest.param("dpo", 4, 13, id="dpo"),
         pytest.param("dpo", 4, 15, id="dpo-three-left"),
         pytest.param("kto", 4, 13, id="kto"),
-        pytest.param("orpo", 2, 13, id="orpo"),
-        pytest.param("cpo", 2, 13, id="cpo"),
+        pytest.param("orpo", 4, 13, id="orpo"),
+        pytest.param("cpo", 4, 13, id="cpo"),
     ],
 )
-def test_losses_are_those_of_one_process(method: str, micro: int, rows: int, trained: Any, legs: Any) -> None:
-    """The last step of a pass has a row or three, so that a process has none of its own or fewer than the other.
-
-    orpo and cpo take a mean over the tokens of each micro-batch, so one process has the same ones.
-    """
+def test_losses_and_scores_are_those_of_one_process(
+    method: str, micro: int, rows: int, trained: Any, legs: Any
+) -> None:
+    """The last step of a pass has a row or three, so that a process has none of its own or fewer than the other; the
+    last round of an evaluation has one (of KTO two)."""
     data = {"max_samples": rows + 5, "split": {"eval": 5}}
-    one = trained(method, "one", {"data": data, **training(micro_batch_size=micro)}, 8)
+    judged: Changes = {"data": data, "evaluation": {"every": 4}}
+    if method == "sft":
+        judged["hooks"] = {"metrics": [{"use": "tests.resume.own:hits"}]}
+    one = trained(method, "one", {**judged, **training(micro_batch_size=micro)}, 8)
     assert one.plan().rows == (2 * rows if method == "kto" else rows)
     theirs = [loss for _, loss in legs.losses(one)]
     assert len(set(theirs)) == 8
     for strategy in ("ddp", "fsdp"):
         both = training(parallel={"strategy": strategy, "processes": 2}, micro_batch_size=2)
-        ours = [loss for _, loss in legs.losses(trained(method, strategy, {"data": data, **both}, 8))]
-        assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
+        two = trained(method, strategy, {**judged, **both}, 8)
+        assert [loss for _, loss in legs.losses(two)] == pytest.approx(theirs, rel=2e-4, abs=1e-5)
+        for ours, figures in zip(scores(two, legs), scores(one, legs), strict=True):
+            assert ours == pytest.approx(figures, rel=2e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(("method", "strategy"), [("grpo", "ddp"), ("grpo", "fsdp"), ("rloo", "ddp"), ("rloo", "fsdp")])

@@ -160,7 +160,7 @@ def test_the_remedy_for_draws_is_one(old: Old, legs: Any) -> None:
     old.state(PAST | {"formats": {"draws": 0}}, of_checkpoint=False)
     forking.fork(old.run, None, "child")
     child = Run.open("store/runs/child")
-    assert child.require("recipe.json")["made"]["formats"] == {"rows": 1, "tokens": 1, "draws": 1}
+    assert child.require("recipe.json")["made"]["formats"] == {"rows": 1, "tokens": 1, "draws": 1, "loss": 2}
     code, printed = legs.leg(legs.at, os.getcwd(), legs.chunk, child.uri, 2)
     assert code == 0, printed
     assert set(legs.final(child).meta.restored.checked.values()) <= {"match", "absent"}

@@ -35,6 +35,7 @@ from baton.components.train_chunk.checkpointing import state
 from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
 from baton.components.train_chunk.data.samplers import EasyFirst, GroupedByLength
 from baton.components.train_chunk.data.slices import Blocks
+from baton.components.train_chunk.trainer import dealt_evaluation
 from baton.components.train_chunk.trainer.generating import SeekingRepeatSampler
 from baton.components.train_chunk.trainer.resumable import seed_of
 from tests.unit import tiny
@@ -97,6 +98,13 @@ GOLDEN: dict[str, dict[int, Made]] = {
             "seeds of ranks": "d3e1edd7adcd2164",
             "seeds of virtual workers": "d8b0f763eead2585",
             "generators": "4a507f0c7cf27599",
+        }
+    },
+    "loss": {
+        2: {
+            "micro-batches": "7fa1eaabb1c66045",
+            "likelihoods": "fa1826b34f2af0c4",
+            "evaluations": "ef4426b63bfc6c32",
         }
     },
     "digest": {
@@ -282,6 +290,21 @@ def _virtual_seeds(folder: Path, base: str, rows: datasets.Dataset, monkeypatch:
     return seeds
 
 
+def losses_made(folder: Path, base: str) -> Made:
+    """Counts the rows and tokens of micro-batches of two and one, and of batches of an evaluation."""
+    rows = [{"prompt": "Hm?", "chosen": "Yes." * n, "rejected": "No."} for n in range(1, 4)]
+    settings = {"method": "orpo", "batch_size": 4, "micro_batch_size": 2, "max_steps": 1}
+    given = tiny.recipe(base, training=settings)
+    trainer = tiny.trainer(given, tiny.tokens(given, rows), folder)
+    batches = list(trainer.get_train_dataloader())
+    trainer.get_batch_samples(iter(batches), 2, torch.device("cpu"))
+    return {
+        "micro-batches": hashed(list(trainer._shares)),
+        "likelihoods": hashed([trainer.token_share(batch) for batch in batches]),
+        "evaluations": hashed(dealt_evaluation.mean([(0.5, 3.0), (2.0, 1.0), (9.0, 0.0)])),
+    }
+
+
 def digests_made(folder: Path, base: str) -> Made:
     """Takes digests of a fixed tree, of ranks', and of the parts of a trained state that are the same everywhere."""
     in_pieces = TensorHash(torch.int64, (2, 3))
@@ -331,6 +354,7 @@ def test_a_number_stands_for_what_it_stood_for(
         "rows": lambda: rows_made(tmp_path),
         "tokens": lambda: tokens_made(tmp_path, chat_base),
         "draws": lambda: draws_made(tmp_path, chat_base, monkeypatch),
+        "loss": lambda: losses_made(tmp_path, chat_base),
         "digest": lambda: digests_made(tmp_path, chat_base),
     }
     number, made = FORMATS[name].number, makers[name]()

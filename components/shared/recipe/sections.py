@@ -154,7 +154,7 @@ class Sections(Section):
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Rows per forward pass of an evaluation; figures differ by rounding between sizes.
+        """Rows per forward pass of an evaluation; what it comes to differs by rounding between sizes.
 
         Raises:
             UserError: it follows from the micro-batch size, which no chunk has found yet.

@@ -1,6 +1,6 @@
 """What a run and its checkpoints were made with: a number for each format, and the numbers that this Baton continues.
 
-    runs/<run>/recipe.json                         `made`: rows, tokens and draws, as the run was begun
+    runs/<run>/recipe.json                         `made`: rows, tokens, draws and loss, as the run was begun
     runs/<run>/checkpoints/step-…/manifest.json    `meta.made`: digest and checkpoint, as it was written
 
 Another release may make other rows, tokens or random numbers of the same recipe; then a run that was begun before must
@@ -73,6 +73,13 @@ FORMATS: Mapping[str, Format] = {
         "the order of rows, and every random number",
         "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
     ),
+    "loss": Format(
+        2,
+        "how much each row and token counts in the loss of a step and of an evaluation",
+        "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
+        # Micro-batches and evaluation batches counted alike there, whatever they held.
+        {1: Older("0.1.0", is_continued=True)},
+    ),
     "digest": Format(
         1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
     ),
@@ -82,7 +89,7 @@ FORMATS: Mapping[str, Format] = {
 
 DATA = ("rows", "tokens")
 """What a warm fork and a sweep's trial take over with the data of another run."""
-OF_RUN = (*DATA, "draws")
+OF_RUN = (*DATA, "draws", "loss")
 """What every chunk of a run must have alike."""
 OF_CHECKPOINT = ("digest", "checkpoint")
 """What may change from one checkpoint of a run to the next."""

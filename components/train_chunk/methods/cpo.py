@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Trainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 
+from baton.components.shared.core.labels import IGNORED
 from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 from baton.components.train_chunk.trainer.pairs import Tokenized
 
 
 class ChunkedCPOTrainer(Tokenized, Chunked, CPOTrainer):
     """`CPOTrainer` in chunks, on tokenized rows."""
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether the likelihood of chosen answers counts."""
+        return bool(self.cpo_alpha)
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of chosen answers."""
+        return int((inputs["chosen_labels"][:, 1:] != IGNORED).sum())
 
 
 def build(setup: Setup) -> Trainer:

@@ -25,6 +25,11 @@ class Counted(ChunkTrainer):
 class ChunkedDistillationTrainer(Counted, generating.Completing, DistillationTrainer):
     """`DistillationTrainer` in chunks."""
 
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens."""
+        tokens = float(inputs["completion_mask"].sum())
+        return {**super().figure_weights(inputs), "loss": tokens, "entropy": tokens}
+
 
 def build(setup: Setup) -> Trainer:
     """Builds the trainer on rows that have a `prompt`."""

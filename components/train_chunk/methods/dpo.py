@@ -20,8 +20,32 @@ class ChunkedDPOTrainer(MovingReference, Chunked, DPOTrainer):
     reference does.
     """
 
+    loss_types: list[str]
+    loss_weights: list[float]
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether the likelihood of chosen answers counts."""
+        return "sft" in self.loss_types
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of chosen answers."""
+        return int(inputs["completion_mask"].chunk(2)[0][:, 1:].sum())
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the pairs, and the tokens of both answers."""
+        chosen, rejected = (float(side[:, 1:].sum()) for side in inputs["completion_mask"].chunk(2))
+        tokens = {"entropy": chosen + rejected, "mean_token_accuracy": chosen}
+        return {**super().figure_weights(inputs), **tokens, "logits/chosen": chosen, "logits/rejected": rejected}
+
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        weights = self.loss_weights
+        if self.has_likelihood:
+            share = self.token_share(inputs)
+            kinds = zip(self.loss_types, weights, strict=True)
+            self.loss_weights = [weight * share if kind == "sft" else weight for kind, weight in kinds]
         loss = super()._compute_loss(model, inputs, return_outputs)
+        self.loss_weights = weights
         metrics = self._metrics["train" if self.model.training else "eval"]
         ratios = {side: metrics[f"rewards/{side}"][-1] / self.beta for side in ("chosen", "rejected")}
         for side, ratio in ratios.items():

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from baton.components.train_chunk.trainer import generating
 from baton.components.train_chunk.trainer.chunked import Setup
 
+OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
+"""Figures that are means over tokens."""
+
 
 class ChunkedGRPOTrainer(generating.Generating, GRPOTrainer):
     """`GRPOTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens where a figure is a mean over these."""
+        tokens = float(inputs["completion_mask"].sum())
+        found = {**super().figure_weights(inputs), **dict.fromkeys(OF_TOKENS, tokens)}
+        if self.loss_type == "bnpo":
+            found["loss"] = tokens
+        elif self.loss_type in ("cispo", "dapo", "vespo"):  # divided by those of all processes
+            found["loss"] = float(inputs["num_items_in_batch"].clamp(min=1)) / self.accelerator.num_processes
+        return found
 
 
 def build(setup: Setup) -> Trainer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Trainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -11,6 +13,12 @@ from baton.components.train_chunk.trainer.pairs import Tokenized
 
 class ChunkedORPOTrainer(Tokenized, Chunked, ORPOTrainer):
     """`ORPOTrainer` in chunks, on tokenized rows."""
+
+    has_likelihood = True
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of prompts and chosen answers, without the first of each row."""
+        return int(inputs["chosen_attention_mask"][:, 1:].sum())
 
 
 def build(setup: Setup) -> Trainer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Trainer
 from trl import RLOOConfig, RLOOTrainer
 
@@ -11,6 +13,10 @@ from baton.components.train_chunk.trainer.chunked import Setup
 
 class ChunkedRLOOTrainer(generating.Generating, RLOOTrainer):
     """`RLOOTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens."""
+        return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
 
 
 def build(setup: Setup) -> Trainer:

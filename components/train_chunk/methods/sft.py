@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
+from baton.components.shared.core.labels import IGNORED
 from baton.components.shared.models.own_code import hooks
 from baton.components.train_chunk.trainer.chunked import Chunked, Setup
 
 
 class ChunkedSFTTrainer(Chunked, SFTTrainer):
     """`SFTTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the tokens that count."""
+        labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
+        return {"": float((labels != IGNORED).sum())}
 
 
 def build(setup: Setup) -> Trainer:

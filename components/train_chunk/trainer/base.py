@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from transformers.trainer_pt_utils import find_batch_size
+
 from baton.components.shared.recipe import Guard, Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
@@ -91,6 +93,10 @@ class ChunkTrainer(Upstream):
         guard: What it watches its steps for; None also where it is only tried out.
         skipped: Steps that were skipped so far.
         figures: Loss and gradient norm of a step that is yet to be judged, with those of the other processes.
+        weighs: Whether each row or token counts as much in a step and an evaluation, however they are cut into batches;
+            else each batch does, as in runs whose `loss` has the format 1.
+        weighed: What the newest batch of an evaluation counts, see `figure_weights`.
+        counted_whole: Rows and tokens of a step or an evaluation, where it `has_likelihood`.
     """
 
     recipe: Recipe
@@ -102,6 +108,36 @@ class ChunkTrainer(Upstream):
     guard: Guard | None = None
     skipped: tuple[int, ...] = ()
     figures: tuple[float, ...] = ()
+    weighs: bool = False
+    counted_whole: tuple[float, float] = (0.0, 0.0)
+    weighed: dict[str, float]
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns how much a batch counts among those of an evaluation: its rows, or what else its figures are over.
+
+        Args:
+            inputs: The batch, as the loss is computed of it.
+
+        Returns:
+            The weight of the loss and other figures, by name; under `""` that of all the others.
+        """
+        return {"": float(find_batch_size(inputs) or 1)}
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether part of a loss that is a mean over rows is one over tokens."""
+        return False
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of a batch that such a part is a mean over."""
+        raise NotImplementedError
+
+    def token_share(self, inputs: Any) -> float:
+        """Returns the factor of such a part in a loss that then counts by rows: 1 where a batch is the whole."""
+        if not (self.weighs and self.counted_whole[1]):
+            return 1.0
+        rows, tokens = self.counted_whole
+        return self.likelihood_tokens(inputs) * rows / (find_batch_size(inputs) * tokens)
 
     def judge(self, figures: Sequence[Sequence[float]]) -> None:
         """Judges a step by what it has come to in each process, where that is not done yet.

@@ -28,6 +28,7 @@ def setup(
     *,
     start_weights: bool = True,
     evaluates: bool | None = None,
+    weighs: bool = True,
 ) -> Setup:
     """Returns what the method's trainer is built from.
 
@@ -39,6 +40,7 @@ def setup(
         output_dir: A local folder.
         start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
         evaluates: Whether held-out rows are needed; as the recipe says when None.
+        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
     """
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
@@ -55,6 +57,7 @@ def setup(
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: loading.start_model(recipe, tokenizer, base),
         second_model=lambda: _second_model(recipe, folders),
+        weighs=weighs,
     )
 
 

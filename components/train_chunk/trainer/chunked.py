@@ -77,6 +77,7 @@ class Setup:
         held_out: Tokenized held-out rows, None where nothing is evaluated in between.
         reference: Returns a fresh copy of the model that the run began with.
         second_model: Loads the second model that the method's settings name.
+        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
     """
 
     recipe: Recipe
@@ -87,6 +88,7 @@ class Setup:
     held_out: Dataset | None
     reference: Callable[[], PreTrainedModel] = field(repr=False)
     second_model: Callable[[], PreTrainedModel] = field(repr=False)
+    weighs: bool = True
 
     def trainer(self, kind: type[ChunkTrainer], config: TrainingArguments, **extra: object) -> ChunkTrainer:
         """Builds the method's trainer.
@@ -123,7 +125,7 @@ class Setup:
         _save_as_meant(trainer, self.model, recipe, rows)
         if isinstance(own["data_collator"], hooks.SeededCollator):
             trainer.add_callback(EpochOf(own["data_collator"]))
-        trainer.recipe = recipe
+        trainer.recipe, trainer.weighs = recipe, self.weighs
         trainer.groups = tuple(recipe.training.groups)
         trainer.compile_optimizer = recipe.training.compile_optimizer
         if trainer.args.world_size > 1:

@@ -26,6 +26,12 @@ class Tokenized(ChunkTrainer):
             row[f"{side}_labels"] = [IGNORED] * len(prompt) + ids[len(prompt) :]
         return row
 
+    def concatenated_forward(self, model: Any, batch: Any) -> Any:
+        """Returns what the model makes of a batch; its likelihood is a mean over the tokens of all batches."""
+        *found, likelihood = super().concatenated_forward(model, batch)[:5]
+        share = self.token_share(batch)
+        return (*found, likelihood if share == 1.0 else likelihood * share)
+
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """Computes the loss; in training the figures are of all rows of a micro-batch, also in the last step of a pass.
 

@@ -61,12 +61,14 @@ class Record:
         flos: Its floating-point operations.
         tokens: Tokens that it counted.
         window: Values that are averaged at the next log.
+        weights: What they count in an evaluation, by name; see `ChunkTrainer.figure_weights`.
     """
 
     outputs: Any
     flos: float = 0.0
     tokens: int = 0
     window: Window = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 def record(trainer: ChunkTrainer, mode: str, compute: Callable[[], Any]) -> Record:

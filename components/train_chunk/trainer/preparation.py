@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from baton.components.shared.core import machine
 from baton.components.shared.models import pinned, today
 from baton.components.shared.runs import code
+from baton.components.shared.runs.documents.data import RunHead
 from baton.components.shared.runs.documents.data import Tokens as TokensDocument
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.context import TrainContext
@@ -51,7 +52,14 @@ def prepare(
     code.install(code_folder)
     context = micro_batch.resolve(context, tokens, folders, output_dir)
     setup = building.setup(
-        context.recipe, context.plan, tokens, folders, output_dir, start_weights=start_weights, evaluates=evaluates
+        context.recipe,
+        context.plan,
+        tokens,
+        folders,
+        output_dir,
+        start_weights=start_weights,
+        evaluates=evaluates,
+        weighs=context.run.need(RunHead).made.number("loss") > 1,
     )
     setup = dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})})
     # With virtual workers each process is told that it trains alone.

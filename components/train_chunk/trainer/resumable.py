@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
 from transformers.trainer import OPTIMIZER_NAME
+from transformers.trainer_pt_utils import find_batch_size
 
 from baton.components.shared.checkpoints import held
 from baton.components.shared.core import rng
@@ -183,33 +184,50 @@ class Resumable(ChunkTrainer):
     def _get_num_items_in_batch(
         self, batch_samples: list[dict[str, torch.Tensor]], device: torch.device
     ) -> torch.Tensor | None:
+        spec = self.recipe.training.spec
         if self._fetches and self._batches:
             step = self.state.global_step % -(-len(self.train_dataset) // self._batches.full)
-            if not self.recipe.training.spec.counts_tokens:
+            is_filler = self._batches.is_filler(step, self.args.process_index)
+            if not spec.counts_tokens:
                 self._shares = iter(self._batches.shares(step, self.args.process_index))
-            elif self._batches.is_filler(step, self.args.process_index):
+                self.note_whole([] if is_filler else batch_samples)
+            elif is_filler:
                 distributed_sampler.blank(batch_samples)
+        elif self._fetches and not (spec.counts_tokens or spec.generates or self.recipe.parallel.virtual_workers):
+            rows = [find_batch_size(batch) for batch in batch_samples] if self.weighs else []
+            self._shares = iter([size * len(rows) / sum(rows) for size in rows])
+            self.note_whole(batch_samples)
         self.watchdog.fetched()
         return super()._get_num_items_in_batch(batch_samples, device)
+
+    def note_whole(self, counted: list[Any]) -> None:
+        """Notes the rows and tokens of a step in all processes, given this one's micro-batches whose rows count."""
+        if self.weighs and self.has_likelihood:
+            ours = [(float(find_batch_size(batch)), float(self.likelihood_tokens(batch))) for batch in counted]
+            found = self.ranks.gather_numbers([sum(values) for values in zip((0.0, 0.0), *ours, strict=True)])
+            self.counted_whole = (sum(rows for rows, _ in found), sum(tokens for _, tokens in found))
 
     def pass_over(self, model: torch.nn.Module, inputs: Any) -> None:
         """Lets go of what this rank's rows would have counted: an evaluation may come next."""
         super().pass_over(model, inputs)
         self._shares = iter(())
 
-    def compute_loss(self, *arguments: object, **options: object) -> Any:
-        """Computes the loss, as much of it as this rank's rows count in the step, and gives a sign of life."""
+    def compute_loss(self, model: torch.nn.Module, inputs: Any, *arguments: object, **options: object) -> Any:
+        """Computes the loss, as much of it as the rows of a pass count in the step, and gives a sign of life."""
         self.watchdog.beat("forward pass")
-        share = next(self._shares, 1.0)  # none are left in an evaluation, and there are none in a world of one rank
-        with contextlib.nullcontext() if share == 1.0 else distributed_sampler.uneven(self.accelerator):
-            loss = super().compute_loss(*arguments, **options)
+        share = next(self._shares, 1.0)  # none are left in an evaluation
+        if self.weighs and not self.model.training:
+            self.weighed = self.figure_weights(inputs)
+        is_even = share == 1.0 or self.args.world_size == 1
+        with contextlib.nullcontext() if is_even else distributed_sampler.uneven(self.accelerator):
+            loss = super().compute_loss(model, inputs, *arguments, **options)
         self.watchdog.beat("backward pass")
         return loss if share == 1.0 else loss * share
 
-    def prediction_step(self, *arguments: object, **options: object) -> object:
+    def prediction_step(self, model: Any, inputs: Any, *arguments: object, **options: object) -> Any:
         """Evaluates a batch, and gives a sign of life."""
         self.watchdog.beat("evaluation")
-        return super().prediction_step(*arguments, **options)
+        return super().prediction_step(model, inputs, *arguments, **options)
 
     def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
         """Returns the rows as they are: the tokenize stage has prepared them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,10 +84,11 @@ class Virtual(Dealt):
         step = self.state.global_step % -(-len(self.train_dataset) // self._pieces.full)
         sums = self.recipe.training.spec.counts_tokens
         self._passes = Passes.of_rows(self._own, rounds, self._pieces, step, sums=sums)
+        fills = [self._passes.at(position)[0] in self._passes.fillers for position in range(len(batch_samples))]
         if sums:
-            workers = (self._passes.at(position)[0] for position in range(len(batch_samples)))
-            batches = zip(workers, batch_samples, strict=True)
-            distributed_sampler.blank([batch for worker, batch in batches if worker in self._passes.fillers])
+            distributed_sampler.blank(list(itertools.compress(batch_samples, fills)))
+        else:
+            self.note_whole([batch for batch, is_filler in zip(batch_samples, fills, strict=True) if not is_filler])
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
         """Makes a pass, apart from those before it; after the step's last, adds up what all workers have come to.

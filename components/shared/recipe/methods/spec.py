@@ -48,7 +48,7 @@ class MethodSpec:
         sequences_per_row: Sequences that a row is in a forward pass.
         scores: Whether the model scores texts, with one label, instead of writing them.
         takes_loss: Whether `hooks.loss` can replace its loss.
-        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over rows.
+        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
         micro_batch_decides_loss: Whether the loss depends on the rows that share a forward pass.
         own_order: How it orders rows itself, in words; None where the recipe decides.
         needs_all_rows: Whether its trainer goes over all training rows in every chunk.

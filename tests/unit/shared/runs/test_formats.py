@@ -45,14 +45,14 @@ def test_what_is_made_here_is_continued_here() -> None:
     made = Made.here(FORMATS)
     assert made.to_json() == {
         "baton": release(),
-        "formats": {"rows": 2, "tokens": 2, "draws": 1, "digest": 1, "checkpoint": 1},
+        "formats": {"rows": 2, "tokens": 2, "draws": 1, "loss": 2, "digest": 1, "checkpoint": 1},
     }
     made.require_continued("it", FORMATS)
 
 
 def test_data_of_another_run_stays_what_it_is() -> None:
-    made = Made.here(OF_RUN, data=Made(baton="0.0.9", formats={"rows": 0, "tokens": 0, "draws": 0}))
-    assert made.formats == {"rows": 0, "tokens": 0, "draws": FORMATS["draws"].number}
+    made = Made.here(OF_RUN, data=Made(baton="0.0.9", formats={"rows": 0, "tokens": 0, "draws": 0, "loss": 0}))
+    assert made.formats == {"rows": 0, "tokens": 0, **{name: FORMATS[name].number for name in ("draws", "loss")}}
 
 
 def test_what_is_not_stated_is_the_first() -> None:

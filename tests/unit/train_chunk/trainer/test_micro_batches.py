@@ -7,7 +7,6 @@ size of their matrix, since single values may be near zero.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Trained:
     """What a run of some steps came to."""
 
-    def __init__(self, recipe: Recipe, rows: datasets.Dataset, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, rows: datasets.Dataset, folder: Path, *, weighs: bool = True) -> None:
         trainer = tiny.trainer(recipe, rows, folder)
+        trainer.weighs = weighs
         self.before = tiny.weights(trainer)
         trainer.train()
         self.losses = tiny.losses(trainer)
@@ -150,31 +150,6 @@ def test_each_token_of_a_batch_weighs_the_same_in_sft_and_so_in_a_short_last_one
         torch.testing.assert_close(trained.weights[name], value, rtol=RTOL, atol=1e-6, msg=name)
 
 
-def pair_of(lengths: tuple[int, int, int], drawn: random.Random) -> dict[str, list[int]]:
-    """Returns a tokenized pair of these lengths."""
-    names = ("prompt_ids", "chosen_ids", "rejected_ids")
-    return {name: [drawn.randrange(4, 250) for _ in range(length)] for name, length in zip(names, lengths, strict=True)}
-
-
-@pytest.fixture(scope="module")
-def even_pairs() -> datasets.Dataset:
-    """Pairs whose chosen sides are all of one length."""
-    drawn = random.Random(0)
-    return datasets.Dataset.from_list([pair_of((5 + n % 3, 8 - n % 3, 3 + n % 5), drawn) for n in range(24)])
-
-
-@pytest.mark.parametrize("micro", [1, 2, 4])
-def test_orpo_does_not_depend_on_micro_batches_where_chosen_sides_are_of_one_length(
-    micro: int, even_pairs: datasets.Dataset, tiny_base: str, tmp_path: Path
-) -> None:
-    whole, parts = (
-        Trained(tiny.recipe(tiny_base, training={"method": "orpo", "micro_batch_size": size}), even_pairs, tmp_path)
-        for size in (8, micro)
-    )
-    assert parts.losses == pytest.approx(whole.losses, rel=RTOL)
-    assert parts.distance(whole) < RTOL
-
-
 def orpo_by_hand(model: Any, rows: list[dict[str, Any]], beta: float) -> float:
     """ORPO's loss of one micro-batch: the mean negative log-likelihood over all tokens of its prompts and chosen
     answers, less β times the mean over its rows of log σ(log odds), of likelihoods per token."""
@@ -196,8 +171,10 @@ def orpo_by_hand(model: Any, rows: list[dict[str, Any]], beta: float) -> float:
     return float(-sum(likelihoods) / sum(lengths) - beta * torch.stack(terms).mean())
 
 
-def test_orpo_weighs_each_micro_batch_the_same_however_many_tokens_it_has(tiny_base: str, tmp_path: Path) -> None:
-    """As TRL has it: on rows of all lengths, the split into micro-batches is part of ORPO's (and CPO's) loss."""
+@pytest.mark.parametrize("weighs", [True, False], ids=["now", "before"])
+def test_orpo_weighs_each_token_of_a_step_the_same_and_in_runs_of_before_each_micro_batch(
+    weighs: bool, tiny_base: str, tmp_path: Path
+) -> None:
     first = {}
     for micro in (1, 2, 4, 8):
         recipe = tiny.recipe(tiny_base, training={"method": "orpo", "micro_batch_size": micro, "max_steps": 1})
@@ -205,30 +182,31 @@ def test_orpo_weighs_each_micro_batch_the_same_however_many_tokens_it_has(tiny_b
         by_ids = {repr(row["prompt_ids"] + row["chosen_ids"]): row for row in rows}
         fresh = tiny.trainer(recipe, rows, tmp_path)
         model = fresh.model.eval()
-        wanted = []
+        members = []
         for batch in list(fresh.get_train_dataloader())[: 8 // micro]:
             ids, masks = batch["chosen_input_ids"], batch["chosen_attention_mask"]
-            members = [by_ids[repr(x[mask.bool()].tolist())] for x, mask in zip(ids, masks, strict=True)]
-            wanted.append(orpo_by_hand(model, members, beta=0.1))
-        (first[micro],) = Trained(recipe, rows, tmp_path).losses
+            members.append([by_ids[repr(x[mask.bool()].tolist())] for x, mask in zip(ids, masks, strict=True)])
+        counted = [[row for batch in members for row in batch]] if weighs else members
+        wanted = [orpo_by_hand(model, batch, beta=0.1) for batch in counted]
+        (first[micro],) = Trained(recipe, rows, tmp_path, weighs=weighs).losses
         assert first[micro] == pytest.approx(sum(wanted) / len(wanted), rel=RTOL)
-    assert max(first.values()) - min(first.values()) > 100 * RTOL * first[8]
+    assert (max(first.values()) - min(first.values()) > 100 * RTOL * first[8]) == (not weighs)
 
 
-@pytest.mark.parametrize("name", ["dpo", "reward"])
-def test_a_smaller_last_micro_batch_weighs_as_much_as_a_whole_one(
-    name: str, train: Callable[..., Trained], tiny_base: str, tmp_path: Path
+@pytest.mark.parametrize("weighs", [True, False], ids=["now", "before"])
+def test_each_row_of_a_last_step_weighs_the_same_and_in_runs_of_before_each_micro_batch(
+    weighs: bool, tiny_base: str, tmp_path: Path
 ) -> None:
-    """As `Trainer` has it where a loss is a mean over rows: of a last step of five rows in micro-batches of four and
-    one, that one row has half the weight. Batches that a micro-batch of any size divides have no such step."""
-    recipe = tiny.recipe(tiny_base, training={**SETTINGS[name], "micro_batch_size": 4, "max_steps": 2})
-    rows = tiny.tokens(recipe, rows_of(name)).select(range(13))
-    parts, whole = (train(name, micro, rows, max_steps=2, learning_rate=1e-9) for micro in (4, 8))
+    """Five rows in micro-batches of four and one: the one had half the weight, as `Trainer` has it."""
+    settings = {**SETTINGS["reward"], "micro_batch_size": 4, "max_steps": 2, "learning_rate": 1e-9}
+    recipe = tiny.recipe(tiny_base, training=settings)
+    rows = tiny.tokens(recipe, rows_of("reward")).select(range(13))
     trainer = tiny.trainer(recipe, rows, tmp_path)
     drawn = list(trainer.get_train_dataloader())
     sizes = [len(batch["input_ids"]) // 2 for batch in drawn]
     with torch.no_grad():
         means = [float(trainer.compute_loss(trainer.model, dict(batch))) for batch in drawn]
     assert sizes == [4, 4, 4, 1]
-    assert parts.losses == pytest.approx([(means[0] + means[1]) / 2, (means[2] + means[3]) / 2], rel=RTOL)
-    assert whole.losses == pytest.approx([(means[0] + means[1]) / 2, (4 * means[2] + means[3]) / 5], rel=RTOL)
+    last = (4 * means[2] + means[3]) / 5 if weighs else (means[2] + means[3]) / 2
+    made = Trained(recipe, rows, tmp_path, weighs=weighs)
+    assert made.losses == pytest.approx([(means[0] + means[1]) / 2, last], rel=RTOL)
