@@ -48,12 +48,9 @@ def _import(trainer: Trainer, file: str, output: str | None) -> None:
     recipe = writing.recipe_of(draft)
     document = writing.to_yaml(recipe, draft)
     if output:
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-            with open(output, "x", encoding="utf-8") as opened:
-                opened.write(document)
-        except OSError as error:
-            raise UserError(f"{output!r} cannot be written: {error.strerror}.", remedy="Check the path.") from None
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with open(output, "x", encoding="utf-8") as opened:
+            opened.write(document)
     lines = list(writing.report(draft, output or recipe.name))
     if options.as_json():
         print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})

@@ -179,12 +179,9 @@ def _checked(text: str, target: str | None, folder: str) -> Recipe:
 
 def _answer(plan: Plan, survey: Survey, text: str, target: str | None, is_measured: bool) -> None:
     if target:
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
-            with open(target, "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UserError(f"{target!r} cannot be written: {error.strerror}.", remedy="Check the path.") from None
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(text)
     would = choosing.usable_by(survey)
     if options.as_json():
         print_json(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from baton.components.shared.core.errors import BatonError, UserError
+from baton.components.shared.core.errors import BatonError
 from baton.components.shared.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,16 +28,13 @@ def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finet
     """Compiles a recipe and checks the result as a cluster would.
 
     Raises:
-        UserError: the path is none that Kubeflow takes, or the recipe cannot be retrained or has no sweep.
+        UserError: the recipe cannot be retrained or has no sweep.
         BatonError: the result does not conform.
     """
     from baton.pipelines.finetune import finetune
     from baton.pipelines.retrain import retrain
     from baton.pipelines.sweep import sweep
 
-    if not path.endswith((".yaml", ".yml")):
-        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
 
 

@@ -82,6 +82,9 @@ def explain(error: Exception, uri: str, words: Words) -> Exception:
         return UnsupportedError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
     if _TRANSIENT.search(known):
         return UnavailableError(f"store {uri!r} does not answer as it should: {_reason(text)}.", remedy="Try later.")
+    if isinstance(error, UnicodeEncodeError):
+        remedy = "Set PYTHONUTF8=1 or a UTF-8 locale, such as LC_ALL=C.UTF-8."
+        return StoreError(f"store {uri!r}: this process's locale cannot name it ({text}).", remedy=remedy)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return StoreError(f"store {uri!r} is full.", remedy="Make room, or let chunks.keep hold fewer checkpoints.")
     return StoreError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)

@@ -73,8 +73,6 @@ def _write(path: str, data: bytes, mode: int) -> None:
             file.write(data)
     except FileExistsError:
         raise UserError(f"{path!r} exists.", remedy="Name another file: keys are never replaced.") from None
-    except OSError as error:
-        raise UserError(f"{path!r} cannot be written: {error.strerror}.") from None
 
 
 def _tell(output: Output, file: str, public: PublicKey) -> None:
