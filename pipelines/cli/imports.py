@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated
 
 import typer
@@ -60,4 +61,4 @@ def _import(trainer: Trainer, file: str, output: str | None) -> None:
     for line in lines:
         typer.echo(line, err=output is None)
     if output:
-        typer.echo(f"next: baton validate {output}")
+        typer.echo(f"next: baton validate {shlex.quote(output)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -209,4 +210,4 @@ def _answer(plan: Plan, survey: Survey, text: str, target: str | None, is_measur
     if plan.method == "sft" and "kto" in would and survey.of("kto").format == "rated":
         typer.echo("note: sft learns the answers that are rated bad, too; kto learns from the rating", err=True)
     if target:
-        typer.echo(f"wrote {target}; next: baton validate {target}", err=True)
+        typer.echo(f"wrote {target}; next: baton validate {shlex.quote(target)}", err=True)

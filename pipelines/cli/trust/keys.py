@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from enum import StrEnum
 from typing import Annotated
 
@@ -81,4 +82,4 @@ def _tell(output: Output, file: str, public: PublicKey) -> None:
         return
     typer.echo(f"public key {public.name}; in the recipe:")
     typer.echo(f"  chunks: {{signing: {{public_key: {public.line}}}}}")
-    typer.echo(f"to sign: {KEY_FILE}={os.path.abspath(file.removesuffix('.pub'))}")
+    typer.echo(f"to sign: {KEY_FILE}={shlex.quote(os.path.abspath(file.removesuffix('.pub')))}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -281,3 +283,74 @@ def test_a_variable_that_is_no_number_is_one_message(
     monkeypatch.setenv(variable, value)
     message = require_message(invoke(*NUMBERS[variable]), 2)
     assert f"the environment variable {variable} is {value!r}, expected a number." in message
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("prefix", ["x//y", "./x", "x/../y", "x/."])
+def test_a_prefix_with_an_empty_part_is_told_what_to_write(scheme: str, prefix: str) -> None:
+    message = require_message(invoke("runs", "list", "--store", f"{scheme}://bucket/{prefix}"), 2)
+    assert "has an empty part in its prefix, or one of dots." in message
+    meant = "/".join(part for part in prefix.split("/") if part not in ("", ".", ".."))
+    assert message.strip().endswith(f"Write {scheme}://bucket/{meant}.")
+
+
+def _validated(here: Path, source: str) -> Result:
+    return invoke("validate", "recipe.yaml", "--set", f"data.source={source}")
+
+
+@pytest.mark.s3
+def test_rows_in_a_bucket_are_looked_for(here: Path, s3_store: str) -> None:
+    from baton.components.shared.store.storage import Storage
+
+    Storage(s3_store).write("rows/a.jsonl", b'{"text": "x"}\n')
+    there = require_message(_validated(here, f"{s3_store}/rows"), 0)
+    assert f"data.source {s3_store}/rows: 1 file(s), whose rows were not looked at; `baton data check` does" in there
+    message = require_message(_validated(here, f"{s3_store}/nothing"), 2)
+    assert f"data.source '{s3_store}/nothing' matches no file." in message
+    message = require_message(_validated(here, "s3://no-such-bucket-here/rows"), 2)
+    assert "data.source 's3://no-such-bucket-here/rows': store 's3://no-such-bucket-here': the bucket does" in message
+
+
+@pytest.mark.s3
+def test_a_run_says_that_a_bucket_is_missing(here: Path, s3_store: str) -> None:
+    words = ("data", "check", "s3://no-such-bucket-here/rows", "--report", "missing.html")
+    message = require_message(invoke(*words), 2)
+    assert "the bucket does not exist" in message
+    assert "matches no file" not in message
+
+
+@pytest.mark.parametrize("source", ["hf://datasets/org/rows", "s3://somewhere/rows"])
+def test_rows_that_cannot_be_seen_are_said_not_to_have_been_looked_at(
+    source: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    message = require_message(_validated(here, source), 0)
+    assert f"data.source {source}: " in message
+    assert "nothing was looked at" in message
+
+
+NEXT: dict[str, list[str]] = {
+    "init": ["init", "--data", "words.jsonl", "--model", "scratch", "-o", "my first/it's größer.yaml"],
+    "import axolotl": ["import", "axolotl", "axolotl.yml", "-o", "my first/$HOME & more.yaml"],
+}
+"""Name → a command line that says which one comes next."""
+
+
+@pytest.mark.parametrize("words", NEXT.values(), ids=NEXT)
+def test_the_next_command_is_what_a_shell_takes(words: list[str], here: Path) -> None:
+    axolotl = {"base_model": "org/model", "datasets": [{"path": "words.jsonl", "type": "completion"}]}
+    (here / "axolotl.yml").write_text(json.dumps(axolotl | {"micro_batch_size": 1}), encoding="utf-8")
+    message = require_message(invoke(*words), 0)
+    command = re.search(r"next: baton (.*)", message)
+    assert command
+    assert shlex.split(command[1]) == ["validate", words[-1]]
+    (here / words[-1]).unlink()
+
+
+def test_the_variable_of_a_key_is_what_a_shell_takes(tmp_path: Path) -> None:
+    folder = tmp_path / "my keys"
+    folder.mkdir()
+    message = require_message(invoke("keys", "new", str(folder / "own.key")), 0)
+    assert shlex.split(message.strip().rpartition("to sign: ")[2]) == [f"BATON_SIGNING_KEY_FILE={folder}/own.key"]
