@@ -54,8 +54,9 @@ def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
         UserError: they cannot.
     """
     chat = _is_chat(part, start)
-    for row in rows if chat is not None else ():
-        conversing.changes(row, part, chat=chat)
+    if chat is not None:
+        for row in rows:
+            conversing.changes(row, part, chat=chat)
 
 
 def _begun(part: Recipe, recipe: Recipe) -> Recipe:
