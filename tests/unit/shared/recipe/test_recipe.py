@@ -336,3 +336,94 @@ def test_what_no_pod_can_do_is_refused_where_a_recipe_is_handed_in(
     for path, value in mended.items():
         recipe_file.place(scratch_recipe, path, value)
     recipe_file.require_effects(recipe_file.validate(scratch_recipe, origin="r.yaml"), origin="r.yaml")
+
+
+RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "per epoch with steps": (
+        {"chunks.count": "per-epoch", "training.max_steps": 9},
+        "set chunks.count to a number, or training.epochs instead of max_steps",
+        {"chunks.count": 3},
+    ),
+    "too many epochs": (
+        {"chunks.count": "per-epoch", "training.epochs": 200},
+        "at most 100 fit a workflow; set chunks.count to a number",
+        {"chunks.count": 4},
+    ),
+    "more chunks than steps": (
+        {"chunks.count": 9, "training.max_steps": 4},
+        "at most one per step: set it to 4",
+        {"chunks.count": 4},
+    ),
+    "half precision on a CPU": (
+        {"training.precision": "fp16"},
+        "set resources.gpus, or use bf16 or fp32",
+        {"resources.gpus": 1},
+    ),
+    "a claim without a folder": (
+        {"resources.cache_claim": "cache"},
+        "set it, for example to /cache, or remove the claim",
+        {"store": {"uri": "s", "cache_dir": "/cache"}},
+    ),
+    "packed pairs": (
+        {**BASE, "training.method": "dpo", "data.packing": True},
+        "set it to false",
+        {"data.packing": False},
+    ),
+    "packed conversations": (
+        {**BASE, "data.format": "messages", "data.packing": True},
+        "set it to best-fit or false",
+        {"data.packing": "best-fit"},
+    ),
+    "an adapter from scratch": (
+        {"adapter": {"type": "lora"}},
+        "remove adapter, or give model.base",
+        {**BASE},
+    ),
+    "few bits without an adapter": (
+        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "resources.gpus": 1},
+        "weights in few bits cannot be trained; add an adapter",
+        {"adapter": {"type": "lora"}},
+    ),
+    "few bits on a CPU": (
+        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "adapter": {"type": "lora"}},
+        "needs a CUDA GPU; set resources.gpus",
+        {"resources.gpus": 1},
+    ),
+    "a reference from scratch": (
+        {"training.method": "grpo", "training.grpo": {"rewards": ["length"], "beta": 0.1}},
+        "training.grpo.beta: there is no reference for a model from scratch; set it to 0",
+        {"training.grpo.beta": 0},
+    ),
+    "early stopping without evaluations": (
+        {"training.early_stopping": {"patience": 2}},
+        "there are none; set evaluation.every or per_epoch",
+        {"evaluation.every": 2},
+    ),
+    "the best is not kept": (
+        {"export.checkpoint": "best", "evaluation.every": 2, "chunks.keep.best": 0},
+        "set chunks.keep.best to 1 or more",
+        {"chunks.keep.best": 1},
+    ),
+    "an adapter's export without one": (
+        {"export.formats": ["adapter"]},
+        "take safetensors, or add an adapter",
+        {"export.formats": ["safetensors"]},
+    ),
+    "a loss of its own": (
+        {**BASE, "training.method": "grpo", "training.grpo": {"rewards": ["length"]}, "hooks.loss": "m:f"},
+        "use hooks.trainer to change it",
+        {"hooks": {"trainer": "m:f"}},
+    ),
+}
+"""Name → changes to a recipe, the remedy that is told, and the same done."""
+
+
+@pytest.mark.parametrize(("changes", "remedy", "mended"), RULES.values(), ids=RULES)
+def test_a_rule_s_remedy_is_one(
+    changes: dict[str, Any], remedy: str, mended: dict[str, Any], scratch_recipe: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        changed(scratch_recipe, changes)
+    assert remedy in str(caught.value)
+
+    changed(scratch_recipe, mended)
