@@ -12,7 +12,8 @@ def main() -> None:
     script imports the command line only to run it: a stage has no use for it, and kfp, which knows a stage by its
     environment, leaves out there what the command line needs.
     """
-    if sys.getfilesystemencoding() != "utf-8":  # an old locale would refuse names and messages with an umlaut
+    # An old locale would refuse names and messages with an umlaut. Python may have been told to read no variable.
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONUTF8": "1"})
     for stream in (sys.stdout, sys.stderr):  # names of files need not be text
         if isinstance(stream, io.TextIOWrapper):
