@@ -1,5 +1,9 @@
 """`python -m baton.pipelines` is `baton`."""
 
+import io
+import os
+import sys
+
 
 def main() -> None:
     """Runs the command line: the entry point of the console script.
@@ -8,6 +12,15 @@ def main() -> None:
     script imports the command line only to run it: a stage has no use for it, and kfp, which knows a stage by its
     environment, leaves out there what the command line needs.
     """
+    # An old locale would refuse names and messages with an umlaut. Python may have been told to read no variable.
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONUTF8": "1"})
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    from baton.components.shared.core import machine
+
+    machine.settle_home()
     from baton.pipelines.cli.app import app
     from baton.pipelines.cli.options import start
 

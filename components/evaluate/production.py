@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import loading
 from baton.components.shared.models.own_code import remote
 from baton.components.shared.recipe import ACCEPTED, Recipe
+from baton.components.shared.recipe.evaluation import REGISTERED
 from baton.components.shared.runs import accepted, servers
 from baton.components.shared.runs.documents.outcome import RetrainNote
 from baton.components.shared.runs.run import Run
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SETTING = "evaluation.production"
-REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes with which MLflow says that there is no such model, or no such alias."""
 

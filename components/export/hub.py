@@ -40,9 +40,8 @@ def push(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
 
 
 def _push(spec: Hub, folder: str, token: str, name: str) -> str:
-    from httpx2 import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # of its own client
 
     api = HfApi(token=token)
     try:

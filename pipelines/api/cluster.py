@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.links import KUBEFLOW_PAGE
 from baton.pipelines.api.recipes import LoadedRecipe, Overrides, Source, load
 from baton.pipelines.compiling import fits, for_pods, rendering, resumable
-from baton.pipelines.compiling.package import Pipeline, packaged, write_package
+from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
 if TYPE_CHECKING:
@@ -110,16 +112,20 @@ def compile(
     Raises:
         UserError: a mistake in recipe or path, or the workflow would be too large to end.
     """
-    from baton.pipelines.compiling import graph
-
+    if not path.endswith((".yaml", ".yml")):
+        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
     if picture:
+        from baton.pipelines.compiling import graph
+
         graph.check_ending(picture)
     kind = Pipeline(pipeline)
     loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell).recipe
-    write_package(for_pods.settled(loaded), path, kind)
-    size = fits.check_fits(path, loaded, kind)
-    if picture:
-        graph.write(path, picture)
+    with packaged(for_pods.settled(loaded), "pipeline", kind) as package:
+        size = fits.check_fits(package, loaded, kind)
+        if picture:
+            graph.write(package, picture)
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        shutil.copyfile(package, path)  # last: what is refused is not written
     return Compiled(path, loaded.num_chunks, os.path.getsize(path), size, fits.frozen_note(size))
 
 

@@ -23,7 +23,7 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli import data_show
 from baton.pipelines.cli.display import Display, screen
-from baton.pipelines.cli.options import Output, OutputOption, Overrides, print_json, reported
+from baton.pipelines.cli.options import Output, OutputOption, Overrides, page_path, print_json, reported
 from baton.pipelines.compiling import origin, prepare
 from baton.pipelines.local import processes
 
@@ -65,9 +65,7 @@ def check(
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
     """
     with reported(output):
-        from baton.pipelines.proving import prove_page
-
-        stem, _, ending = prove_page.check_path(report).rpartition(".")
+        stem, _, ending = page_path(report).rpartition(".")
         is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)

@@ -16,7 +16,7 @@ from baton.components.shared.pages.rows_page import parts, tone
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.rows import Seen, SeenRow
 from baton.pipelines.cli.display import Display
-from baton.pipelines.cli.options import Output, OutputOption, Overrides, RecipePath, print_json, reported
+from baton.pipelines.cli.options import Output, OutputOption, Overrides, RecipePath, page_path, print_json, reported
 from baton.pipelines.compiling import prepare
 from baton.pipelines.local import processes
 from baton.pipelines.local.rows import HEAD
@@ -54,9 +54,7 @@ def show(
     all rows, such as duplicates, is for `baton data check`. A recipe's phases have a page each.
     """
     with reported(output):
-        from baton.pipelines.proving import prove_page
-
-        stem, _, ending = prove_page.check_path(page).rpartition(".")
+        stem, _, ending = page_path(page).rpartition(".")
         trainings = list(prepare.parts_of(prepare.load_here(recipe, overrides)))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:

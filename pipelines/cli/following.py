@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import typer
+from typing_extensions import TypedDict  # typing's own cannot be checked by pydantic before Python 3.12
 
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.cli.display import console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated
 
 import typer
@@ -48,12 +49,9 @@ def _import(trainer: Trainer, file: str, output: str | None) -> None:
     recipe = writing.recipe_of(draft)
     document = writing.to_yaml(recipe, draft)
     if output:
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-            with open(output, "x", encoding="utf-8") as opened:
-                opened.write(document)
-        except OSError as error:
-            raise UserError(f"{output!r} cannot be written: {error.strerror}.", remedy="Check the path.") from None
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with open(output, "x", encoding="utf-8") as opened:
+            opened.write(document)
     lines = list(writing.report(draft, output or recipe.name))
     if options.as_json():
         print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
@@ -63,4 +61,4 @@ def _import(trainer: Trainer, file: str, output: str | None) -> None:
     for line in lines:
         typer.echo(line, err=output is None)
     if output:
-        typer.echo(f"next: baton validate {output}")
+        typer.echo(f"next: baton validate {shlex.quote(output)}")

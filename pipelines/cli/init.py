@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -179,12 +180,9 @@ def _checked(text: str, target: str | None, folder: str) -> Recipe:
 
 def _answer(plan: Plan, survey: Survey, text: str, target: str | None, is_measured: bool) -> None:
     if target:
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
-            with open(target, "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UserError(f"{target!r} cannot be written: {error.strerror}.", remedy="Check the path.") from None
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(text)
     would = choosing.usable_by(survey)
     if options.as_json():
         print_json(
@@ -212,4 +210,4 @@ def _answer(plan: Plan, survey: Survey, text: str, target: str | None, is_measur
     if plan.method == "sft" and "kto" in would and survey.of("kto").format == "rated":
         typer.echo("note: sft learns the answers that are rated bad, too; kto learns from the rating", err=True)
     if target:
-        typer.echo(f"wrote {target}; next: baton validate {target}", err=True)
+        typer.echo(f"wrote {target}; next: baton validate {shlex.quote(target)}", err=True)

@@ -73,7 +73,7 @@ def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
     for entry in result["exports"][1:]:
         typer.echo(f"{str(entry['format']) + ':':7} {entry['uri']}")
     asks = "--chat" if _is_chat(str(result["model_uri"])) else f"--no-chat --prompt {_quoted(prompt[-80:])}"
-    typer.echo(f"next:   baton generate {result['model_uri']} {asks}")
+    typer.echo(f"next:   baton generate {shlex.quote(str(result['model_uri']))} {asks}")
 
 
 def _is_chat(model_uri: str) -> bool:

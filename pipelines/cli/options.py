@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -16,7 +17,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from baton.components.shared.core.errors import BatonError
+from baton.components.shared.core import machine
+from baton.components.shared.core.errors import BatonError, UserError, no_room
 from baton.components.shared.recipe import Store as StoreSection
 from baton.pipelines.compiling import origin
 from baton.pipelines.compiling.package import Pipeline
@@ -254,7 +256,10 @@ def reported(output: Output | None = None) -> Iterator[None]:
     """
     in_json = as_json() if output is None else output is Output.json
     try:
-        yield
+        try:
+            yield
+        except OSError as error:
+            raise of_file(error) from error
     except BatonError as error:
         if in_json:
             print_json({"state": "failed", "error": str(error), "exit_code": error.exit_code})
@@ -266,6 +271,37 @@ def reported(output: Output | None = None) -> Iterator[None]:
             print_json({"state": "failed", "error": words, "exit_code": INTERRUPTED})
         typer.secho(f"baton: {words}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def page_path(path: str) -> str:
+    """Returns where a page will be written, before hours are spent on what it shows.
+
+    Raises:
+        UserError: it is not the path of an HTML file in a folder that can be written.
+    """
+    where = os.path.abspath(os.path.expanduser(path))
+    folder = os.path.dirname(where)
+    if not path.endswith((".html", ".htm")):
+        raise UserError(f"report {path!r} has another ending than .html.", remedy="Name an HTML file.")
+    if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(where):
+        raise UserError(f"report {path!r} cannot be written.", remedy=f"Check that {folder} is there and is yours.")
+    return where
+
+
+def of_file(error: OSError) -> BatonError:
+    """Returns the error of a file or folder that cannot be used, with its name.
+
+    Raises:
+        OSError: no file is named in it.
+    """
+    if error.filename is None:
+        raise error
+    if full := no_room(error):
+        return full
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else repr(error.filename)
+    is_cache = os.path.abspath(path).startswith(os.path.abspath(machine.cache_dir()))
+    remedy = "Set BATON_CACHE to a folder that can be written to." if is_cache else "Check the path and its rights."
+    return UserError(f"{path!r} cannot be used: {error.strerror}.", remedy=remedy)
 
 
 def print_json(document: Mapping[str, object]) -> None:

@@ -35,7 +35,7 @@ def prove(
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.load_here(recipe, overrides, store=store)
-        page = prove_page.check_path(report or f"prove-{loaded.name}.html")
+        page = options.page_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
         numbers = turns.parse(processes, loaded)
         prepare.check_store(loaded)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 
 from baton.components.shared.core import events
+from baton.components.shared.core.document import load
 from baton.components.shared.core.errors import BatonError, DamagedError, UserError
 from baton.components.shared.core.events import Retraining
 from baton.components.shared.recipe import Recipe, recipe_file
@@ -93,10 +95,10 @@ def outcome(
         storage = Storage(loaded.store.uri)
         if (run_id is None) == (result is None):
             raise UserError("expected one of --id and --result.")
-        told = _told(result) if result else Shown(run_id=run_id or "")
+        told = _told(result) if result is not None else Shown(run_id=run_id or "")
         try:
             came_to = _kept(storage, loaded.name, told["run_id"])
-            heading = f"Retraining of {loaded.name}: {SAID[came_to.state]}"
+            heading = f"Retraining of {loaded.name}: {SAID.get(came_to.state, came_to.state)}"
         except (BatonError, KeyError):
             if result is None:
                 raise
@@ -110,11 +112,27 @@ def outcome(
 
 
 def _told(result: str) -> Shown:
-    """Returns what `baton submit` has printed; that it has failed where it came to print nothing."""
-    with open(result, encoding="utf-8") as file:
-        text = file.read()
-    told: Shown = json.loads(text) if text.strip() else {"state": "failed", "error": "It ended without saying why."}
-    return told
+    """Returns what `baton submit` has printed; that it has failed where it came to print nothing.
+
+    Raises:
+        UserError: the file cannot be read, or `baton submit` prints nothing like it.
+    """
+    remedy = "Give the file that `baton submit --wait --output json > FILE` has written."
+    try:
+        with open(result, encoding="utf-8") as file:
+            text = file.read()
+        if not text.strip():
+            return Shown(state="failed", error="It ended without saying why.")
+        told: Shown = TypeAdapter(Shown).validate_python(load(text), strict=True)
+        if "state" not in told:
+            raise ValueError("it has no state")
+        return told
+    except OSError as error:
+        raise UserError(f"--result {result!r} cannot be read: {error.strerror}.", remedy=remedy) from None
+    except ValueError as error:  # no UTF-8, no JSON, or values of another kind
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
+        raise UserError(f"--result {result!r} is no answer of `baton submit`: {reason}.", remedy=remedy) from None
 
 
 def _kept(storage: Storage, name: str, run_id: str) -> Retraining:

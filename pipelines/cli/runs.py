@@ -103,9 +103,15 @@ def fork(
         parent.require("recipe.json")
         wanted = name or _new_name(parent)
         path = recipe or f"{wanted}.yaml"
-        made = forking.fork(parent, step, wanted, overrides or (), warm=not cold)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(recipe_file.to_yaml(made.recipe))
+        if os.path.exists(path):
+            raise UserError(f"{path!r} exists already.", remedy="Give another name by --recipe, or remove it.")
+        with open(path, "x", encoding="utf-8") as file:  # first: no run is made whose recipe cannot be written
+            try:
+                made = forking.fork(parent, step, wanted, overrides or (), warm=not cold)
+                file.write(recipe_file.to_yaml(made.recipe))
+            except BaseException:
+                os.remove(path)
+                raise
         forked = {
             "run": wanted,
             "run_uri": made.run.uri,

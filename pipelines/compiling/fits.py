@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import yaml
 
+from baton.components.shared.core import machine
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.sweeps.rungs import brackets
-from baton.pipelines.compiling import conformance
 from baton.pipelines.compiling.package import Pipeline
 
 if TYPE_CHECKING:
@@ -32,13 +31,14 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
     Raises:
         UserError: the workflow would outgrow Kubernetes before its last stage ends.
     """
+    from baton.pipelines.compiling import conformance
     from baton.pipelines.compiling.workflow.pod import Assumed
     from baton.pipelines.compiling.workflow.size import predict
 
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, conformance.LOADER))
     size = predict(documents, Assumed(loops=_iterations(recipe)) if pipeline is Pipeline.sweep else None)
-    size = replace(size, limit=int(os.environ.get(LIMIT, size.limit)))
+    size = replace(size, limit=int(machine.number_of(LIMIT, size.limit)))
     if not size.ends:
         remedy = "Use fewer, longer chunks (chunks.count); chunks.checkpoint_every saves in between."
         if pipeline is Pipeline.sweep:

@@ -233,10 +233,7 @@ def _text(data: bytes, given: str) -> str:
             f"recipe {given!r} is longer than {LONGEST >> 20} MiB, expected what a person writes.",
             remedy="Check the path; rows belong into a file that data.source names.",
         )
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"recipe {given!r} is not YAML: {error}") from None
+    return recipe_file.decode(data, origin=given)
 
 
 def _piped(data: bytes, given: str) -> str:

@@ -30,18 +30,15 @@ def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finet
     """Compiles a recipe and checks the result as a cluster would.
 
     Raises:
-        UserError: the path is none that Kubeflow takes, the recipe cannot be retrained or has no sweep, or it says
-            something to Kubernetes that Argo would replace.
+        UserError: the recipe cannot be retrained or has no sweep, or says something to Kubernetes that Argo would
+            replace.
         BatonError: the result does not conform.
     """
     from baton.pipelines.finetune import finetune
     from baton.pipelines.retrain import retrain
     from baton.pipelines.sweep import sweep
 
-    if not path.endswith((".yaml", ".yml")):
-        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
     _require_unexpanded(recipe)
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baton.components.shared.models import chat_templates, conversing, loading
 from baton.components.shared.recipe import Model, Recipe
@@ -40,6 +40,23 @@ def check(recipe: Recipe) -> None:
     for part in recipe.phase_recipes() or [recipe]:
         if part.data.render_as == "chat" and (tokenizer := _tokenizer(recipe.model)) is not None:
             conversing.require_template(_begun(part, recipe), tokenizer)
+
+
+def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
+    """Checks that rows can be rendered as a training asks for, as far as that can be seen here.
+
+    Args:
+        part: The training.
+        start: The model that the recipe's first training begins with.
+        rows: Rows of the split.
+
+    Raises:
+        UserError: they cannot.
+    """
+    chat = _is_chat(part, start)
+    if chat is not None:
+        for row in rows:
+            conversing.changes(row, part, chat=chat)
 
 
 def _begun(part: Recipe, recipe: Recipe) -> Recipe:

@@ -54,10 +54,12 @@ def load(path: str, tool: str) -> Document:
         UserError: it is missing, not YAML, or does not hold keys and values.
     """
     file = Path(path)
-    if not file.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
     try:
-        document = yaml_text.load(file.read_text(encoding="utf-8"), yaml_text.LenientLoader)
+        document = yaml_text.load(yaml_text.decode(file.read_bytes()), yaml_text.LenientLoader)
+    except OSError as error:
+        raise UserError(f"{path!r} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict) or not document:

@@ -7,11 +7,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from baton.components.shared.core import events
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import prepare
+from baton.components.shared.core.errors import AbsentError, StoreError, UserError
+from baton.components.shared.recipe import Model, Recipe, recipe_file
+from baton.components.shared.store import sources
+from baton.pipelines.compiling import prepare, rendering
 from baton.pipelines.local import processes
 
 HEAD = "baton.components.data_split.head"
@@ -20,20 +22,41 @@ LOOKED_AT = 20
 
 
 def report(recipe: Recipe) -> Iterator[str]:
-    """Yields what the first rows of a recipe are, in words; nothing of sources that are not on this machine.
+    """Yields what the first rows of a recipe are, in words; of sources that are elsewhere, whether they are there.
 
     Args:
         recipe: The recipe, its paths absolute.
 
     Raises:
-        UserError: its method does not learn from such rows, or none of the first ones can be used.
+        UserError: its method does not learn from such rows, none of the first ones can be used, or a source is not
+            there.
     """
     for part, name, _ in prepare.parts_of(recipe):
-        if all("://" not in source.uri for source in part.data.sources):
-            yield from _report(part, f"{name.removeprefix('-')}: " if name else "")
+        of = f"{name.removeprefix('-')}: " if name else ""
+        elsewhere = [source.uri for source in part.data.sources if "://" in source.uri]
+        yield from (f"{of}data.source {uri}: {_seen_from_here(uri)}" for uri in elsewhere)
+        if not elsewhere:
+            yield from _report(part, of, recipe.model)
 
 
-def _report(recipe: Recipe, of: str) -> Iterator[str]:
+def _seen_from_here(uri: str) -> str:
+    """Returns what can be seen of a source that is not on this machine.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if uri.startswith("hf://"):
+        return "on the hub, nothing was looked at; `baton data check` does"
+    try:
+        found = len(sources.files([uri]))
+    except AbsentError as error:
+        raise UserError(f"data.source {uri!r}: {error.message}", remedy="Check the address.") from None
+    except StoreError as error:
+        return f"nothing was looked at: {error.message}"
+    return f"{found:,} file(s), whose rows were not looked at; `baton data check` does"
+
+
+def _report(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
     found: list[events.Source] = []
 
     def heard(event: events.Event) -> None:
@@ -43,6 +66,8 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
     rows = first(recipe, LOOKED_AT, None, heard)
     for source in found:
         yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
+    if recipe.data.system is not None:
+        rendering.check_rows(recipe, start, [row["row"] for row in rows if "row" in row])
     rejected = [row for row in rows if "reason" in row]
     if not rejected:
         return
@@ -58,7 +83,7 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
 
 def first(
     recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Returns the first rows of a recipe as `data_split.head` writes them, unusable ones among them.
 
     Raises:

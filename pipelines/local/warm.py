@@ -53,6 +53,7 @@ _children = threading.RLock()
 
 def start() -> None:
     """Starts the server, unless it runs or `BATON_WARM` is 0; it imports in the background."""
+    machine.settle_home()
     if _is_on():
         _require_server()
 

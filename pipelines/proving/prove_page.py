@@ -6,7 +6,6 @@ It says no more than the comparison found. The same result gives the same bytes.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, TypedDict
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from baton.components.shared.core.errors import UserError
 from baton.components.shared.pages import rendering, svg
 from baton.components.shared.pages.rendering import count
 from baton.pipelines.proving.prove import Proof, Variant, last_loss
@@ -25,21 +23,6 @@ Style = dict[str, Any]
 
 MAX_STRIPES = 4
 """Curves that share the length of a line among them; with more, the dashes would be too far apart to follow."""
-
-
-def check_path(path: str) -> str:
-    """Returns where a page will be written, before hours are spent on what it shows.
-
-    Raises:
-        UserError: it is not the path of an HTML file in a folder that can be written.
-    """
-    where = os.path.abspath(os.path.expanduser(path))
-    folder = os.path.dirname(where)
-    if not path.endswith((".html", ".htm")):
-        raise UserError(f"report {path!r} has another ending than .html.", remedy="Name an HTML file.")
-    if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(where):
-        raise UserError(f"report {path!r} cannot be written.", remedy=f"Check that {folder} is there and is yours.")
-    return where
 
 
 def write(proof: Proof, path: str) -> None:

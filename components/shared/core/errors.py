@@ -44,6 +44,10 @@ class StoreError(UserError):
     """The object store cannot be used as given: unreachable, refused, absent."""
 
 
+class AbsentError(StoreError):
+    """The bucket or container of a store is not there."""
+
+
 class UnavailableError(StoreError):
     """The object store does not answer as it should just now; the same request may succeed later."""
 

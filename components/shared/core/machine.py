@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import os
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.components.shared.core.errors import BatonError, LostError, NodeError
+from baton.components.shared.core.errors import BatonError, LostError, NodeError, UserError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
 """Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
@@ -30,6 +34,21 @@ class GPU:
 
     name: str
     bytes: int
+
+
+def number_of(variable: str, default: float) -> float:
+    """Returns the number in an environment variable, where it is set.
+
+    Raises:
+        UserError: it is none.
+    """
+    text = os.environ.get(variable) or str(default)
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise UserError(
+        f"the environment variable {variable} is {text!r}, expected a number.", remedy="Set a number, or unset it."
+    )
 
 
 def share_arenas(most: int = 2) -> None:
@@ -90,8 +109,29 @@ def _driver() -> str:
 
 
 def cache_dir() -> str:
-    """Returns the folder for downloads and for what is remembered: `BATON_CACHE`, or `~/.cache/baton`."""
-    return os.environ.get("BATON_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "baton")
+    """Returns the folder for downloads and for what is remembered: `BATON_CACHE`, or `baton` in the user's caches."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("BATON_CACHE") or os.path.join(caches, "baton")
+
+
+def settle_home() -> None:
+    """Gives a user without a home that can be written to a folder for caches; an arbitrary user id has none.
+
+    Libraries look for it when they are imported, and some end there.
+    """
+    home = os.path.expanduser("~")
+    is_there = os.path.isdir(home)
+    if is_there and (os.access(home, os.W_OK) or os.path.isdir(os.path.join(home, ".cache"))):
+        return
+    variable = "XDG_CACHE_HOME" if is_there else "HOME"
+    if is_there and os.environ.get(variable):
+        return
+    folder = os.path.join(tempfile.gettempdir(), f"baton-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():  # somebody else's trap
+        folder = tempfile.mkdtemp(prefix="baton-")
+    os.environ[variable] = folder
 
 
 def has_mps() -> bool:

@@ -28,7 +28,7 @@ def supported(architecture: str) -> bool:
 
 
 def check_registry(recipe: Recipe, server: str | None) -> None:
-    """Refuses to register a model where there is no registry.
+    """Refuses to register a model, or to compare with a registered one, where there is no registry.
 
     Args:
         recipe: The recipe.
@@ -41,6 +41,11 @@ def check_registry(recipe: Recipe, server: str | None) -> None:
         raise UserError(
             f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
             remedy="Set tracking.mlflow to the address of the registry's server.",
+        )
+    if (recipe.evaluation.production or "").startswith("models:") and server is None:
+        raise UserError(
+            f"evaluation.production: {recipe.evaluation.production!r} has no registry, as tracking.mlflow is null.",
+            remedy="Set tracking.mlflow to the address of the registry's server, or name a folder, s3://… or a hub id.",
         )
 
 

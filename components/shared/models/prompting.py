@@ -16,6 +16,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.documents.data import RunHead, SplitData, Tokens
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
+from baton.components.shared.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,8 @@ FILE = "baton.json"
 """Its place beside an exported model."""
 SETTINGS = "generation_config.json"
 """Where Transformers, and others after it, have a model's own settings for writing."""
+IN_RUN = re.compile(r"(?P<run>.*/runs/[^/]+)(/checkpoints/step-(?P<step>\d+))?(/.*)?")
+"""Address of a run, or of anything below it."""
 BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints(/step-(?P<step>\d+))?|exports?)/.*")
 """Address of a checkpoint or an export, below its run."""
 
@@ -177,11 +180,18 @@ def of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -> Promp
 
 
 def require_readable(uri: str) -> None:
-    """Checks that this Baton reads what a run has at an address.
+    """Checks that an address is a model's, and that this Baton reads what a run has there.
 
     Raises:
+        UserError: it is that of a folder without a model, such as a run's.
         FormatError: another release made it, whose work this one does not continue.
     """
+    in_run = IN_RUN.fullmatch(uri.rstrip("/") if "://" in uri else os.path.abspath(uri))
+    if os.path.isdir(uri) or (in_run and "://" in uri):
+        names = Storage(uri).list("")
+        if names and not {"config.json", "adapter_config.json"} & set(names):
+            remedy = _model_of(Run.open(in_run["run"]), in_run["step"]) if in_run else ""
+            raise UserError(f"{uri!r} is a folder without a model.", remedy=remedy or "Give one with a config.json.")
     if below := _below(uri):
         run = Run.open(below["run"])
         if head := run.read(RunHead):
@@ -190,6 +200,15 @@ def require_readable(uri: str) -> None:
         with contextlib.suppress(DamagedError):
             if below["step"] and (checkpoint := CheckpointStore(run).read(int(below["step"]))):
                 checkpoint.require_continued("checkpoint")
+
+
+def _model_of(run: Run, step: str | None) -> str:
+    """Returns a remedy that names a model of a run, empty where it has none."""
+    store = CheckpointStore(run)
+    if step is None and (exported := bundles.read_manifest(run.storage, run.path("export"))):
+        return f"Give the run's export: {run.storage.uri(exported.path(run.path('export')))}"
+    checkpoint = store.read(int(step)) if step else next(store.whole(), None)
+    return f"Give the run's checkpoint: {store.uri(checkpoint)}" if checkpoint else ""
 
 
 def _below(uri: str) -> re.Match[str] | None:

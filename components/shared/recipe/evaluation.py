@@ -23,6 +23,8 @@ GATE = re.compile(
     r"|(?P<against>baseline|production)(?:\s*(?P<operator>[-+*])\s*(?P<by>\d+(?:\.\d+)?))?)"
 )
 """A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
+REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
+"""Address of a model in MLflow's registry."""
 LONGEST_LINE = 200
 """Characters of what may have been meant to be one; guessing takes the square of them."""
 

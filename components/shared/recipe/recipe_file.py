@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import typing
 from pathlib import Path
@@ -18,6 +19,25 @@ from baton.components.shared.recipe.rules import check_effects
 
 MOST_PROBLEMS = 50
 """Problems that a message tells of."""
+
+
+class _Read(dict[str, Any]):
+    """A recipe's values, with the text that they were read from and changes to it."""
+
+    text = ""
+    overrides: tuple[str, ...] = ()
+
+
+def _written(document: typing.Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
+    """Returns how a scalar of a recipe is written, None where that is not known."""
+    if not isinstance(document, _Read):
+        return None
+    path = ".".join(map(str, location))
+    changes = [change.partition("=") for change in document.overrides]
+    for changed, _, text in reversed(changes):
+        if changed.strip() == path:
+            return text.strip()
+    return yaml_text.written(document.text, location)
 
 
 def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
@@ -42,11 +62,19 @@ def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
+    return parse(decode(file.read_bytes(), origin=path), overrides, origin=path)
+
+
+def decode(data: bytes, *, origin: str) -> str:
+    """Returns the text of a recipe.
+
+    Raises:
+        UserError: it is in an encoding that YAML is not written in.
+    """
     try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"recipe {path!r} is not YAML: {error}") from None
-    return parse(text, overrides, origin=path)
+        return yaml_text.decode(data)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {origin!r} is not YAML: {error}.") from None
 
 
 def parse(
@@ -74,7 +102,9 @@ def parse(
         document["store"] = {"uri": document["store"]}
     for override in overrides:
         _override(document, override)
-    return document
+    read = _Read(document)
+    read.text, read.overrides = source if isinstance(source, str) else "", tuple(overrides)
+    return read
 
 
 def validate(document: dict[str, Any], *, origin: str) -> Recipe:
@@ -87,7 +117,10 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
         return Recipe.model_validate(document)
     except ValidationError as error:
         # Each is compared with all keys there are, which for all keys of a file that is no recipe takes minutes.
-        lines = [fields.explain(dict(problem)) for problem in error.errors()[:MOST_PROBLEMS]]
+        lines = [
+            fields.explain(problem, document, functools.partial(_written, document, fields.place_of(problem)))
+            for problem in map(dict, error.errors()[:MOST_PROBLEMS])
+        ]
         if error.error_count() > MOST_PROBLEMS:
             lines.append(f"and {error.error_count() - MOST_PROBLEMS:,} more")
         raise UserError("\n  ".join([f"recipe {origin!r} has {error.error_count()} problem(s):", *lines])) from None

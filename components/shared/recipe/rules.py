@@ -6,10 +6,13 @@ nothing; it is for recipes that people hand in, as a run that was started with s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+from baton.components.shared.recipe.base import amount
 from baton.components.shared.recipe.chunks import MAX_CHUNKS
 from baton.components.shared.recipe.data import MAX_SHARDS
+from baton.components.shared.recipe.evaluation import REGISTERED
 from baton.components.shared.recipe.methods import Referenced
 from baton.components.shared.recipe.parallel_rules import check_nodes, check_parallel
 from baton.components.shared.recipe.sections import Sections
@@ -19,6 +22,9 @@ PLATEAU = ("reduce_lr_on_plateau", "greedy")
 
 MAX_PROCESSES = 36
 """Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
+"""Beginning of an address of MLflow: a scheme, one of its own words, or a path."""
 
 
 def check(recipe: Sections) -> None:
@@ -246,6 +252,35 @@ RULES: tuple[Callable[[Sections], None], ...] = (
 """Rules of one training, in the order in which they are told."""
 
 
+def _check_pods(recipe: Sections) -> None:
+    """Refuses what no pod can be."""
+    resources = recipe.resources
+    for name in ("cpu", "memory", "gpu_memory"):
+        quantity = getattr(resources, name)
+        if quantity and amount(quantity) <= 0:
+            raise ValueError(f"resources.{name}: is {quantity}; give what a pod needs, or remove it")
+    if resources.memory and resources.shm and amount(resources.memory) <= amount(resources.shm):
+        raise ValueError(
+            f"resources.memory: {resources.memory} is no more than resources.shm, {resources.shm}, which counts as "
+            "memory; raise memory, or lower shm"
+        )
+
+
+def _check_addresses(recipe: Sections) -> None:
+    """Refuses addresses that are none, before a pod looks there."""
+    address, production = recipe.tracking.mlflow, recipe.evaluation.production
+    if address and not ADDRESS.match(address):
+        meant = f"did you mean 'http://{address}'?" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", address) else "or none"
+        raise ValueError(
+            f"tracking.mlflow: is {address!r}, which is no address; expected one such as http://mlflow:5000, "
+            f"sqlite:///mlflow.db or databricks; {meant}"
+        )
+    if production and production.startswith("models:") and not REGISTERED.fullmatch(production):
+        raise ValueError(
+            f"evaluation.production: is {production!r}; expected models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
+
+
 def _check_effects(recipe: Sections) -> None:
     training, export = recipe.training, recipe.export
     inside, outside = recipe.chunks.retries, recipe.resources.retries
@@ -254,11 +289,15 @@ def _check_effects(recipe: Sections) -> None:
             f"chunks.retries: {inside} in each pod that resources.retries, {outside}, start make up to "
             f"{(1 + inside) * (1 + outside)} processes a chunk, at most {MAX_PROCESSES}; lower one of the two"
         )
+    _check_pods(recipe)
+    _check_addresses(recipe)
     if training.activation_offloading and not training.spec.offloads_activations:
         raise ValueError(
             f"training.activation_offloading: {training.method}'s trainer holds activations where they are; "
             "remove it, or set gradient_checkpointing"
         )
+    if recipe.data.system is not None and (recipe.data.format == "text" or training.spec.formats == ("text",)):
+        raise ValueError("data.system: rows of plain text have no system message; remove it")
     if recipe.data.shuffle and recipe.data.max_samples is None:
         raise ValueError(
             "data.shuffle: chooses the rows of data.max_samples, which is not set; each pass is shuffled in any case, "

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from baton.components.shared.recipe.base import Section
+
+NONE = ("none", "null", "off", "no", "false", "disabled", "")
+"""Words for no tracking."""
+
+
+def _address_or_none(value: Any) -> Any:
+    """Returns an address, None for a word that means none."""
+    return None if value is False or (isinstance(value, str) and value.strip().lower() in NONE) else value
 
 
 class Tracking(Section):
     """Where metrics go."""
 
-    mlflow: str | None = "sqlite:///mlflow.db"
-    """MLflow tracking URI; null turns tracking off, but where Kubeflow gives its pods the address of its own MLflow."""
+    mlflow: Annotated[str | None, BeforeValidator(_address_or_none)] = "sqlite:///mlflow.db"
+    """MLflow tracking URI; null, none or off turns tracking off, but where Kubeflow gives its pods the address of its
+    own MLflow."""
     mlflow_page: str | None = None
     """Address at which people reach MLflow, for links, where it is another than `mlflow`."""
     experiment: str | None = None

@@ -35,9 +35,11 @@ class Documents:
         Raises:
             UserError: the address is not of that form.
         """
-        store, separator, name = uri.rstrip("/").rpartition(f"/{cls.KIND}s/")
-        if not separator or not name or "/" in name:
-            raise UserError(f"{cls.KIND} URI {uri!r} is not of the form STORE/{cls.KIND}s/NAME.")
+        store, separator, rest = uri.rstrip("/").rpartition(f"/{cls.KIND}s/")
+        name, below, _ = rest.partition("/")
+        if not separator or below or name in ("", ".", ".."):
+            hint = f"Give the {cls.KIND} that it is part of: {store}{separator}{name}" if separator and below else None
+            raise UserError(f"{cls.KIND} URI {uri!r} is not of the form STORE/{cls.KIND}s/NAME.", remedy=hint)
         return cls(Storage(store), name)
 
     def path(self, name: str = "") -> str:

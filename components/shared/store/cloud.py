@@ -80,6 +80,12 @@ class CloudStore(ABC):
             raise StoreError(
                 f"store {uri!r} names no {self.words.container}.", remedy=f"Use {pattern} or {pattern}/prefix."
             )
+        if {"", ".", ".."} & set(self._prefix.split("/")) and self._prefix:
+            parts = [part for part in self.root.split("/") if part not in ("", ".", "..")]
+            raise StoreError(
+                f"store {uri!r} has an empty part in its prefix, or one of dots.",
+                remedy=f"Write {self.schemes[0]}://{'/'.join(parts)}.",
+            )
         self.uri = f"{self.schemes[0]}://{self.root}"
 
     @abstractmethod

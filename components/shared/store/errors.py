@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
+from baton.components.shared.core.errors import AbsentError, BatonError, StoreError, UnavailableError
 
 USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
@@ -62,7 +62,7 @@ def explain(error: Exception, uri: str, words: Words) -> Exception:
     known = f"{kind} {text} {everything}"
     is_missing = isinstance(error, FileNotFoundError)
     if any(part in known for part in words.no_container) or (is_missing and _NOWHERE.search(everything)):
-        return StoreError(f"store {uri!r}: the {words.container} does not exist.", remedy="Create it first.")
+        return AbsentError(f"store {uri!r}: the {words.container} does not exist.", remedy="Create it first.")
     if is_missing:
         return FileNotFoundError(text)
     # A pod's metadata server may be busy for a moment; that one is asked again.
@@ -82,6 +82,9 @@ def explain(error: Exception, uri: str, words: Words) -> Exception:
         return UnsupportedError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
     if _TRANSIENT.search(known):
         return UnavailableError(f"store {uri!r} does not answer as it should: {_reason(text)}.", remedy="Try later.")
+    if isinstance(error, UnicodeEncodeError):
+        remedy = "Set PYTHONUTF8=1 or a UTF-8 locale, such as LC_ALL=C.UTF-8."
+        return StoreError(f"store {uri!r}: this process's locale cannot name it ({text}).", remedy=remedy)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return StoreError(f"store {uri!r} is full.", remedy="Make room, or let chunks.keep hold fewer checkpoints.")
     return StoreError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)

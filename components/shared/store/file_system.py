@@ -34,7 +34,7 @@ class FileSystem:
     def __init__(self, uri: str, **options: object) -> None:
         try:
             self._fs = cast(AbstractFileSystem, url_to_fs(uri, **options)[0])
-        except (ValueError, TypeError, ImportError) as error:
+        except (ValueError, TypeError, ImportError, OSError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.",
                 remedy="Use a folder, s3://bucket, gs://bucket or az://container.",

@@ -140,6 +140,7 @@ def _expand(source: str) -> list[SourceFile]:
         else:
             paths = [path] if storage.fs.exists(path) else []
     if not paths:
+        storage.list("")  # which tells a bucket that is not there from one without such a file
         raise UserError(
             f"data.source {source!r} matches no file.",
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",

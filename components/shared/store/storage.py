@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fsspec import AbstractFileSystem
 
+from baton.components.shared.core import machine
 from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.world import REAL, World
@@ -55,7 +56,7 @@ class Storage:
     def __init__(
         self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, world: World = REAL
     ) -> None:
-        self.patience = float(os.environ.get(PATIENCE, 10)) if patience is None else patience
+        self.patience = machine.number_of(PATIENCE, 10) if patience is None else patience
         self.world = world
         self.client: ObjectStore = client or open_store(uri)
         self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local

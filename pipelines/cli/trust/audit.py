@@ -48,11 +48,11 @@ def audit(
     with reported(output):
         from baton.pipelines.local import warm
         from baton.pipelines.proving import audit as auditing
-        from baton.pipelines.proving import audit_page, prove_page
+        from baton.pipelines.proving import audit_page
 
         run = Run.open(run_uri)
         run.require("recipe.json")
-        page = prove_page.check_path(report or f"audit-{run.name}-{chunk}.html")
+        page = options.page_path(report or f"audit-{run.name}-{chunk}.html")
         public = read_public(key) if key else None
         loaded = prepare.load_here(recipe, overrides) if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))

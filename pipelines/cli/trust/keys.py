@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from enum import StrEnum
 from typing import Annotated
 
@@ -73,8 +74,6 @@ def _write(path: str, data: bytes, mode: int) -> None:
             file.write(data)
     except FileExistsError:
         raise UserError(f"{path!r} exists.", remedy="Name another file: keys are never replaced.") from None
-    except OSError as error:
-        raise UserError(f"{path!r} cannot be written: {error.strerror}.") from None
 
 
 def _tell(output: Output, file: str, public: PublicKey) -> None:
@@ -83,4 +82,4 @@ def _tell(output: Output, file: str, public: PublicKey) -> None:
         return
     typer.echo(f"public key {public.name}; in the recipe:")
     typer.echo(f"  chunks: {{signing: {{public_key: {public.line}}}}}")
-    typer.echo(f"to sign: {KEY_FILE}={os.path.abspath(file.removesuffix('.pub'))}")
+    typer.echo(f"to sign: {KEY_FILE}={shlex.quote(os.path.abspath(file.removesuffix('.pub')))}")

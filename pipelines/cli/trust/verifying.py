@@ -14,7 +14,7 @@ from baton.components.shared.checkpoints.verifying import Row, Verdict, Verifica
 from baton.components.shared.core.errors import UserError
 from baton.pipelines.api.checkpoints import existing
 from baton.pipelines.cli.checkpoints import Chosen, answer, chosen
-from baton.pipelines.cli.options import Output, OutputOption, RunUri, print_json, reported
+from baton.pipelines.cli.options import Output, OutputOption, RunUri, as_json, print_json, reported
 from baton.pipelines.cli.trust.keys import read_public
 from baton.pipelines.local import results
 
@@ -67,7 +67,8 @@ def signature(
             raise UserError(f"the checkpoint of step {found.step} is not signed.")
         with open(file, "w", encoding="utf-8") as opened:
             json.dump(bundle, opened)
-        typer.echo(f"{os.path.abspath(file)} signs the files of {store.uri(found)}")
+        written = {"file": os.path.abspath(file), "step": found.step, "uri": store.uri(found)}
+        print_json(written) if as_json() else typer.echo(f"{written['file']} signs the files of {written['uri']}")
 
 
 def _print(verdict: Verdict) -> None:

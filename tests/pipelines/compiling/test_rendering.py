@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.pipelines.compiling import prepare, rendering
+from baton.pipelines.local import rows
 from tests.unit import tiny
 
 AUTO = "(data.render_as: auto)"
@@ -97,3 +99,41 @@ def test_an_older_key_is_understood_with_a_note(tmp_path: Path, caplog: pytest.L
     path.write_text("name: t\nmodel: {base: x}\ndata: {source: r.jsonl, train_on: assistant}\n")
     prepare.load(str(path))
     assert not caplog.text
+
+
+PAIR = {"prompt": "Hello", "completion": "Hi."}
+TALK = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]}
+CHOICE = {"prompt": "Hello", "chosen": "Hi.", "rejected": "No."}
+SYSTEM = {
+    "texts, no template": ("plain", "sft", {}, PAIR, False),
+    "texts, own tokenizer": ("own", "sft", {}, PAIR, False),
+    "texts as text": ("chat", "sft", {"render_as": "text"}, PAIR, False),
+    "texts as turns": ("chat", "sft", {}, PAIR, True),
+    "pairs, no template": ("plain", "dpo", {}, CHOICE, False),
+    "pairs as turns": ("chat", "dpo", {}, CHOICE, True),
+    "conversations as text": ("chat", "sft", {"render_as": "text"}, TALK, True),
+    "a model that is not here": ("org/elsewhere", "sft", {}, PAIR, True),
+}
+"""Name → base, method, settings and a row; whether nothing is against a system message."""
+
+
+@pytest.mark.parametrize(("base", "method", "data", "row", "is_fine"), SYSTEM.values(), ids=SYSTEM)
+def test_a_system_message_that_rows_cannot_have_is_refused_before_a_pod(
+    base: str, method: str, data: dict[str, Any], row: dict[str, Any], is_fine: bool, bases: dict[str, str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    (tmp_path / "r.jsonl").write_text(f"{json.dumps(row)}\n" * 3, encoding="utf-8")
+    made = recipe({"base": bases.get(base, base)}, method, system="Be kind.", **data)
+    asked = prepare.localise(made, str(tmp_path / "r.yaml")) if base in bases else made
+    document = asked.model_dump(mode="json")
+    document["data"]["source"] = [str(tmp_path / "r.jsonl")]
+    asked = recipe_file.validate(document, origin="r.yaml")
+    if is_fine:
+        list(rows.report(asked))
+        return
+    with pytest.raises(
+        UserError, match=r"data\.system: prompts are trained as text here.* Set data\.render_as to chat"
+    ):
+        list(rows.report(asked))
+    without = asked.model_copy(update={"data": asked.data.model_copy(update={"system": None})})
+    list(rows.report(without))

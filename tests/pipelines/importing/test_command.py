@@ -66,7 +66,8 @@ def test_does_not_write_over_a_file(folder: Path):
 def test_a_place_that_cannot_be_written(folder: Path):
     message = refused(baton("axolotl", "axolotl/dpo.yml", "-o", "axolotl/dpo.yml/recipe.yaml"))
 
-    assert message == "'axolotl/dpo.yml/recipe.yaml' cannot be written: File exists. Check the path."
+    there = folder / "axolotl/dpo.yml"
+    assert message == f"{str(there)!r} cannot be used: File exists. Check the path and its rights."
 
 
 BAD = {
@@ -97,7 +98,7 @@ def test_a_bad_file(content: str, message: str, folder: Path):
 
 
 def test_bytes_that_are_no_text(folder: Path):
-    (folder / "bad.yaml").write_bytes(b"\xff\xfe\x00a")
+    (folder / "bad.yaml").write_bytes(b"\xfe\x00a")
 
     assert refused(baton("axolotl", "bad.yaml")).startswith("'bad.yaml' is not YAML: ")
 

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.pipelines.cli.app import app
+from baton.pipelines.cli.options import page_path
 from baton.pipelines.proving import prove as proving
-from baton.pipelines.proving.prove_page import check_path, render
+from baton.pipelines.proving.prove_page import render
 
 SCRATCH = Path(__file__).parents[2] / "recipes" / "scratch.yaml"
 
@@ -229,7 +230,7 @@ def test_digest_of_the_weights_file() -> None:
 )
 def test_page_that_could_not_be_written_is_refused_before(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        check_path(str(tmp_path / name))
+        page_path(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("counts", ["1", "1,0", "2,2", "1,x"])

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-from baton.components.shared.core import termination
+from baton.components.shared.core import machine, termination
 from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, no_room
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
@@ -89,6 +89,7 @@ def setup_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    machine.settle_home()
 
 
 @contextlib.contextmanager

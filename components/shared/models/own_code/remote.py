@@ -7,7 +7,7 @@ import glob
 import json
 from collections.abc import Iterator
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.hooks import Trust, leaves
 from baton.components.shared.runs import code
@@ -62,20 +62,25 @@ def required(recipe: Recipe, setting: str, folder: str) -> str:
 
 @contextlib.contextmanager
 def asking_for_trust(uri: str) -> Iterator[None]:
-    """Says what is missing where Transformers loads a model with code of its own alone.
+    """Names the model and what is missing where Transformers does not load it.
 
     Raises:
-        UserError: it does.
+        UserError: it does not.
     """
     try:
         yield
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
+    except BatonError:
+        raise
+    except Exception as error:  # of damaged files any, and of each library its own
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise UserError(
+                f"{uri!r} comes with Python code, without which Transformers does not load it.",
+                remedy="Read its .py files, then give --trust.",
+            ) from None
         raise UserError(
-            f"{uri!r} comes with Python code, without which Transformers does not load it.",
-            remedy="Read its .py files, then give --trust.",
-        ) from None
+            f"model {uri!r} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            remedy="Give the folder of a whole model with its tokenizer, as save_pretrained writes them.",
+        ) from error
 
 
 def _classes(folder: str) -> list[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import difflib
 import functools
+import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from baton.components.shared.recipe.mistakes.names import ELSEWHERE, EXAMPLES, SHORT
-from baton.components.shared.recipe.mistakes.yaml_text import brief
+from baton.components.shared.recipe.mistakes.yaml_text import brief, lookalikes, plain
 from baton.components.shared.recipe.recipe import Recipe
 
 LIKE = 0.8
@@ -23,15 +26,15 @@ WORD = re.compile(r"[A-Za-z0-9_./-]+")
 MEANT = "did you mean"
 
 
-def explain(problem: Mapping[str, Any]) -> str:
+def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Callable[[], str | None]) -> str:
     """Returns a problem in words.
 
     Args:
         problem: An entry of `ValidationError.errors()` of a recipe.
+        document: The recipe, by which remedies are tried out.
+        source: Returns how its value is written; None where that is not known.
     """
-    location = problem["loc"]
-    if location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1])):
-        location = location[:-1]  # the member of a union that was tried
+    location = place_of(problem)
     path = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key; {_instead_of(location)}"
@@ -40,18 +43,52 @@ def explain(problem: Mapping[str, Any]) -> str:
         return f"{path}: missing, and it has no default" + (f"; write {location[-1]}: {example}" if example else "")
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
-    shown = (
-        f" (got {brief(repr(value))})"
-        if isinstance(value, str | int | float) and problem["type"] != "value_error"
-        else ""
-    )
-    hint = next((f"; {hint}" for hint in _hints(problem, path, value)), "") if shown else ""
-    return f"{path}: {message}{shown}{hint}" if path else message
+    if problem["type"] == "value_error" or not isinstance(value, str | int | float | datetime.date | None):
+        return f"{path}: {message}" if path else message
+    # YAML 1.1 reads `no`, `0755`, `1e3` and dates as other values, whose own text nobody has written.
+    text = _as_yaml(value) if isinstance(value, str) else source() or _as_yaml(value)
+    shown = repr(value) if isinstance(value, str) else text
+    hints = (words for words, meant in _hints(problem, path, text) if _is_accepted(document, location, meant))
+    hint = next((f"; {words}" for words in hints), "")
+    return f"{path}: {message} (got {brief(shown)}){hint}"
+
+
+def place_of(problem: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Returns the place of a problem in the recipe, without the member of a union that was tried."""
+    location: tuple[str | int, ...] = problem["loc"]
+    is_tried = location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1]))
+    return location[:-1] if is_tried else location
+
+
+def _as_yaml(value: str | float | datetime.date | None) -> str:
+    """Returns a scalar as YAML has it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).strip()
+
+
+def _is_accepted(document: Mapping[str, Any], location: tuple[str | int, ...], value: Any) -> bool:
+    """Tells whether a recipe has no problem at a place once it has a value there."""
+    changed: Any = copy.deepcopy(dict(document))
+    node = changed
+    try:
+        for part in location[:-1]:
+            node = node[part]
+        node[location[-1]] = value
+    except (LookupError, TypeError):  # a place in a text that the schema takes apart
+        return False
+    try:
+        Recipe.model_validate(changed)
+    except ValidationError as error:
+        return all(tuple(each["loc"][: len(location)]) != location for each in error.errors())
+    return True
 
 
 def _instead_of(location: tuple[Any, ...]) -> str:
     """Returns what an unknown key may have been meant to be."""
     key, keys = str(location[-1]), _keys_at(location[:-1])
+    if odd := lookalikes(key):
+        return f"it has {odd}; {MEANT} {plain(key).strip()!r}?"
     here = ".".join(str(part) for part in location[:-1] if isinstance(part, str))
     if close := difflib.get_close_matches(key, keys, n=1, cutoff=LIKE):
         return f"{MEANT} {close[0]!r}?"
@@ -59,6 +96,8 @@ def _instead_of(location: tuple[Any, ...]) -> str:
     if known and known.rpartition(".")[0] == here:
         return f"{MEANT} {known.rpartition('.')[2]!r}?"
     others = [known] if known else [path for path in _all_paths() if path.rpartition(".")[2] == key]
+    if others and "." not in others[0]:
+        return f"{others[0]} belongs to the top level of the recipe: write it there, not below {here}"
     if others:
         depth = others[0].count(".")
         return f"it is {' or '.join(path for path in others if path.count('.') == depth)} here"
@@ -67,33 +106,36 @@ def _instead_of(location: tuple[Any, ...]) -> str:
     return f"known here: {', '.join(keys)}"
 
 
-def _hints(problem: Mapping[str, Any], path: str, value: Any) -> Iterator[str]:
-    """Yields what may be written instead of a value of the wrong kind."""
-    kind, text = str(problem["type"]), str(value).strip()
+def _hints(problem: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yields what may be written instead of a value of the wrong kind, in words and as a value."""
+    kind = str(problem["type"])
     if kind == "literal_error":
         expected = re.findall(r"'([^']+)'", problem["msg"])
-        yield from (f"{MEANT} {each!r}?" for each in difflib.get_close_matches(text.lower(), expected, n=1))
+        for each in difflib.get_close_matches(text.lower(), expected, n=1):
+            yield f"{MEANT} {each!r}?", each
     elif kind == "list_type":
-        yield f"write [{value}]"
-    elif kind in ("model_type", "model_attributes_type", "dict_type") and path in SHORT and WORD.fullmatch(text):
-        yield f"write {path.rpartition('.')[2]}: {{{SHORT[path]}: {value}}}"
+        yield f"write [{text}]", [problem["input"]]
+    elif kind in ("model_type", "model_attributes_type", "dict_type") and path in SHORT:
+        bits = re.fullmatch(r"(?i)int(\d)|(\d)[-_ ]?bits?", text)
+        meant = int(bits[1] or bits[2]) if bits else problem["input"]
+        for key in SHORT[path] if bits or WORD.fullmatch(text) else ():
+            yield f"write {path.rpartition('.')[2]}: {{{key}: {meant if bits else text}}}", {key: meant}
     elif kind == "string_type":
-        yield f"write it in quotes: {text!r}"
+        written = "" if problem["input"] is None else text
+        yield f"write it in quotes: {written!r}", written
     elif kind in ("float_parsing", "int_parsing") and (match := NUMBER.fullmatch(text)):
-        yield from _as_number(match, whole=kind == "int_parsing")
+        number = _as_number(match)
+        yield f"write {number}", number
     elif kind == "string_pattern_mismatch":
-        pattern = problem["ctx"]["pattern"]
         slug = re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")
         quantity = re.sub(r"(?i)^([\d.]+) *([kmgtpe])(i?)b?$", lambda m: f"{m[1]}{m[2].upper()}{m[3].lower()}", text)
-        yield from (f"{MEANT} {each!r}?" for each in (quantity, slug) if re.search(pattern, each))
+        for each in (quantity, slug):
+            yield f"{MEANT} {each!r}?", each
 
 
-def _as_number(match: re.Match[str], *, whole: bool) -> Iterator[str]:
+def _as_number(match: re.Match[str]) -> str:
     digits = match[1].replace(",", "").replace("_", "")
-    if match[2] == "%" and not whole:
-        yield f"write {float(digits) / 100:g}"
-    elif match[2] != "%" and (not whole or digits.lstrip("+-").isdigit()):
-        yield f"write {digits}"
+    return f"{float(digits) / 100:g}" if match[2] == "%" else digits
 
 
 def _keys_at(location: tuple[Any, ...]) -> list[str]:

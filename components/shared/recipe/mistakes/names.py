@@ -81,13 +81,14 @@ EXAMPLES = {
 """Last part of the path of a field without a default → what it may say."""
 
 SHORT = {
-    "adapter": "type",
-    "chunks": "count",
-    "data": "source",
-    "model": "base",
-    "model.quantization": "bits",
-    "resources": "gpus",
-    "tracking": "mlflow",
-    "training": "method",
+    "adapter": ("type", "r"),
+    "chunks": ("count",),
+    "data": ("source",),
+    "hooks": ("source",),
+    "model": ("base",),
+    "model.quantization": ("bits", "type"),
+    "resources": ("gpus", "profile"),
+    "tracking": ("mlflow",),
+    "training": ("method",),
 }
-"""Section → the field that a plain value in its place is likely meant for."""
+"""Section → the fields that a plain value in its place is likely meant for, the likeliest first."""

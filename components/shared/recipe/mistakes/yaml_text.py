@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import unicodedata
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -28,6 +29,16 @@ SHOWN = 200
 """Characters of a value or line that a message shows."""
 MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_SPACES = {"Zs": " ", "Zl": " ", "Zp": " ", "Cf": ""}
+"""Category of signs that look like a space or like nothing → what they were likely meant to be."""
+_LOOKALIKES = {
+    **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+    **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"),
+    "\uff1a": ":",
+    "\uff0c": ",",
+}
+"""Signs that word processors write → those of YAML."""
 NO_MARK = re.compile(r"(?<=: )[>@`%][^,}#]*")
 """A plain value that begins with a sign of YAML's own."""
 COLON = re.compile(r"^(\s*[\w.-]+: +)([^\"'\[{|>#].*: .*)$")
@@ -173,6 +184,58 @@ def load(text: str, kind: type[Loader] = Loader) -> Any:
         loader.dispose()
 
 
+def decode(data: bytes) -> str:
+    """Returns the text of a YAML file: UTF-8, or UTF-16 or UTF-32 as its first bytes tell.
+
+    Raises:
+        YAMLError: it is in another encoding.
+    """
+    encoding = json.detect_encoding(data)
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8":
+            raise yaml.YAMLError(f"its first bytes are those of {encoding}, and the others are not") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start : error.start + 1]
+        shown = byte.decode("cp1252", errors="replace")
+        raise yaml.YAMLError(
+            f"line {line} has the byte 0x{byte.hex()}, which is not UTF-8. In Windows' encoding it is {shown!r}: save "
+            "the file as UTF-8, as `iconv -f CP1252 -t UTF-8 FILE` does"
+        ) from None
+
+
+def plain(text: str) -> str:
+    """Returns a text with signs of a keyboard in place of those that look like them, such as no-break spaces."""
+    return "".join(_LOOKALIKES.get(sign) or _SPACES.get(unicodedata.category(sign), sign) for sign in text)
+
+
+def lookalikes(text: str) -> str:
+    """Returns the names of the signs in a text that `plain` replaces; empty where there are none."""
+    found = dict.fromkeys(sign for sign in text if plain(sign) != sign)
+    return ", ".join(f"{unicodedata.name(sign, 'a sign')} (U+{ord(sign):04X})" for sign in found)
+
+
+def written(text: str, location: tuple[str | int, ...]) -> str | None:
+    """Returns how a scalar at a place of a text that `load` has read is written, None where there is none.
+
+    Of a text that nobody has written by hand it is None, too: reading it again takes seconds.
+    """
+    if len(text) > MENDED:
+        return None
+    loader = Loader(text)
+    node = loader.get_single_node()
+    loader.dispose()
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+        else:
+            return None
+    return node.value if isinstance(node, yaml.ScalarNode) else None
+
+
 def dump(document: Any, **options: Any) -> str:
     """Returns a text that `load` reads as these values."""
     return str(yaml.dump(document, Dumper=Dumper, **options))
@@ -239,6 +302,13 @@ def _remedy(text: str, error: yaml.YAMLError) -> Iterator[str]:
             f"YAML is indented by spaces, and line {many} begins with a tab: write two spaces for each, as "
             "`sed -i 's/\\t/  /g' FILE` does."
         )
+        return
+    odd = [number for number, line in enumerate(lines) if plain(line) != line]
+    mended = [plain(line) for line in lines]
+    if odd and _reads("\n".join(mended)):
+        for number in odd:
+            if not _reads("\n".join([*mended[:number], lines[number], *mended[number + 1 :]])):  # else it is text
+                yield f"Line {number + 1} has {lookalikes(lines[number])}; write it so: {mended[number].strip()}"
         return
     mark = getattr(error, "problem_mark", None)
     last = min(mark.line, len(lines) - 1) if mark else -1

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from baton.components.shared.core import machine
+
 INTERVAL = 5.0
 """Seconds between two samples."""
 
@@ -39,8 +41,8 @@ class Usage:
     def __init__(self, take: Callable[[dict[str, float], int], None], *, imports_mlflow: bool) -> None:
         self._take = take
         self._ended = threading.Event()
-        self._interval = float(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL") or INTERVAL)
-        self._samples = int(os.environ.get("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING") or 1)
+        self._interval = machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", INTERVAL)
+        self._samples = int(machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", 1))
         self._network = _network()
         self._gpus = _gpus(imports_mlflow)
         threading.Thread(target=self._run, daemon=True).start()

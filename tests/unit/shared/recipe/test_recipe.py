@@ -1,5 +1,6 @@
 """The recipe's schema: each rule refuses with the dotted path and what to do."""
 
+import json
 from typing import Any
 
 import pytest
@@ -227,3 +228,202 @@ def test_batches(scratch_recipe: dict[str, Any]):
 
 def test_one_source_is_a_list(scratch_recipe: dict[str, Any]):
     assert changed(scratch_recipe, {"data.source": "a.csv"}).data.source == ["a.csv"]
+
+
+NO_TRACKING = ["none", "None", "NONE", "off", "Off", "no", "false", "null", "disabled", "", " none ", False, None]
+ADDRESSES = [
+    "http://mlflow:5000",
+    "https://mlflow.example.com/base",
+    "sqlite:///mlflow.db",
+    "sqlite:////srv/mlflow.db",
+    "postgresql+psycopg2://mlflow@host/db",
+    "mysql+pymysql://host/db",
+    "databricks",
+    "databricks://profile",
+    "databricks-uc",
+    "uc:aws",
+    "uc",
+    "file:./mlruns",
+    "./mlruns",
+    "/srv/mlruns",
+    "~/mlruns",
+    "../mlruns",
+    "runs/mlflow",
+    "wasbs://container@account/x",
+]
+
+
+@pytest.mark.parametrize("value", NO_TRACKING, ids=repr)
+@pytest.mark.parametrize("given", ["value", "yaml"])
+def test_a_word_for_no_tracking_is_none(value: Any, given: str, scratch_recipe: dict[str, Any]) -> None:
+    if given == "value":
+        recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
+    else:
+        text = json.dumps({name: scratch_recipe[name] for name in scratch_recipe if name != "tracking"})
+        recipe = recipe_file.validate(
+            recipe_file.parse(text, [f"tracking.mlflow={'null' if value is None else value}"], origin="r.yaml"),
+            origin="r.yaml",
+        )
+    assert recipe.tracking.mlflow is None
+    recipe_file.require_effects(recipe, origin="r.yaml")
+
+
+@pytest.mark.parametrize("value", ADDRESSES)
+def test_an_address_of_mlflow_is_taken(value: str, scratch_recipe: dict[str, Any]) -> None:
+    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
+    assert recipe.tracking.mlflow == value
+    recipe_file.require_effects(recipe, origin="r.yaml")
+
+
+BEFORE_PODS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "a word for an address": (
+        {"tracking.mlflow": "mlflow"},
+        "tracking.mlflow: is 'mlflow', which is no address; expected one such as http://mlflow:5000",
+        {"tracking.mlflow": "http://mlflow:5000"},
+    ),
+    "an address without a scheme": (
+        {"tracking.mlflow": "mlflow.svc:5000"},
+        "did you mean 'http://mlflow.svc:5000'?",
+        {"tracking.mlflow": "http://mlflow.svc:5000"},
+    ),
+    "memory below shm": (
+        {"resources.memory": "1Gi"},
+        "resources.memory: 1Gi is no more than resources.shm, 2Gi, which counts as memory; raise memory, or lower shm",
+        {"resources.shm": "512Mi"},
+    ),
+    "memory that is shm": (
+        {"resources.memory": "4096Mi", "resources.shm": "4Gi"},
+        "resources.memory: 4096Mi is no more than resources.shm, 4Gi",
+        {"resources.memory": "4097Mi"},
+    ),
+    "no memory": ({"resources.memory": "0"}, "resources.memory: is 0; give", {"resources.memory": None}),
+    "no processor": ({"resources.cpu": "0m"}, "resources.cpu: is 0m; give", {"resources.cpu": "500m"}),
+    "no memory of a GPU": (
+        {"resources.gpus": 1, "resources.gpu_memory": 0},
+        "resources.gpu_memory: is 0; give what a pod needs, or remove it",
+        {"resources.gpu_memory": None},
+    ),
+    "a registered model without a version": (
+        {"evaluation.production": "models:/x"},
+        "evaluation.production: is 'models:/x'; expected models:/NAME@ALIAS or models:/NAME/VERSION",
+        {"evaluation.production": "models:/x@live"},
+    ),
+    "a system message for texts": (
+        {"data.system": "Be kind.", "training.method": "pretrain"},
+        "data.system: rows of plain text have no system message; remove it",
+        {"data.system": None},
+    ),
+    "a system message for a format of texts": (
+        {"data.system": "Be kind.", "data.format": "text"},
+        "data.system: rows of plain text have no system message; remove it",
+        {"data.format": "messages"},
+    ),
+}
+"""Name → changes to a recipe that no pod can run, what is said, and what is then done."""
+
+
+@pytest.mark.parametrize(("changes", "message", "mended"), BEFORE_PODS.values(), ids=BEFORE_PODS)
+def test_what_no_pod_can_do_is_refused_where_a_recipe_is_handed_in(
+    changes: dict[str, Any], message: str, mended: dict[str, Any], scratch_recipe: dict[str, Any]
+) -> None:
+    for path, value in changes.items():
+        recipe_file.place(scratch_recipe, path, value)
+    recipe = recipe_file.validate(scratch_recipe, origin="r.yaml")  # a run that was started with it is still read
+    with pytest.raises(UserError) as caught:
+        recipe_file.require_effects(recipe, origin="r.yaml")
+    assert message in str(caught.value)
+
+    for path, value in mended.items():
+        recipe_file.place(scratch_recipe, path, value)
+    recipe_file.require_effects(recipe_file.validate(scratch_recipe, origin="r.yaml"), origin="r.yaml")
+
+
+RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "per epoch with steps": (
+        {"chunks.count": "per-epoch", "training.max_steps": 9},
+        "set chunks.count to a number, or training.epochs instead of max_steps",
+        {"chunks.count": 3},
+    ),
+    "too many epochs": (
+        {"chunks.count": "per-epoch", "training.epochs": 200},
+        "at most 100 fit a workflow; set chunks.count to a number",
+        {"chunks.count": 4},
+    ),
+    "more chunks than steps": (
+        {"chunks.count": 9, "training.max_steps": 4},
+        "at most one per step: set it to 4",
+        {"chunks.count": 4},
+    ),
+    "half precision on a CPU": (
+        {"training.precision": "fp16"},
+        "set resources.gpus, or use bf16 or fp32",
+        {"resources.gpus": 1},
+    ),
+    "a claim without a folder": (
+        {"resources.cache_claim": "cache"},
+        "set it, for example to /cache, or remove the claim",
+        {"store": {"uri": "s", "cache_dir": "/cache"}},
+    ),
+    "packed pairs": (
+        {**BASE, "training.method": "dpo", "data.packing": True},
+        "set it to false",
+        {"data.packing": False},
+    ),
+    "packed conversations": (
+        {**BASE, "data.format": "messages", "data.packing": True},
+        "set it to best-fit or false",
+        {"data.packing": "best-fit"},
+    ),
+    "an adapter from scratch": (
+        {"adapter": {"type": "lora"}},
+        "remove adapter, or give model.base",
+        {**BASE},
+    ),
+    "few bits without an adapter": (
+        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "resources.gpus": 1},
+        "weights in few bits cannot be trained; add an adapter",
+        {"adapter": {"type": "lora"}},
+    ),
+    "few bits on a CPU": (
+        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "adapter": {"type": "lora"}},
+        "needs a CUDA GPU; set resources.gpus",
+        {"resources.gpus": 1},
+    ),
+    "a reference from scratch": (
+        {"training.method": "grpo", "training.grpo": {"rewards": ["length"], "beta": 0.1}},
+        "training.grpo.beta: there is no reference for a model from scratch; set it to 0",
+        {"training.grpo.beta": 0},
+    ),
+    "early stopping without evaluations": (
+        {"training.early_stopping": {"patience": 2}},
+        "there are none; set evaluation.every or per_epoch",
+        {"evaluation.every": 2},
+    ),
+    "the best is not kept": (
+        {"export.checkpoint": "best", "evaluation.every": 2, "chunks.keep.best": 0},
+        "set chunks.keep.best to 1 or more",
+        {"chunks.keep.best": 1},
+    ),
+    "an adapter's export without one": (
+        {"export.formats": ["adapter"]},
+        "take safetensors, or add an adapter",
+        {"export.formats": ["safetensors"]},
+    ),
+    "a loss of its own": (
+        {**BASE, "training.method": "grpo", "training.grpo": {"rewards": ["length"]}, "hooks.loss": "m:f"},
+        "use hooks.trainer to change it",
+        {"hooks": {"trainer": "m:f"}},
+    ),
+}
+"""Name → changes to a recipe, the remedy that is told, and the same done."""
+
+
+@pytest.mark.parametrize(("changes", "remedy", "mended"), RULES.values(), ids=RULES)
+def test_a_rule_s_remedy_is_one(
+    changes: dict[str, Any], remedy: str, mended: dict[str, Any], scratch_recipe: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        changed(scratch_recipe, changes)
+    assert remedy in str(caught.value)
+
+    changed(scratch_recipe, mended)

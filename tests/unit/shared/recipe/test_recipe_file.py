@@ -134,7 +134,23 @@ BROKEN = {
     ),
     "colon in a value": (b"a: b: c\n", 'Write line 1 so: a: "b: c"'),
     "no space": (b"a: 1\nb:2\nc: 3\n", "Write line 2 so: b: 2"),
-    "not UTF-8": (b"name: \xff", "is not YAML: 'utf-8' codec can't decode"),
+    "not UTF-8": (
+        b"name: x\n# \xff",
+        "is not YAML: line 2 has the byte 0xff, which is not UTF-8. In Windows' encoding",
+    ),
+    "half a UTF-16": (b"\xff\xfen\0a", "is not YAML: its first bytes are those of utf-16, and the others are not."),
+    "no-break space": (
+        b"name: x\nseed:\xc2\xa011\ndata: {source: \xe2\x80\x93.jsonl}\nstore: x",
+        "Line 2 has NO-BREAK SPACE (U+00A0); write it so: seed: 11",
+    ),
+    "no-break space in a key": (
+        b"name: x\ndata: {source: x}\nmodel: {base: a/b}\nse\xc2\xa0ed: 11",
+        "se\xa0ed: unknown key; it has NO-BREAK SPACE (U+00A0); did you mean 'se ed'?",
+    ),
+    "quotes of a word processor": (
+        'name: "x”'.encode(),
+        'Line 1 has RIGHT DOUBLE QUOTATION MARK (U+201D); write it so: name: "x"',
+    ),
     "object": (b"!!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
     "number as key": (b"1: 2", "1:"),
 }

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.components.shared.core.errors import StoreError, UnavailableError
+from baton.components.shared.core.errors import AbsentError, StoreError, UnavailableError
 from baton.components.shared.store import cloud
 from baton.components.shared.store.errors import Words, explain, without_signature
 from baton.components.shared.store.storage import Storage
@@ -179,6 +179,6 @@ def test_a_duration_or_a_port_is_no_refusal():
 
 
 def test_an_upload_in_parts_that_was_cleaned_up_is_no_missing_bucket():
-    for body, kind in (("<Code>NoSuchUpload</Code>", FileNotFoundError), ("Not Found", StoreError)):
+    for body, kind in (("<Code>NoSuchUpload</Code>", FileNotFoundError), ("Not Found", AbsentError)):
         error = FileNotFoundError(f"Object at location x not found: Error performing PUT http://h/b/x in 1ms: {body}")
         assert type(explain(error, "s3://b", Words())) is kind
