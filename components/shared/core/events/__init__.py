@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from baton.components.shared.core import termination
-from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, no_room
+from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, in_words, no_room
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
@@ -106,7 +106,9 @@ def stage(name: str) -> Iterator[None]:
     except Exception as failure:
         error = failure if isinstance(failure, BatonError) else no_room(failure)
         if error is None:
-            termination.leave(f"{type(failure).__name__}: {failure}", BatonError.exit_code)
+            message = in_words(failure)
+            emit(Error(name, message, BatonError.exit_code))
+            termination.leave(message, BatonError.exit_code)
             raise
         marked, lost, skips = (isinstance(error, kind) for kind in (MarkedError, LostError, SkipError))
         emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))

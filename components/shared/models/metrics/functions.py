@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import UserError, in_words
 from baton.components.shared.models.metrics.figures import Figure, mean
 from baton.components.shared.models.metrics.texts import METRICS
 from baton.components.shared.models.own_code import hooks
@@ -48,7 +48,7 @@ def score(
     try:
         values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
-        raise UserError(f"evaluation.functions: {name} failed: {type(error).__name__}: {error}") from None
+        raise UserError(f"evaluation.functions: {name} failed: {in_words(error)}.") from None
     try:
         numbers = [None if value is None else float(value) for value in values]
     except (TypeError, ValueError):
