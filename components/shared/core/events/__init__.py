@@ -18,7 +18,7 @@ from baton.components.shared.core.errors import BatonError, LostError, MarkedErr
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
-from baton.components.shared.core.events.stages import Error, Stage
+from baton.components.shared.core.events.stages import Error, Stage, Warned
 from baton.components.shared.core.events.training import *  # noqa: F403
 
 MARK = "::baton "
@@ -52,6 +52,13 @@ def emit(event: Event) -> None:
             sys.stdout.flush()
     else:
         logger.info("%s %s", event.kind, " ".join(f"{name}={value}" for name, value in event.fields().items()))
+
+
+def warn(text: str) -> None:
+    """Tells a person that something goes on without what it was to do: in the log and on the screen."""
+    logger.warning("%s", text)
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        emit(Warned(text))
 
 
 def parse(line: str) -> Event | None:
