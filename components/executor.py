@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from baton.components.declaring import RUNTIME
 from baton.components.shared.core import wire
-from baton.components.shared.core.errors import BatonError, OtherRunError
+from baton.components.shared.core.errors import BatonError, OtherRunError, in_words
 from baton.components.shared.pages.cards import DISPLAY_NAME
 from baton.components.shared.runs import failures
 from baton.components.shared.runs.baton import Baton
@@ -72,7 +72,7 @@ def _leave_word(function: str, inputs: Inputs, error: BaseException) -> None:
     if run is None or cause is None or isinstance(cause, OtherRunError):
         return
     if not isinstance(cause, BatonError):
-        cause = BatonError(f"{type(cause).__name__}: {cause}", remedy="Its log has the traceback.")
+        cause = BatonError(in_words(cause), remedy="Its log has the traceback.")
     attempt = os.environ.get(RETRY, "")
     failure = Failure(
         stage=_name(function, inputs),

@@ -33,6 +33,9 @@ def as_markdown(part: ProofPart | None) -> str:
         f"work lost to preemption so far: {work.lost_steps} steps, about {work.lost_seconds:.0f} s",
         f"processes that were lost and started again in their pod so far: {work.restarts}",
     ]
+    if part.hooks:
+        facts += [f"state of `{name}` is carried, `{digest}`" for name, digest in part.hooks.carried.items()]
+        facts += [f"**state of `{name}` is not carried**: {why}" for name, why in part.hooks.lost.items()]
     phases = [phase for phase in PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in part.attempts)]
     rows = [
         (

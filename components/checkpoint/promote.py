@@ -31,7 +31,7 @@ def read_back(run_uri: str, index: int) -> str:
         run = Run.open(run_uri)
         if index >= run.plan().slots(run.recipe().chunks.spare):
             raise
-        logger.warning("%s A later chunk makes up for it", error)
+        run.warn(f"{error} A later chunk makes up for it.")
         return f"# Chunk {index}: not proven\n\n{error}\n\nA later chunk makes up for it.\n"
 
 
@@ -83,7 +83,7 @@ def _gone_since(run: Run, store: CheckpointStore, index: int, target: int, *, is
         return None
     later = any(checkpoint.step > target for checkpoint in store.committed())
     if not later and not is_last:
-        logger.warning("%s is no longer there; a later chunk makes up for it", store.storage.uri(store.prefix(target)))
+        run.warn(f"{store.storage.uri(store.prefix(target))} is no longer there; a later chunk makes up for it.")
     return before if later or not is_last else None
 
 

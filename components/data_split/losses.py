@@ -26,7 +26,7 @@ def baton(run: Run) -> Baton:
     """Returns a run's baton, the same again as long as nothing is lost that a finished stage of the run had left."""
     losses = (run.read(Losses) or Losses()).losses
     if lost := _lost(run):
-        logger.warning("%s is no longer in the store, so no stage is taken from Kubeflow's cache", lost)
+        run.warn(f"{lost} is no longer in the store, so no stage is taken from Kubeflow's cache")
         losses = [*losses, Loss(at=now(), lost=lost)]
         # Counted for good: the baton stays another one when what was lost is made again, as stages that Kubeflow
         # remembers from before did not see that.

@@ -68,7 +68,7 @@ def log(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) 
         message = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
         message = without_credentials(" ".join(message.split()))[:400]
         if recipe.export.registered_model is None:
-            logger.warning("%s", message)
+            run.warn(message)
             return None
         raise BatonError(
             message, remedy="The export itself is committed; run the stage again when the server can be had."

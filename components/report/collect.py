@@ -55,6 +55,7 @@ def collect(run: Run, failure: Failure | None = None) -> Report:
         attempts=run.attempts(),
         restarts=run.restarts(),
         skips=run.skips(),
+        warnings=run.warnings(),
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
         family=_family(run),

@@ -20,9 +20,13 @@ from baton.components.shared.core.state import PARTS
 from baton.components.shared.pages import rendering, tree_figure
 from baton.components.shared.pages.rendering import count, duration, number, size
 from baton.components.shared.runs.documents.outcome import Figures
-from baton.components.shared.runs.documents.training import ChunkRecord, ProofPart
+from baton.components.shared.runs.documents.training import ChunkRecord, OwnState, ProofPart
 
-MARKS = {"match": ("✓", "match"), "absent": ("–", "absent: this run has none")}
+MARKS = {
+    "match": ("✓", "match"),
+    "absent": ("–", "absent: this run has none"),
+    "of other processes": ("–", "of another number of processes: not compared"),
+}
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4
 MAX_SAMPLE_CHARS = 6000
@@ -38,7 +42,7 @@ class ProofRow:
     """Part, symbol and word; empty where nothing was restored before this checkpoint."""
     problems: tuple[str, ...]
     changes: tuple[str, ...]
-    """What the fingerprint has that the checkpoint before it had not."""
+    """What differs from the checkpoint before it: the fingerprint, and state of the user's code that is not carried."""
 
     @property
     def tone(self) -> str:
@@ -180,7 +184,12 @@ def read_proof(report: Report) -> Proof:
 
 def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
     old, new = (one.part.fingerprint.to_json() if one else {} for one in (before, entry))
-    return tuple(f"{key} {old[key]} → {new[key]}" for key in new if old.get(key, new[key]) != new[key])
+    changes = [f"{key} {old[key]} → {new[key]}" for key in new if old.get(key, new[key]) != new[key]]
+    own = entry.part.hooks or OwnState()
+    changes += [f"state of {name} is not carried" for name in own.lost]
+    if entry.part.level != "bitwise" and before and before.part.hooks is None:
+        changes += [f"state of {name} was not looked at before" for name in own.carried]
+    return tuple(changes)
 
 
 def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:

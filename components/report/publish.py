@@ -50,6 +50,9 @@ def publish(run: Run, report: Report, status: tracking.Ended) -> tuple[str, str]
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     tracking.close(run, status, {"report.html": html, **_documents(run, report)})
+    if (warnings := run.warnings()) != list(report.warnings):  # MLflow did not take it
+        html = render(replace(report, warnings=warnings))
+        run.storage.write(run.path("report.html"), html.encode())
     return run.storage.uri(run.path("report.html")), html
 
 

@@ -14,7 +14,7 @@ from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.data import SplitCounts, Tokens
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel, Failure, Figures
 from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking
+from baton.components.shared.runs.documents.training import ChunkRecord, ForkNote, ProofPart, Restart, Tracking, Warning
 from baton.components.shared.runs.plan import Plan
 
 
@@ -55,6 +55,7 @@ class Report:
         attempts: At all chunks, those at spare ones that found nothing to do among them.
         restarts: Processes that were lost and followed by another one in their pod.
         skips: Steps that the run's guard has found, and that are skipped.
+        warnings: What a person was told of the run as it ran.
         newest: Meta of the newest committed checkpoint.
         log: What training logged up to that checkpoint.
         stages: Seconds by stage, in the pipeline's order.
@@ -81,6 +82,7 @@ class Report:
     attempts: Sequence[ChunkRecord] = ()
     restarts: Sequence[Restart] = ()
     skips: Sequence[Skip] = ()
+    warnings: Sequence[Warning] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import links, servers, tracking
 from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, SweepHead, SweepTracking, Winner
 from baton.components.shared.runs.mlflow import parameters
+from baton.components.shared.runs.mlflow.connection import without_credentials
 from baton.components.shared.sweeps.sweep import Sweep
 
 logger = logging.getLogger("baton")
@@ -35,9 +37,9 @@ def _start(sweep: Sweep, recipe: Recipe) -> SweepTracking:
         settings = recipe.sweep.model_dump(mode="json", exclude_defaults=True)
         tracking.log_params(client, run_id, parameters.of_section("sweep", settings))
         recipe_text = recipe_file.to_yaml(recipe, only_set=True)
-        tracking.log_texts(client, server.uri, run_id, {tracking.RECIPE: recipe_text})
+        tracking.log_texts(events.warn, client, server.uri, run_id, {tracking.RECIPE: recipe_text})
     except Exception as error:
-        logger.warning("tracking at %s is off for this sweep: %s", server.uri, error)
+        events.warn(f"tracking at {without_credentials(server.uri)} is off for this sweep: {error}")
         return SweepTracking()
     return SweepTracking(mlflow=server.uri, run_id=run_id)
 
@@ -56,11 +58,11 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_l
             client.log_metric(run_id, trial, score.value, step=score.step)
         if best := next((scores[trial] for trial in rung.kept if trial in scores), None):
             client.log_metric(run_id, "best", best.value, step=best.step)
-        tracking.log_texts(client, uri, run_id, {"sweep.html": page})
+        tracking.log_texts(events.warn, client, uri, run_id, {"sweep.html": page})
         if is_last:
             client.set_terminated(run_id)
     except Exception as error:
-        logger.warning("tracking at %s has no scores of rung %d: %s", uri, rung.rung, error)
+        events.warn(f"tracking at {without_credentials(uri)} has no scores of rung {rung.rung}: {error}")
 
 
 def end_trials(sweep: Sweep, document: SweepHead, rung: RungVerdict, *, is_last: bool) -> None:

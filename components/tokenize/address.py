@@ -61,7 +61,7 @@ def of(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str 
     # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
     if own and bundles.usable_manifest(run.storage, own.prefix):
         where = run.storage.uri(own.prefix)
-        logger.warning("run %r keeps its tokens, %s; a new run would get others by now", run.name, where)
+        run.warn(f"run {run.name!r} keeps its tokens, {where}; a new run would get others by now")
         return Address(own.digest, own.rendered, own.today)
     if own and bool(own.rendered) != bool(words):
         raise FormatError(

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     parser.add_argument("run_uri")
     parser.add_argument("index", type=int)
     parser.add_argument(
-        "--leave-out", action="append", default=[], choices=["rng"], help="what not to restore (a test)"
+        "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
     )
     parser.add_argument("--standby", help="file to wait for before the machine is this chunk's")
     arguments = parser.parse_args()

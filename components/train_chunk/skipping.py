@@ -37,7 +37,7 @@ def known(context: TrainContext, restored: Restored | None) -> tuple[int, ...]:
     steps = [skip.step for skip in context.run.skips()]
     # Of the steps before it the checkpoint says what became of them: it holds the state that followed.
     if restored and (late := sorted(step for step in {*steps} - {*restored.meta.skips} if step <= restored.step)):
-        logger.warning("steps %s were trained before they were found: they are not skipped", late)
+        context.run.warn(f"steps {late} were trained before they were found: they are not skipped")
     return tuple(steps)
 
 

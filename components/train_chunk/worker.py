@@ -186,7 +186,7 @@ def as_shared(error: Exception) -> BatonError:
     if isinstance(error, BatonError):
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         return kind(error.message, remedy=error.remedy)
-    text = f"{type(error).__name__}: {error}"
+    text = errors.in_words(error)
     return LostError(text) if devices.is_broken(text) else BatonError(text)
 
 

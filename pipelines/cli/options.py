@@ -48,6 +48,7 @@ class Control(StrEnum):
     """Part of the state that a negative control leaves out."""
 
     rng = "rng"
+    hooks = "hooks"
 
 
 RECIPE_HELP = (

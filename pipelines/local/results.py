@@ -14,7 +14,7 @@ from baton.components.shared.runs.run import Run
 
 class Listed(TypedDict, total=False):
     """A committed checkpoint; of one with a damaged manifest its `problem`. `skips` are the steps up to it that were
-    skipped, where there are any."""
+    skipped, and `not_carried` the state of the user's code that it lacks, where there are any."""
 
     step: Required[int]
     problem: str
@@ -27,6 +27,7 @@ class Listed(TypedDict, total=False):
     bytes: int
     created: str
     skips: list[int]
+    not_carried: dict[str, str]
 
 
 class Verified(TypedDict):
@@ -112,6 +113,8 @@ def list_checkpoints(run: Run) -> list[Listed]:
             "bytes": checkpoint.bytes,
             "created": meta.created,
         }
+        if meta.hooks and meta.hooks.lost:
+            row["not_carried"] = meta.hooks.lost
         rows.append({**row, "skips": meta.skips} if meta.skips else row)
     return rows[::-1]
 

@@ -16,6 +16,7 @@ from baton.components.shared.core.events import Event
 from baton.components.shared.core.patience import through_skips
 from baton.components.shared.models import trained
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.training import OwnState
 from baton.components.shared.runs.run import Run, now
 from baton.pipelines.local import warm
 from baton.pipelines.local.processes import TRAIN_CHUNK, prepare
@@ -40,11 +41,13 @@ class Told(TypedDict):
 class Outcome(Told):
     """Logged values of a finished run, and the state and files of its last checkpoint.
 
-    `chunks` is their number, `parts` the digest of each part of the state, and `fingerprint` that of the machine.
+    `chunks` is their number, `parts` the digest of each part of the state, `hooks` the state of the user's code, and
+    `fingerprint` that of the machine.
     """
 
     chunks: int
     parts: Mapping[str, str]
+    hooks: NotRequired[OwnState | None]
     fingerprint: Mapping[str, object]
 
 
@@ -58,6 +61,8 @@ class Difference(TypedDict):
     found: float | str
     logged_value: NotRequired[int]
     step: NotRequired[int]
+    hooks: NotRequired[list[str]]
+    """State of the user's code that differs or is not carried."""
 
 
 class Variant(Told):
@@ -164,6 +169,7 @@ def outcome(run: Run, count: int) -> Outcome:
         "weights_sha256": weights_sha256(checkpoint.manifest.files),
         "state_digest": checkpoint.digest,
         "parts": checkpoint.meta.state,
+        "hooks": checkpoint.meta.hooks,
         "fingerprint": checkpoint.meta.fingerprint.to_json(),
     }
 
@@ -209,17 +215,28 @@ def difference(first: Outcome, other: Outcome) -> Difference | None:
             return _differing(first, other, "loss", expected, found) | {"logged_value": number, "step": step}
     if len(first["losses"]) != len(other["losses"]):
         return _differing(first, other, "number of losses", len(first["losses"]), len(other["losses"]))
-    for part, digest in first["parts"].items():
-        if other["parts"][part] != digest:
-            return _differing(first, other, part, digest, other["parts"][part])
+    for part in dict.fromkeys([*first["parts"], *other["parts"]]):
+        ours, theirs = (row["parts"].get(part, "none") for row in (first, other))
+        if ours != theirs:
+            return _differing(first, other, part, ours, theirs)
     if first["weights_sha256"] != other["weights_sha256"]:
         return _differing(first, other, "weights file", first["weights_sha256"], other["weights_sha256"])
     return None
 
 
 def _differing(first: Outcome, other: Outcome, what: str, expected: float | str, found: float | str) -> Difference:
-    counts = other["chunks"], first["chunks"]
-    return {"chunks": counts[0], "against": counts[1], "what": what, "expected": expected, "found": found}
+    told: Difference = {
+        "chunks": other["chunks"],
+        "against": first["chunks"],
+        "what": what,
+        "expected": expected,
+        "found": found,
+    }
+    ours, theirs = (row.get("hooks") or OwnState() for row in (first, other))
+    kept = sorted({*ours.carried, *theirs.carried})
+    hooks = [f"state of `{x}` differs" for x in kept if ours.carried.get(x) != theirs.carried.get(x)]
+    hooks += [f"state of `{name}` is not carried: {why}" for name, why in {**ours.lost, **theirs.lost}.items()]
+    return {**told, "hooks": hooks} if hooks else told
 
 
 def _place(difference: Difference) -> float:

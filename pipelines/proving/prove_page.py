@@ -129,6 +129,8 @@ def told(proof: Proof) -> Told | None:
     else:
         part = difference["what"]
         sentence = f"{runs} in the last state, first in the part “{part}”. The {losses} are the same."
+    if hooks := "; ".join(difference.get("hooks", ())):
+        sentence = f"{sentence.strip()} {hooks[:1].upper()}{hooks[1:]}."
     values = {"expected": repr(difference["expected"]), "found": repr(difference["found"])}
     if isinstance(difference["expected"], str):
         values = {"expected": difference["expected"], "found": str(difference["found"])}

@@ -77,7 +77,9 @@ def test_a_stage_that_fails_leaves_why(failed: tuple[Training, int, str]) -> Non
     assert code == 1, said
     failure = training.run.need(Failure)
     assert (failure.stage, failure.exit_code, failure.is_cancelled) == ("train chunk 2", 1, False)
-    assert failure.message == "ValueError: the <b>license</b> of the rows has run out"
+    assert failure.message == (
+        "ValueError: the <b>license</b> of the rows has run out (own.py, line 8, in Stops.on_step_end)"
+    )
     assert failure.at
 
 

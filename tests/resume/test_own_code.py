@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
+from baton.components.checkpoint.page import as_markdown
+from baton.components.checkpoint.promote import promote
+from baton.components.report.collect import collect
+from baton.components.report.page import render
+from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.pipelines.local.results import list_checkpoints
+from baton.pipelines.proving import prove, prove_page
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hooks"
 
@@ -30,6 +37,114 @@ def test_chunks_of_the_example_end_on_the_bits_of_one_run(own: Recipe, legs: Any
     assert legs.losses(parts) == legs.losses(whole)
     assert legs.final(parts).meta.state == legs.final(whole).meta.state
     assert legs.final(parts).meta.restored.checked["callbacks"] == "match"
+
+
+COUNTING = """
+import torch
+
+calls, seen = 0, {}
+
+def loss(outputs, labels, num_items_in_batch=None):
+    global calls
+    calls += 1
+    seen[calls % 3] = seen.get(calls % 3, 0.0) + calls / 100
+    logits = outputs.logits[:, :-1].flatten(0, 1).float()
+    mean = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=-100)
+    return mean * (1 + seen[calls % 3])
+
+rounds = iter(range(99))
+
+def lost(*arguments, **options):
+    return loss(*arguments, **options) * (1 + next(rounds))
+
+def reward(completions, **_):
+    global calls
+    calls += 1
+    return [len(text) * calls + index for index, text in enumerate(completions)]
+"""
+
+
+@pytest.fixture
+def counting(own: Recipe, tmp_path: Path, legs: Any) -> Recipe:
+    """A recipe whose loss keeps a state of its own in its module."""
+    (tmp_path / "code" / "counting.py").write_text(COUNTING)
+    chunks = {**own.chunks.model_dump(mode="json"), "count": 2, "checkpoint_every": 2, "wait_for_commit": True}
+    recipe = legs.changed(own, hooks__loss={"use": "counting:loss"}, hooks__callbacks=[], hooks__collator=None)
+    return legs.changed(recipe, chunks=chunks, evaluation__every=None, training__log_every=1)
+
+
+def test_code_that_keeps_a_state_goes_on_with_it_in_other_processes(counting: Recipe, legs: Any) -> None:
+    whole = legs.prepare(legs.changed(counting, chunks__count=1, chunks__checkpoint_every=None), "whole")
+    parts, control = legs.prepare(counting, "parts"), legs.prepare(counting, "control")
+    legs.train(whole)
+    code, _ = legs.leg(legs.chunk, parts.uri, 1, (), "step:5")
+    assert code < 0, "killed, a step after its newest checkpoint"
+    legs.train(parts)
+    assert legs.final(parts).meta.state == legs.final(whole).meta.state
+    meta = legs.final(parts).meta
+    assert meta.hooks.carried.keys() == {"counting.py:calls", "counting.py:seen"}
+    assert (meta.restored.level, meta.restored.checked["hooks"]) == ("bitwise", "match")
+    legs.train(control, leave_out=("hooks",))
+    assert legs.final(control).meta.state["weights"] != legs.final(whole).meta.state["weights"]
+
+
+TWO: dict[str, dict[str, Any]] = {
+    "two processes": {"processes": 2, "hang_after": "60s"},
+    "virtual workers in one": {"virtual_workers": 2},
+    "virtual workers in two": {"virtual_workers": 2, "processes": 2, "hang_after": "60s"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", TWO)
+def test_each_process_has_its_own_state(parallel: str, counting: Recipe, legs: Any) -> None:
+    counting = legs.changed(counting, training__parallel=TWO[parallel])
+    whole = legs.prepare(legs.changed(counting, chunks__count=1, chunks__checkpoint_every=None), "whole")
+    parts = legs.prepare(counting, "parts")
+    for run in (whole, parts):
+        legs.train(run)
+    assert legs.final(parts).meta.state == legs.final(whole).meta.state
+    assert legs.final(parts).meta.hooks == legs.final(whole).meta.hooks
+    meta = legs.final(parts).meta
+    assert (meta.restored.level, meta.restored.checked["hooks"]) == ("bitwise", "match")
+    files = {name for name in legs.final(parts).manifest.files if "hooks" in name}
+    assert files == {"baton_state_hooks.json"} | (
+        {"baton_state_hooks_1.json"} if parallel == "two processes" else set()
+    )
+
+
+def test_a_state_that_cannot_be_carried_is_told_wherever_the_run_is(counting: Recipe, legs: Any) -> None:
+    run = legs.prepare(legs.changed(counting, hooks__loss={"use": "counting:lost"}), "lost")
+    legs.train(run)
+    store, manifest = CheckpointStore(run), legs.final(run).meta
+    assert (manifest.restored.level, manifest.hooks.lost.keys()) == ("consistent", {"counting.py:rounds"})
+    for index in (1, 2):
+        part = promote(run.uri, index)
+        assert part
+        assert part.hooks == store.read(part.step).meta.hooks
+        assert "**state of `counting.py:rounds` is not carried**" in as_markdown(part)
+    page = render(collect(run))
+    assert "state of counting.py:rounds is not carried" in page
+    assert "not every hand-over was bit-exact" in page
+    assert list_checkpoints(run)[0]["not_carried"].keys() == {"counting.py:rounds"}
+
+
+@pytest.mark.slow
+def test_a_proof_names_the_state_that_makes_bits_differ(counting: Recipe, legs: Any) -> None:
+    lost = legs.changed(counting, hooks__loss={"use": "counting:lost"})
+    cases = (("kept", counting, ()), ("left", counting, ("hooks",)), ("lost", lost, ()))
+    found = [prove.prove(recipe, (1, 2), name=name, leave_out=left_out) for name, recipe, left_out in cases]
+    assert [proof["exact"] for proof in found] == [True, False, False]
+    assert found[1]["first_difference"]["hooks"] == [
+        "state of `counting.py:calls` differs",
+        "state of `counting.py:seen` differs",
+    ]
+    assert found[2]["first_difference"]["what"] == "loss"
+    assert any(
+        line.startswith("state of `counting.py:rounds` is not carried")
+        for line in found[2]["first_difference"]["hooks"]
+    )
+    assert "State of `counting.py:calls` differs" in prove_page.render(found[1])
 
 
 def test_changed_code_is_another_run(own: Recipe, legs: Any) -> None:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from baton.components.shared.core.document import Document
 from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.runs.documents.training import Origin, Transfer, Work
+from baton.components.shared.runs.documents.training import Origin, OwnState, Transfer, Work
 from baton.components.shared.runs.formats import Made
 
 
@@ -40,7 +40,7 @@ class Restoration(Document):
     checked: dict[str, str] | None = None
     """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
     level: str = "bitwise"
-    """`bitwise`, or `consistent` where the machine differed."""
+    """`bitwise`, or `consistent` where the machine differed or state of the user's code was not restored."""
     skipped: list[str] = Field(default_factory=list)
     """Why newer checkpoints were passed over."""
 
@@ -74,6 +74,8 @@ class CheckpointMeta(Document):
     forked_from: Origin | None = None
     skips: list[int] = Field(default_factory=list)
     """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
+    hooks: OwnState | None = None
+    """State of the user's code; None where a Baton wrote the checkpoint that did not look for any."""
     sources: Sources | None = None
     """What it was made of, where it is signed."""
     made: Made = Made()

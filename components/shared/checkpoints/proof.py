@@ -28,6 +28,7 @@ def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
         checked=meta.restored.checked,
         restored_step=meta.restored.step,
         skipped=meta.restored.skipped,
+        hooks=meta.hooks,
         uri=store.uri(checkpoint),
         bytes=checkpoint.bytes,
         fingerprint=meta.fingerprint,

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import sys
 import tempfile
+import traceback
+
+LIBRARIES = frozenset(
+    {
+        *("accelerate", "baton", "bitsandbytes", "datasets", "deepspeed", "kernels", "liger_kernel", "mlflow", "numpy"),
+        *("peft", "rich", "safetensors", "tensorboard", "tokenizers", "torch", "tqdm", "transformers", "trl", "vllm"),
+        "wandb",
+    }
+)
+"""Top-level modules whose objects are nobody's own code, and keep nothing that training depends on but tensors."""
+own_packages: set[str] = set()
+"""Top-level modules that hooks were found in: they may be installed packages."""
 
 
 class BatonError(Exception):
@@ -106,6 +120,31 @@ class SkipError(BatonError):
 
 class NodeError(BatonError):
     """The machine is not what was asked for; another one may be."""
+
+
+def is_own(module: str | None) -> bool:
+    """Tells whether a module is the user's: not Python's, nor an installed one but for those that hooks come from."""
+    top = (module or "").partition(".")[0]
+    if not top or top in LIBRARIES or (top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    file = getattr(sys.modules.get(str(module)), "__file__", None) or ""
+    return top in own_packages or not ("site-packages" in file or "dist-packages" in file)
+
+
+def place_of(error: BaseException) -> str:
+    """Returns where the user's code has raised an error, or called what has; empty where it is not the user's."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        named, file = frame.f_globals.get("__name__"), os.path.basename(frame.f_code.co_filename)
+        if is_own(named) and not str(frame.f_globals.get("__package__")).startswith("baton."):
+            place = f"{file}, line {line}, in {frame.f_code.co_qualname}"
+    return place
+
+
+def in_words(error: BaseException) -> str:
+    """Returns an error that is not Baton's in one line, with the place in the user's code that it comes from."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 def no_room(error: BaseException) -> BatonError | None:

@@ -102,8 +102,8 @@ class Chunks(Section):
     preemption: Preemption = Preemption()
     """Where a chunk learns that it must go."""
     exactness: Literal["bitwise", "consistent"] = "consistent"
-    """`bitwise` refuses to resume where hardware or software differ from the checkpoint's;
-    `consistent` resumes and says so in log and proof."""
+    """`bitwise` refuses to resume where hardware or software differ from the checkpoint's, or state of your own code is
+    not carried; `consistent` resumes and says so in log and proof."""
 
     @field_validator("checkpoint_every", mode="before")
     @classmethod

@@ -35,7 +35,7 @@ class Hooks(Section):
     """A Python file or a folder of them, here or `s3://…`; its content is part of the run's identity."""
     callbacks: list[Annotated[Hook, short("use")]] = []
     """Classes of `TrainerCallback`, made with their options. One with `state_dict` and `load_state_dict` is kept across
-    chunks."""
+    chunks, as are plain values and arrays of any hook."""
     collator: Annotated[Hook, short("use")] | None = None
     """Called with `tokenizer` and its options, returns what joins rows to a batch. Random numbers it draws are seeded
     for each batch, so that they do not depend on where chunks end."""

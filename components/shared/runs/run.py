@@ -3,6 +3,7 @@
 runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
 runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
 runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
+runs/<run>/warnings/….json            what a person was told, each
 runs/<run>/skips/step-….json          a step that is skipped, each
 runs/<run>/checkpoints/step-…/        see `checkpoints.store`
 runs/<run>/export/, exports/<format>/ bundles
@@ -11,6 +12,7 @@ data/<digest>/{split,tokens,…}        bundles shared between runs
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -20,12 +22,20 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from baton.components.shared.core import events
 from baton.components.shared.core.document import Document, Json, NamedDocument
-from baton.components.shared.core.errors import OtherRunError, UserError
+from baton.components.shared.core.errors import OtherRunError, StoreError, UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.data import OwnCode, PinnedModels, RunHead, SplitData
 from baton.components.shared.runs.documents.skips import FOLDER, Skip
-from baton.components.shared.runs.documents.training import ChunkRecord, LearningRate, MicroBatch, Restart, StageRecord
+from baton.components.shared.runs.documents.training import (
+    ChunkRecord,
+    LearningRate,
+    MicroBatch,
+    Restart,
+    StageRecord,
+    Warning,
+)
 from baton.components.shared.runs.folder import Documents
 from baton.components.shared.runs.formats import OF_RUN, Made
 from baton.components.shared.runs.plan import Plan
@@ -161,6 +171,18 @@ class Run(Documents):
         """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
         paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
         return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+
+    def warn(self, text: str) -> None:
+        """Tells a person that something goes on without what it was to do: in the log, on the screen, in the report."""
+        events.warn(text)
+        with contextlib.suppress(StoreError):
+            self.put(f"warnings/{_unique()}.json", Warning(text=text, at=now()).to_json())
+
+    def warnings(self) -> list[Warning]:
+        """Returns what a person was told, each text once, by time."""
+        paths = [self.path(f"warnings/{name}") for name in sorted(self.storage.list(self.path("warnings")))]
+        told = [Warning.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        return list({each.text: each for each in told[::-1]}.values())[::-1]
 
     def note_skip(self, skip: Skip) -> bool:
         """Keeps that a step is skipped, and tells whether this call did; who finds it first says why."""

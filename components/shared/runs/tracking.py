@@ -5,7 +5,6 @@ A stage tells what it has to tell by MLflow's own client; metrics go by a proces
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,8 +36,6 @@ __all__ = [
     "tag",
 ]
 
-logger = logging.getLogger("baton")
-
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 """How MLflow calls the end of a run."""
 
@@ -65,11 +62,11 @@ def start(run: Run, recipe: Recipe) -> None:
         tracked = client.create_run(number, run_name=run.name, tags=tags)
         log_params(client, tracked.info.run_id, parameters.chosen(recipe))
     except Exception as error:
-        logger.warning("tracking at %s is off for this run: %s", without_credentials(server.uri), error)
+        run.warn(f"tracking at {without_credentials(server.uri)} is off for this run: {error}")
         return
     # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
     run.write(Tracking(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
-    log_texts(client, server.uri, tracked.info.run_id, {RECIPE: recipe_file.to_yaml(recipe, only_set=True)})
+    log_texts(run.warn, client, server.uri, tracked.info.run_id, {RECIPE: recipe_file.to_yaml(recipe, only_set=True)})
 
 
 def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
@@ -81,7 +78,7 @@ def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
         client.log_batch(run_id, params=entities[first : first + AT_ONCE])
 
 
-def log_texts(client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
+def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
     """Keeps texts as files among a tracking run's artifacts; a store of artifacts out of reach is a warning.
 
     It may be another than the server, with credentials that this process has not: the rest goes on without.
@@ -93,7 +90,7 @@ def log_texts(client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> N
             client.log_artifacts(run_id, folder)
     except Exception as error:
         names = ", ".join(texts)
-        logger.warning("tracking at %s does not keep %s: %s", without_credentials(uri), names, error)
+        warn(f"tracking at {without_credentials(uri)} does not keep {names}: {error}")
 
 
 def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
@@ -109,15 +106,15 @@ def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
         for name, value in tags.items():
             client.set_tag(tracking.run_id, name, value)
 
-    _told(tracking, "does not know that this run resumes", tell)
+    _told(run, tracking, "does not know that this run resumes", tell)
 
 
-def _told(tracking: Tracking, otherwise: str, tell: Callable[[Any], None]) -> bool:
+def _told(run: Run, tracking: Tracking, otherwise: str, tell: Callable[[Any], None]) -> bool:
     """Tells a server something, and whether it has heard it; one out of reach is a warning."""
     try:
         tell(connect(tracking.mlflow))
     except Exception as error:
-        logger.warning("tracking at %s %s: %s", without_credentials(tracking.mlflow), otherwise, error)
+        run.warn(f"tracking at {without_credentials(tracking.mlflow)} {otherwise}: {error}")
         return False
     return True
 
@@ -149,7 +146,7 @@ def log_data(run: Run, recipe: Recipe) -> None:
     def tell(client: Any) -> None:
         client.log_inputs(tracking.run_id, datasets.inputs(recipe, counts))
 
-    if _told(tracking, "has no data set of this run", tell):
+    if _told(run, tracking, "has no data set of this run", tell):
         # Metrics are logged by these.
         sides = {side: list(key) for side, key in datasets.keys(recipe, counts).items()}
         run.write(tracking.model_copy(update={"datasets": sides}))
@@ -170,7 +167,7 @@ def tag(run: Run, tags: dict[str, str]) -> None:
     try:
         clients.client(tracking.mlflow).tag(tracking.run_id, tags)
     except Exception as error:
-        logger.warning("tracking at %s has no tags of this run: %s", without_credentials(tracking.mlflow), error)
+        run.warn(f"tracking at {without_credentials(tracking.mlflow)} has no tags of this run: {error}")
 
 
 def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> None:
@@ -188,12 +185,12 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
     def tell(client: Any) -> None:
         send_held(run)
         if texts:
-            log_texts(client, tracking.mlflow, tracking.run_id, texts)
+            log_texts(run.warn, client, tracking.mlflow, tracking.run_id, texts)
         client.set_terminated(tracking.run_id, status)
 
-    if _told(tracking, f"was not told that this run is {status.lower()}", tell):
+    if _told(run, tracking, f"was not told that this run is {status.lower()}", tell):
         # A server before MLflow 3 has no models.
-        _told(tracking, "does not know how this run's model is", lambda client: _end_model(client, run, status))
+        _told(run, tracking, "does not know how this run's model is", lambda client: _end_model(client, run, status))
 
 
 def _end_model(client: Any, run: Run, status: Ended) -> None:

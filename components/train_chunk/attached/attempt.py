@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from weakref import WeakSet
 
-from transformers import Trainer
+from transformers import PrinterCallback, Trainer
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.state import Phase
@@ -64,7 +64,8 @@ def train(trainer: Trainer, context: TrainContext, leave_out: tuple[str, ...]) -
                 reports=False,
             )
             assert made.lead
-            taking.order(trainer, made.callback, shown)
+            # Last: prints the log, which Baton's own chunks do without.
+            trainer.callback_handler.callbacks += [each for each in shown if isinstance(each, PrinterCallback)]
             context.clock.enter(Phase.RESTORE, step=restored.step if restored else 0)
             try:
                 if not made.lead.leaves_at_once():  # with a notice before the first step there is nothing to save

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from baton.components.shared.models.own_code import hooks
@@ -17,7 +17,6 @@ from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk import uncompiled
 from baton.components.train_chunk.attached import mixins, orders
 from baton.components.train_chunk.attached.mixins import Attached
-from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
 
 CHANGED: dict[str, Any] = {
     "save_strategy": SaveStrategy.NO,  # the checkpoint callback alone says when
@@ -93,35 +92,6 @@ def draws(collator: Callable[..., Any]) -> bool:
     module = getattr(collator, "__module__", type(collator).__module__)
     masks = getattr(collator, "mlm", False) or "Permutation" in type(collator).__name__
     return masks or not module.startswith(DRAWS_NOTHING)
-
-
-class ProvesFirst(TrainerCallback):
-    """Has the state compared before any other callback changes it as the first step begins.
-
-    Args:
-        callback: What compares it, once.
-    """
-
-    stateless = True
-
-    def __init__(self, callback: CheckpointCallback) -> None:
-        self._callback = callback
-
-    def on_step_begin(self, *arguments: Any, **options: Any) -> None:
-        """Compares, before the first step."""
-        self._callback.on_step_begin(*arguments, **options)
-
-
-def order(trainer: Trainer, callback: CheckpointCallback, callbacks: list[TrainerCallback]) -> None:
-    """Orders callbacks: the comparison first, and last what prints the log, which Baton's own chunks do without.
-
-    Args:
-        trainer: The trainer, its checkpoint callback the last.
-        callback: That.
-        callbacks: Those that the trainer had.
-    """
-    printers = [each for each in callbacks if isinstance(each, PrinterCallback)]
-    trainer.callback_handler.callbacks = [ProvesFirst(callback), *trainer.callback_handler.callbacks, *printers]
 
 
 def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], callbacks: list[TrainerCallback]) -> None:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from baton.components.shared.checkpoints.logs import evaluation_losses
 from baton.components.shared.core import events
+from baton.components.shared.core.digest import tree_digest
 from baton.components.shared.core.errors import ExactnessError
 from baton.components.shared.core.state import PARTS
 from baton.components.shared.models.counting import count
+from baton.components.shared.runs.documents.training import OwnState
 from baton.components.shared.runs.plan import Plan
-from baton.components.train_chunk.checkpointing import recut, state
+from baton.components.train_chunk.checkpointing import own_state, recut, state
 from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager
 from baton.components.train_chunk.checkpointing.lineage import Capture
 from baton.components.train_chunk.checkpointing.pace import Pace
 from baton.components.train_chunk.trainer.base import ChunkTrainer, Place, StateDict
 from baton.components.train_chunk.trainer.resumable import seed_of
-
-logger = logging.getLogger("baton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,23 @@ class Schedule:
             seconds: Since the last one.
         """
         return bool(self.every_seconds and seconds >= self.every_seconds) or bool(self.pace and self.pace.is_due())
+
+
+class ProvesFirst(TrainerCallback):
+    """Has the state compared before any other callback changes it as the first step begins.
+
+    Args:
+        callback: The callback that compares it, once.
+    """
+
+    stateless = True
+
+    def __init__(self, callback: CheckpointCallback) -> None:
+        self._callback = callback
+
+    def on_step_begin(self, *arguments: Any, **options: Any) -> None:
+        """Compares, before the first step."""
+        self._callback.on_step_begin(*arguments, **options)
 
 
 class CheckpointCallback(TrainerCallback):
@@ -110,13 +127,18 @@ class CheckpointCallback(TrainerCallback):
         trainer.remove_callback(state.PrinterCallback)
         # Last, so that it sees `control` as all others have left it.
         trainer.add_callback(self)
-        for name in state.without_state(trainer):
-            logger.warning("callback %s has no state_dict: what it keeps is lost between chunks", name)
+        # First, so that the comparison sees the state before any other callback changes it.
+        trainer.callback_handler.callbacks.insert(0, ProvesFirst(self))
+        self._own = own_state.OwnStates(trainer)
+        self._own_restored: dict[str, str] = {}
+        self._callbacks_restored: str | None = None
+        self._told: set[str] = set()
 
     def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Restores what `Trainer` does not."""
         folder = self._resumption.folder
         if folder is None:
+            self._own.begin(None, self._ranks.rank)
             # Else dropout would leave out the same places in all ranks; with virtual workers each pass is seeded.
             if self._ranks.rank and not self._trainer.recipe.parallel.virtual_workers:
                 set_seed(seed_of(self._trainer.args.seed, self._ranks.rank))
@@ -125,9 +147,10 @@ class CheckpointCallback(TrainerCallback):
             trainer_state.compute_steps(
                 self._trainer.args, trainer_state.max_steps
             )  # those of the parent were restored
-        path = os.path.join(folder, state.extra_file(self._ranks.rank))
-        if not os.path.isfile(path):  # another number of ranks made the checkpoint
-            path = os.path.join(folder, state.extra_file(0))
+        rank = self._ranks.rank
+        if not os.path.isfile(os.path.join(folder, state.extra_file(rank))):
+            rank = 0  # another number of ranks made the checkpoint
+        path = os.path.join(folder, state.extra_file(rank))
         # Tensors and plain values alone: a checkpoint may come from elsewhere, and must not run code here.
         extra = torch.load(path, weights_only=True)
         self._trainer.load_skipped(tuple(extra.get("skipped", ())))
@@ -135,12 +158,20 @@ class CheckpointCallback(TrainerCallback):
             state.restore_log_window(self._trainer, extra["log_window"])
         if "method" not in self._resumption.leave_out:
             self._trainer.load_method_state(extra["method"])
-        if "callbacks" in self._resumption.leave_out:
-            return
-        try:
-            state.restore_callbacks(self._trainer, extra["callbacks"])
-        except KeyError as error:
-            raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
+        self._own.begin(folder, rank)
+        self._saved_callbacks = extra["callbacks"]
+        self._restore_own()
+
+    def _restore_own(self) -> None:
+        """Restores the state of callbacks and of the user's other code, and notes what is then in memory."""
+        if "callbacks" not in self._resumption.leave_out:
+            try:
+                state.restore_callbacks(self._trainer, self._saved_callbacks)
+            except KeyError as error:
+                raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
+        if own_state.PART not in self._resumption.leave_out:
+            self._own_restored = self._own.restore(partly=self._resumption.takeover is not None)
+        self._callbacks_restored = tree_digest(state.callback_states(self._trainer))
 
     def on_step_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Before the first step: compares what is in memory with what was saved."""
@@ -148,6 +179,9 @@ class CheckpointCallback(TrainerCallback):
             return
         self._is_first_step = False
         if self._resumption.folder is not None:
+            if not self._ends_epoch(trainer_state):
+                # Again: the epoch has begun once more here, and in a run without an end of a chunk it has not.
+                self._restore_own()
             self.prove_restored()
             # Only now: what is compared must be what the parent saved, not what the fork makes of it.
             if self._resumption.takeover:
@@ -211,18 +245,28 @@ class CheckpointCallback(TrainerCallback):
         }
         if self._trainer.skipped:
             extra["skipped"] = list(self._trainer.skipped)
+        document, arrays, ours = self._own.capture()
         if self._trainer.writes_part:
             torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
+            own_state.save(folder, self._ranks.rank, document, arrays)
+        each_writes = not self._trainer.recipe.parallel.virtual_workers
+        own = own_state.joined(self._ranks.gather(ours), each_writes=each_writes)
+        if new := {name: why for name, why in own.lost.items() if name not in self._told}:
+            self._told |= new.keys()
+            if self._ranks.is_first:
+                events.emit(events.NotCarried(step=trainer_state.global_step, lost=new))
         capture = Capture(
             step=trainer_state.global_step,
             folder=folder,
             # Gathers: once a rank has the digests of all, all have written their files to the folder.
-            digests=self._joined(state.digests_of(self._trainer)),
+            digests=self._joined(state.digests_of(self._trainer))
+            | ({own_state.PART: own_state.digest(own.carried)} if own.carried else {}),
             wanted=self._is_best,
             finished=self.finished,
             checked=self.checked,
             trainable_parameters=count(x for x in self._trainer.model.parameters() if x.requires_grad),
             skips=self._trainer.skipped,
+            hooks=own,
         )
         self._manager.save(capture)
         self._is_best, self._saved_step = False, trainer_state.global_step
@@ -265,6 +309,8 @@ class CheckpointCallback(TrainerCallback):
         ours = state.digests_of(self._trainer)
         # Steps before the first one draw from the generator: it is compared as it was right after its restore.
         ours["rng"] = self._trainer.restored_rng or "not restored"
+        # And those of callbacks as they were before an epoch began.
+        ours["callbacks"] = self._callbacks_restored or ours["callbacks"]
         if self._resumption.takeover:
             ours |= self._resumption.takeover.restored(self._trainer, self._trainer.skipped)
         # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
@@ -284,6 +330,8 @@ class CheckpointCallback(TrainerCallback):
                 self.checked[part] = "absent"
             else:
                 self.checked[part] = "match"
+        if own_state.PART in expected:
+            self.checked[own_state.PART] = self._own_verdict()
         step = self._trainer.state.global_step
         wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
         events.emit(events.Restored(step=step, wrong=wrong))
@@ -293,3 +341,14 @@ class CheckpointCallback(TrainerCallback):
                 "stops before it trains on.",
                 remedy="Check that image and recipe are those that wrote the checkpoint.",
             )
+
+    def _own_verdict(self) -> str:
+        """Returns how the state of the user's code compares with the checkpoint's; all ranks must call it."""
+        if own_state.PART in self._resumption.leave_out:
+            return "left out"
+        rows = self._ranks.gather(OwnState(carried=self._own_restored))
+        if self._resumption.ranks != self._ranks.size:
+            return "of other processes"
+        shared = not self._trainer.recipe.parallel.virtual_workers
+        carried = own_state.joined(rows, each_writes=shared).carried
+        return "match" if carried.items() <= self._resumption.carried.items() and carried else "mismatch"

@@ -9,23 +9,26 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.recipe import Recipe
+from baton.components.shared.runs.documents.training import OwnState
 from baton.components.train_chunk.checkpointing.restore import Restored
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.trainer import arguments
 
 logger = logging.getLogger("baton")
 
+OTHERS = "another number of processes kept it"
+
 
 def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
     """Sets what bits depend on, and returns how exactly a checkpoint can be resumed here.
 
     Returns:
-        `bitwise`, or `consistent` where the machine differs.
+        `bitwise`, or `consistent` where the machine differs or state of the user's code is not restored.
 
     Raises:
         BatonError: other machines resume from another step.
         UserError: the checkpoint is split over ranks as this chunk's are not.
-        ExactnessError: the machine differs, and the recipe asks for bits.
+        ExactnessError: bits may differ, and the recipe asks for bits.
     """
     # A checkpoint may have come while they looked.
     steps = ranks.gather(restored.step if restored else 0)
@@ -41,8 +44,18 @@ def adapt(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
         return "bitwise"
     theirs = restored.meta.fingerprint
     changed = Fingerprint.here(ranks.size, recipe.parallel.strategy, workers).differences(theirs)
+    own = restored.meta.hooks or OwnState()
+    lost = own.lost if theirs.world_size == ranks.size else {**dict.fromkeys(own.carried, OTHERS), **own.lost}
+    if lost:
+        if recipe.chunks.exactness == "bitwise":
+            raise ExactnessError(
+                "chunks.exactness is bitwise, but "
+                f"{'; '.join(f'state of `{name}` is not carried: {why}' for name, why in lost.items())}.",
+                remedy=f"{events.NotCarried.REMEDY} Or set chunks.exactness to consistent.",
+            )
+        events.emit(events.NotCarried(step=restored.step, lost=lost))
     if not changed:
-        return "bitwise"
+        return "consistent" if lost else "bitwise"
     _require_readable(restored.step, theirs, ranks, recipe)
     if recipe.chunks.exactness == "bitwise":
         raise ExactnessError(

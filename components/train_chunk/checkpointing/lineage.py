@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
 from baton.components.shared.checkpoints.signatures import manifest_digest
 from baton.components.shared.checkpoints.store import Checkpoint
 from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.runs.documents.training import Transfer, Work
+from baton.components.shared.runs.documents.training import OwnState, Transfer, Work
 from baton.components.shared.runs.formats import OF_CHECKPOINT, Made
 from baton.components.shared.runs.run import now
 from baton.components.train_chunk.checkpointing.restore import Restored
@@ -29,6 +29,7 @@ class Capture:
         checked: What was compared after the restore, part by part.
         trainable_parameters: How many parameters training changes.
         skips: Steps up to it that were skipped.
+        hooks: State of the user's code.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Capture:
     checked: dict[str, str]
     trainable_parameters: int
     skips: tuple[int, ...] = ()
+    hooks: OwnState = field(default_factory=OwnState)
 
 
 class Lineage:
@@ -58,6 +60,7 @@ class Lineage:
     def __init__(self, context: TrainContext, restored: Restored | None, level: str, skipped: list[str]) -> None:
         self._context = context
         self._level, self._skipped = level, skipped
+        self._looked = restored is None or restored.meta.hooks is not None
         parallel = context.recipe.parallel
         self._fingerprint = Fingerprint.here(context.ranks.size, parallel.strategy, parallel.virtual_workers)
         self.start_step = restored.step if restored else 0
@@ -75,18 +78,24 @@ class Lineage:
         parent, context = self.parent, self._context
         digest = capture.digests["state"]
         storage = context.run.storage
+        # An older Baton's checkpoint lacks what changes here: whether it had changed before, nobody knows.
+        unknown = not self._looked and (capture.hooks.carried or capture.hooks.lost)
         meta = CheckpointMeta(
             digest=digest,
             state=capture.digests,
             parent=self._as_parent(parent) if parent else None,
             chain=hashlib.sha256(f"{parent.meta.chain if parent else ''}{digest}".encode()).hexdigest(),
             restored=Restoration(
-                step=self.start_step, checked=capture.checked or None, level=self._level, skipped=self._skipped
+                step=self.start_step,
+                checked=capture.checked or None,
+                level="consistent" if unknown else self._level,
+                skipped=self._skipped,
             ),
             identity=context.identity,
             finished=capture.finished,
             fingerprint=self._fingerprint,
             trainable_parameters=capture.trainable_parameters,
+            hooks=capture.hooks,
             chunk=context.index,
             created=now(),
             seconds=context.clock.split(),

@@ -25,6 +25,7 @@ def resumption(restored: Restored | None, context: TrainContext, leave_out: tupl
     return Resumption(
         folder=restored.folder,
         digests=restored.meta.state,
+        carried=restored.meta.hooks.carried if restored.meta.hooks else {},
         leave_out=leave_out,
         takeover=Takeover.of(restored.folder, restored.meta),
         ranks=restored.meta.fingerprint.world_size,

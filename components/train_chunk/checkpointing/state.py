@@ -178,18 +178,6 @@ def restore_callbacks(trainer: ChunkTrainer, saved: StateDict) -> None:
             vars(callback).update(saved[key])
 
 
-def without_state(trainer: ChunkTrainer) -> list[str]:
-    """Returns the names of callbacks that have no way to save what they keep."""
-    known = {id(callback) for callback in _stateful(trainer).values()}
-    return [
-        type(callback).__name__
-        for callback in trainer.callback_handler.callbacks
-        if id(callback) not in known
-        and not isinstance(callback, STATELESS)
-        and not getattr(callback, "stateless", False)
-    ]
-
-
 def _stateful(trainer: ChunkTrainer) -> dict[str, TrainerCallback]:
     """Returns the callbacks that have state, by class and position among its class."""
     stateful: dict[str, TrainerCallback] = {}

@@ -96,6 +96,9 @@ def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:
     except Exception as error:
         if isinstance(error, BrokenError) or not isinstance(error, BatonError):
             time.sleep(PEERS)
+        if not isinstance(error, BatonError) and errors.place_of(error):  # which torch's launcher does not pass on
+            logger.exception("rank %s failed", os.environ.get("LOCAL_RANK"))
+            raise BatonError(f"rank {os.environ.get('LOCAL_RANK')} failed: {errors.in_words(error)}.") from error
         raise
     finally:
         sys.stdout.flush()

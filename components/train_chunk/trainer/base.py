@@ -57,6 +57,7 @@ class Resumption:
     Attributes:
         folder: Local folder of the checkpoint, None at the start of a run.
         digests: Part of the state → its digest when the checkpoint was captured.
+        carried: Place at which the user's code keeps a value → its digest.
         leave_out: Parts not to restore: a negative control for tests of exactness.
         takeover: What a fork's recipe changes in its parent's state.
         ranks: How many ranks made the checkpoint.
@@ -67,6 +68,7 @@ class Resumption:
 
     folder: str | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    carried: dict[str, str] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
     takeover: Takeover | None = None
     ranks: int = 1

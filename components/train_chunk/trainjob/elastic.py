@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.recipe.base import seconds
 from baton.components.train_chunk.trainjob import reasons
@@ -54,9 +55,7 @@ def run(
                 raise
             less = fewer[0]["spec"]["trainer"]["numNodes"]
             why = error.message.rstrip(".")
-            logger.warning(
-                "TrainJob %s: %d nodes could not be had (%s); going on with %d", job.name, job.nodes, why, less
-            )
+            events.warn(f"TrainJob {job.name}: {job.nodes} nodes could not be had ({why}); going on with {less}")
             documents = fewer
 
 

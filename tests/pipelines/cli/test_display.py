@@ -39,6 +39,20 @@ WARNINGS: list[tuple[events.Event, str]] = [
     (events.Rejected(1, 9, "a.csv line 3", "s/r"), "1 of 9 rows are unusable and kept in s/r; a.csv line 3"),
     (events.Quality("warn", "Look at it.", "s/p"), "Look at it. See s/p"),
     (events.Truncation("one row is long", 1, 9, 80, fixed=False), "One row is long."),
+    (events.Warned("tracking at x stopped: deleted"), "Tracking at x stopped: deleted"),
+    (
+        events.NotCarried(4, {"own.py:it": "it is an iterator"}),
+        "State of `own.py:it` is not carried: it is an iterator. Chunks that resume from step 4 are only consistent. "
+        "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
+        "on it.",
+    ),
+    (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; nothing has been saved for 2 s."),
+    (events.Staging("/tmp", "there is no room"), "There is no room."),
+    (
+        events.Straggler(1, 3, 2.0, 0.5),
+        "Rank 1 is slow: 2.00 s of its own work in step 3, half of all ranks take 0.50 s or less.",
+    ),
+    (events.Partial(1, 3, 4, "SIGTERM"), "SIGTERM: step 3 of 4 is saved, and the next chunk resumes from it."),
     (MadeAnew("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
 ]
 SWEPT: list[tuple[events.Event, str]] = [
@@ -54,7 +68,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What is shown."""
     screen = io.StringIO()
     monkeypatch.setattr(display.console, "file", screen)
-    monkeypatch.setattr(display.console, "width", 200)
+    monkeypatch.setattr(display.console, "width", 300)
     return screen
 
 

@@ -15,7 +15,7 @@ from baton.components.shared.pages.svg import series, thin
 from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel
 from baton.components.shared.runs.documents.rows import Place
 from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.runs.documents.training import Tracking
+from baton.components.shared.runs.documents.training import OwnState, Tracking, Warning
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -195,6 +195,37 @@ def test_thinning_keeps_ends_and_spikes() -> None:
     assert ys.max() == 100.0
     assert (xs[0], xs[-1]) == (1, 100_000)
     assert list(xs) == sorted(xs)
+
+
+def test_a_part_that_another_number_of_processes_kept_breaks_no_proof(full_report: Any) -> None:
+    report = full_report()
+    checked = {"weights": "match", "rng": "of other processes"}
+    last = report.proof[-1]
+    part = last.part.model_copy(update={"level": "consistent", "checked": checked})
+    html = render(replace(report, proof=[*report.proof[:-1], replace(last, part=part)]))
+    assert "the resume proof does not hold" not in check(html).text
+    assert "not every hand-over was bit-exact" in check(html).text
+
+
+def test_what_a_person_was_told_as_it_ran_is_in_the_report(full_report: Any) -> None:
+    told = Warning(text="tracking at <b> stopped: the run is deleted", at="2026-11-21T02:00:00Z")
+    text = check(render(replace(full_report(), warnings=[told]))).text
+    assert "tracking at <b> stopped: the run is deleted" in text
+    assert "Warnings" not in render(full_report())
+
+
+def test_state_that_is_not_carried_is_named_where_a_hand_over_is_not_exact(full_report: Any) -> None:
+    report = full_report()
+    lost = OwnState(lost={"reward.py:seen": "it holds more"})
+    parts = [
+        replace(
+            entry, part=entry.part.model_copy(update={"hooks": lost, "level": "consistent" if number else "bitwise"})
+        )
+        for number, entry in enumerate(report.proof)
+    ]
+    text = check(render(replace(report, proof=parts))).text
+    assert "only consistent (state of reward.py:seen is not carried)" in text
+    assert "is not carried" not in render(report)
 
 
 def test_steps_that_were_skipped_are_marked_and_their_rows_named(full_report: Any) -> None:

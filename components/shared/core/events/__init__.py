@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from baton.components.shared.core import machine, termination
-from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, no_room
+from baton.components.shared.core.errors import BatonError, LostError, MarkedError, SkipError, in_words, no_room
 from baton.components.shared.core.events.event import KINDS, Unknown
 from baton.components.shared.core.events.event import Event as Event
 from baton.components.shared.core.events.stages import *  # noqa: F403
-from baton.components.shared.core.events.stages import Error, Stage
+from baton.components.shared.core.events.stages import Error, Stage, Warned
 from baton.components.shared.core.events.training import *  # noqa: F403
 
 MARK = "::baton "
@@ -52,6 +52,13 @@ def emit(event: Event) -> None:
             sys.stdout.flush()
     else:
         logger.info("%s %s", event.kind, " ".join(f"{name}={value}" for name, value in event.fields().items()))
+
+
+def warn(text: str) -> None:
+    """Tells a person that something goes on without what it was to do: in the log and on the screen."""
+    logger.warning("%s", text)
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        emit(Warned(text))
 
 
 def parse(line: str) -> Event | None:
@@ -107,7 +114,9 @@ def stage(name: str) -> Iterator[None]:
     except Exception as failure:
         error = failure if isinstance(failure, BatonError) else no_room(failure)
         if error is None:
-            termination.leave(f"{type(failure).__name__}: {failure}", BatonError.exit_code)
+            message = in_words(failure)
+            emit(Error(name, message, BatonError.exit_code))
+            termination.leave(message, BatonError.exit_code)
             raise
         marked, lost, skips = (isinstance(error, kind) for kind in (MarkedError, LostError, SkipError))
         emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))

@@ -27,6 +27,12 @@ class Error(Event, kind="error"):
     skips: bool | None = None
 
 
+class Warned(Event, kind="warned"):
+    """Something goes on without what it was to do, which a person should know of."""
+
+    text: str
+
+
 class Source(Event, kind="source"):
     """A source of rows, as it was recognised."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from baton.components.shared.core.events.event import Event
 
 
@@ -91,6 +93,24 @@ class Consistent(Event, kind="consistent"):
     """This machine differs from the checkpoint's, so bits may differ."""
 
     changed: list[str]
+
+
+class NotCarried(Event, kind="not_carried"):
+    """State of the user's code is not in a checkpoint, so that a chunk after it resumes without: place → why."""
+
+    step: int
+    lost: dict[str, str]
+
+    REMEDY: ClassVar[str] = (
+        "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
+        "on it."
+    )
+
+    @property
+    def text(self) -> str:
+        """The event in words."""
+        places = "; ".join(f"state of `{name}` is not carried: {why}" for name, why in self.lost.items())
+        return f"{places[:1].upper()}{places[1:]}. Chunks that resume from step {self.step} are only consistent."
 
 
 class Restored(Event, kind="restored"):

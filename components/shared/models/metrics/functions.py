@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import UserError, in_words
 from baton.components.shared.models.metrics.figures import Figure, mean
 from baton.components.shared.models.metrics.texts import METRICS
 from baton.components.shared.models.own_code import hooks
@@ -49,7 +49,7 @@ def score(
     try:
         values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
-        raise UserError(f"evaluation.functions: {name} failed: {type(error).__name__}: {error}") from None
+        raise UserError(f"evaluation.functions: {name} failed: {in_words(error)}.") from None
     return mean(numbers(f"evaluation.functions: {name}", values, len(completions)), better=None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from baton.components.shared.core import rng
-from baton.components.shared.core.errors import UserError
+from baton.components.shared.core.errors import UserError, in_words, own_packages, place_of
 from baton.components.shared.recipe import Hook, Hooks
 
 
@@ -25,6 +25,7 @@ def find(path: str) -> Any:
         UserError: there is no such module or object, or importing it fails.
     """
     module, _, name = path.partition(":")
+    own_packages.add(module.partition(".")[0])
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except ModuleNotFoundError as error:
@@ -35,7 +36,7 @@ def find(path: str) -> Any:
     except AttributeError as error:
         raise UserError(f"hook {path!r} does not exist: {error}.", remedy="Check the name after the colon.") from None
     except Exception as error:
-        raise UserError(f"hook {path!r} cannot be imported: {type(error).__name__}: {error}.") from None
+        raise UserError(f"hook {path!r} cannot be imported: {in_words(error)}.") from None
 
 
 def callbacks(hooks: Hooks) -> list[Any]:
@@ -98,4 +99,6 @@ def _call(hook: Hook, **arguments: Any) -> Any:
     try:
         return find(hook.use)(**arguments, **hook.options)
     except TypeError as error:
+        if place_of(error):  # raised by its own code
+            raise
         raise UserError(f"hook {hook.use!r} does not take these options: {error}.") from None

@@ -92,6 +92,13 @@ class Restart(Document):
     """How long it had run."""
 
 
+class Warning(Document):
+    """Something that went on without what it was to do."""
+
+    text: str
+    at: str = ""
+
+
 class StageRecord(Document):
     """The record of an attempt at any stage."""
 
@@ -172,6 +179,15 @@ class Removed(Document):
     bytes: int
 
 
+class OwnState(Document):
+    """State that the user's code keeps between steps, as a checkpoint has it."""
+
+    carried: dict[str, str] = Field(default_factory=dict)
+    """Place, such as `reward.py:seen` → digest of its value."""
+    lost: dict[str, str] = Field(default_factory=dict)
+    """Place that has changed and is not carried → why."""
+
+
 class ProofPart(NamedDocument):
     """A checkpoint's part of the resume proof: whose state it continues, what was compared, and on what machine."""
 
@@ -186,6 +202,7 @@ class ProofPart(NamedDocument):
     checked: dict[str, str] | None = None
     restored_step: int = 0
     skipped: list[str] = Field(default_factory=list)
+    hooks: OwnState | None = None
     uri: str = ""
     bytes: int = 0
     fingerprint: Fingerprint = Fingerprint()

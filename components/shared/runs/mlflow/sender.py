@@ -162,7 +162,9 @@ def serve() -> None:
             if None in batch:
                 break
     except Exception as error:
-        logger.warning("tracking at %s stopped: %s", connection.without_credentials(order.uri), error)
+        # One line, which `Tracker` passes on.
+        words = " ".join(str(error).split())
+        print(f"tracking at {connection.without_credentials(order.uri)} stopped: {words}", flush=True)
 
 
 def _read(lines: queue.Queue[str | None]) -> None:

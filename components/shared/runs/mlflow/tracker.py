@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from baton.components.shared.runs.mlflow import models, unsent, usage
 from baton.components.shared.runs.mlflow.told import Order
 from baton.components.shared.runs.run import Run
 
-logger = logging.getLogger("baton")
-
 SENDER = "baton.components.shared.runs.mlflow.sender"
+STOPPED = "tracking at "
+"""How the line begins by which the process tells why it has stopped."""
 HELD_S = 30.0
 """Seconds for which a chunk holds back what a database of this machine is to have, see `unsent`."""
 
@@ -43,6 +42,7 @@ class Tracker:
         trains: bool = False,
         params: Mapping[str, str] | None = None,
     ) -> None:
+        self._run = run
         self._process: subprocess.Popen[str] | None = None
         self._held: unsent.Held | None = None
         self._usage: usage.Usage | None = None
@@ -87,8 +87,18 @@ class Tracker:
             self._process.stdin.close()
             self._process.wait(timeout)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            logger.warning("tracking did not finish in %.0f s and is abandoned", timeout)
+            self._run.warn(f"tracking did not finish in {timeout:.0f} s and is abandoned")
             self._process.kill()
+        self._heard()
+
+    def _heard(self) -> None:
+        """Tells why the process has stopped, where it did before its end."""
+        process, self._process = self._process, None
+        if process and process.stdout:
+            with process.stdout as said:
+                for line in said:
+                    if line.startswith(STOPPED):
+                        self._run.warn(line.strip())
 
     def _hand(self, document: Mapping[str, object]) -> None:
         if self._held is None:
@@ -117,7 +127,11 @@ class Tracker:
     def _start(self) -> None:
         # In a session of its own: Ctrl-C ends training, and what was handed over is sent still; it ends with its input.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", SENDER], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", SENDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._write(asdict(self._order))  # not as arguments: an address may hold a password
 
@@ -127,7 +141,7 @@ class Tracker:
                 self._process.stdin.write(json.dumps(document) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
-                self._process = None  # it has said why
+                self._heard()
 
 
 def send_held(run: Run) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger("baton")
+from baton.components.shared.core import events
 
 
 class Held:
@@ -49,7 +48,7 @@ class Held:
                 self._file.write(json.dumps(document) + "\n")
                 self._file.flush()
             except OSError as error:  # a full disk is no reason to stop training
-                logger.warning("metrics are not kept for MLflow: %s", error)
+                events.warn(f"metrics are not kept for MLflow: {error}")
                 self._end()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from baton.components.shared.core import events
 from baton.components.train_chunk.reporting.sinks.base import Source
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Telemetry:
         try:
             self._server, _ = start_http_server(port, registry=registry)
         except OSError as error:
-            logger.warning("metrics are not served at port %d: %s", port, error)
+            events.warn(f"metrics are not served at port {port}: {error}")
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Takes what the trainer has logged; the newest value of each counts."""

@@ -93,6 +93,8 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     ),
     (events.Skipped(4, "damaged"), {"step": 4, "reason": "damaged"}),
     (events.Consistent(["torch 2 → 3"]), {"changed": ["torch 2 → 3"]}),
+    (events.NotCarried(4, {"own.py:n": "why"}), {"step": 4, "lost": {"own.py:n": "why"}}),
+    (events.Warned("no server"), {"text": "no server"}),
     (events.Restored(4, []), {"step": 4, "wrong": []}),
     (events.Forked(4, ["data"]), {"step": 4, "changed": ["data"]}),
     (events.Scored("t000", 1, 4, None), {"trial": "t000", "chunk": 1, "step": 4, "value": None}),

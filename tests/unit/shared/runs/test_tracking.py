@@ -8,10 +8,12 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.mlflow import tracker as trackers
@@ -109,6 +111,43 @@ def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
             tracker.log({"loss": 1.0}, step)
         assert time.monotonic() - started < 5
     assert time.monotonic() - started < 60
+
+
+DELETED: dict[str, tuple[Callable[[Run], None], str]] = {
+    "metrics": (lambda run: tracking.log_metrics(run, {"loss": 1.0}, 1), "stopped"),
+    "tags": (lambda run: tracking.tag(run, {"a": "b"}), "has no tags of this run"),
+    "the end": (lambda run: tracking.close(run, "FINISHED", {"a.txt": "a"}), "was not told that this run is finished"),
+    "a resumed run": (lambda run: tracking.start(run, run.recipe()), "does not know that this run resumes"),
+}
+
+
+def test_a_run_that_mlflow_has_no_more_is_told_on_the_screen_and_in_the_report(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("delete from runs")
+    monkeypatch.setenv("BATON_EVENTS", "stdout")
+    for what, (tell, words) in DELETED.items():
+        tell(run)
+        told = [event for event in map(events.parse, capsys.readouterr().out.splitlines()) if event]
+        assert any(words in event.text for event in told if isinstance(event, events.Warned)), what
+        assert any(words in each.text for each in run.warnings()), what
+    texts = [each.text for each in run.warnings()]
+    DELETED["tags"][0](run)
+    assert sorted(each.text for each in run.warnings()) == sorted(texts), "each is told once"
+
+
+def test_an_experiment_that_is_deleted_is_told(tmp_path: Path) -> None:
+    first = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    database = sqlite3.connect(tmp_path / "mlflow.db")
+    database.execute("update experiments set lifecycle_stage = 'deleted'")
+    database.commit()
+    run = Run(first.storage, "second")
+    run.create(first.recipe())
+    tracking.start(run, run.recipe())
+    assert run.get("tracking.json") is None
+    assert "is off for this run" in run.warnings()[0].text
 
 
 def _chunk(run: Run, steps: range) -> None:

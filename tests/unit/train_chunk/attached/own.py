@@ -79,10 +79,71 @@ class Slower(TrainerCallback):
         self.seen = saved["seen"]
 
 
+class Growing:
+    """A loss that weighs each call a little more."""
+
+    def __init__(self) -> None:
+        self.calls, self.seen = 0, torch.zeros(2)
+
+    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        self.calls += 1
+        self.seen[self.calls % 2] += 1
+        logits = outputs.logits[:, :-1].flatten(0, 1).float()
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=-100)
+        return loss * (1 + self.calls / 50 + float(self.seen[1]) / 100)
+
+
+class Shrinking(TrainerCallback):
+    """Lowers the learning rate by the steps and epochs that it has seen, which no `state_dict` tells of."""
+
+    def __init__(self) -> None:
+        self.epochs, self.seen = 0, {"steps": 0}
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self.epochs += 1
+
+    def on_step_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
+        self.seen["steps"] += 1
+        for group in optimizer.param_groups:
+            group["lr"] /= 1 + (self.seen["steps"] + self.epochs) / 100
+
+
+class Counting(Shrinking):
+    """The same, and carried by a `state_dict`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs, "seen": dict(self.seen)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.epochs, self.seen = saved["epochs"], dict(saved["seen"])
+
+
+class Iterating(TrainerCallback):
+    """Lowers the learning rate by an iterator, which nobody can carry."""
+
+    def __init__(self) -> None:
+        self.rates = iter([1.1**number for number in range(99)])
+
+    def on_step_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] /= next(self.rates)
+
+
+class GrowingTrainer(Trainer):
+    """A trainer with a loss of its own that counts."""
+
+    calls = 0
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return super().compute_loss(*arguments, **options) * (1 + self.calls / 50)
+
+
 def trainer(base: str, folder: Path, rows: Any = None, collator: Any = noisy, **settings: Any) -> Trainer:
     """Returns a trainer as a script builds it."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attention_dropout=0.2)
     callbacks = settings.pop("callbacks", None)
+    kind, loss = settings.pop("kind", Trainer), settings.pop("compute_loss_func", None)
     held_out = settings.pop("eval_dataset", None)
     arguments = {
         "num_train_epochs": 3,
@@ -97,8 +158,9 @@ def trainer(base: str, folder: Path, rows: Any = None, collator: Any = noisy, **
         "seed": 5,
         **settings,
     }
-    return Trainer(
+    return kind(  # type: ignore[no-any-return]
         model=model,
+        compute_loss_func=loss,
         args=TrainingArguments(str(folder / "out"), **arguments),
         train_dataset=Rows() if rows is None else rows,
         eval_dataset=held_out,

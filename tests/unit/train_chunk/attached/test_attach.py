@@ -15,6 +15,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer
 from typer.testing import CliRunner
 
 import baton
+from baton.components.shared.core import events
 from baton.components.shared.core.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.cli.app import app
@@ -86,6 +87,97 @@ def test_chunks_end_on_the_bits_of_one_run(case: str, build: Any, tmp_path: Path
     baton.attach(fresh(), control, 5).train()
     baton.attach(fresh(), control).train(leave_out=left_out)
     assert _state(control)["weights"] != _state(whole)["weights"]
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "a loss": {"compute_loss_func": own.Growing},
+    "a callback": {"callbacks": own.Shrinking},
+    "a callback with state_dict": {"callbacks": own.Counting},
+    "a trainer's compute_loss": {"kind": own.GrowingTrainer},
+}
+"""Code that keeps what it computes with, made anew for each process."""
+
+
+def _fresh(build: Any, case: dict[str, Any]) -> Trainer:
+    makes = {"kind": lambda kind: kind, "callbacks": lambda kind: [kind()], "compute_loss_func": lambda kind: kind()}
+    return build(own.FixedRows(), own.padded, **{name: makes[name](kind) for name, kind in case.items()})
+
+
+class LostError(Exception):
+    """A process that ends."""
+
+
+def _ends_after(trainer: Trainer, step: int) -> Trainer:
+    """Has a trainer's process end in the step after one."""
+    train = trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Any:
+        if trainer.state.global_step == step:
+            raise LostError
+        return train(*arguments, **options)
+
+    trainer.training_step = training_step
+    return trainer
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_code_that_keeps_a_state_goes_on_with_it(case: str, build: Any, tmp_path: Path) -> None:
+    whole, parts, control = (str(tmp_path / "store" / "runs" / name) for name in ("whole", "parts", "control"))
+    baton.attach(_fresh(build, STATES[case]), whole).train()
+    # Inside an epoch, at the end of one, and after a process that ended two steps after its last checkpoint.
+    baton.attach(_fresh(build, STATES[case]), parts, 3).train()
+    baton.attach(_fresh(build, STATES[case]), parts, 4).train()
+    with pytest.raises(LostError):
+        baton.attach(_ends_after(_fresh(build, STATES[case]), 6), parts, checkpoint_every=5).train()
+    baton.attach(_fresh(build, STATES[case]), parts).train()
+    assert _state(parts) == _state(whole)
+    meta = baton.checkpoints(parts).open().meta
+    part = "callbacks" if "state_dict" in case else "hooks"
+    assert (meta.restored.level, meta.restored.checked[part]) == ("bitwise", "match")
+    assert meta.restored.step == 5
+    baton.attach(_fresh(build, STATES[case]), control, 5).train()
+    baton.attach(_fresh(build, STATES[case]), control).train(leave_out=(part,))
+    assert _state(control)["weights"] != _state(whole)["weights"]
+
+
+def test_a_state_that_cannot_be_carried_is_never_called_bitwise(build: Any, tmp_path: Path) -> None:
+    heard: list[events.Event] = []
+    events._hearers.append(heard.append)
+    run, strict = (str(tmp_path / "store" / "runs" / name) for name in ("parts", "strict"))
+    try:
+        baton.attach(_fresh(build, {"callbacks": own.Iterating}), run, 3).train()
+        baton.attach(_fresh(build, {"callbacks": own.Iterating}), run, 5).train()
+    finally:
+        events._hearers.remove(heard.append)
+    first, second = (baton.checkpoints(run).open(step).meta for step in (3, 5))
+    assert first.restored.level == "bitwise", "nothing was lost yet"
+    assert first.hooks.lost.keys() == {"own.py:Iterating.rates"}
+    assert second.restored.level == "consistent"
+    told = [event for event in heard if isinstance(event, events.NotCarried)]
+    assert [event.step for event in told] == [3, 3, 5]
+    assert "tate of `own.py:Iterating.rates` is not carried" in told[0].text
+    proof = baton.attach(_fresh(build, {"callbacks": own.Iterating}), run, 5).prove()
+    assert (proof.level, proof.hooks) == ("consistent", second.hooks)
+    # Who asks for bits gets none that may differ.
+    bits = {"exactness": "bitwise"}
+    baton.attach(_fresh(build, {"callbacks": own.Iterating}), strict, 3, chunks=bits).train()
+    with pytest.raises(ExactnessError, match=r"state of `own.py:Iterating.rates` is not carried"):
+        baton.attach(_fresh(build, {"callbacks": own.Iterating}), strict, 5, chunks=bits).train()
+
+
+def test_a_checkpoint_of_a_baton_that_did_not_look_is_continued_and_not_called_bitwise(
+    build: Any, tmp_path: Path
+) -> None:
+    run = str(tmp_path / "store" / "runs" / "old")
+    baton.attach(_fresh(build, STATES["a loss"]), run, 3).train()
+    (manifest,) = (tmp_path / "store" / "runs" / "old").rglob("manifest.json")
+    document = json.loads(manifest.read_text())
+    del document["meta"]["hooks"], document["meta"]["state"]["hooks"]
+    document["files"] = {name: each for name, each in document["files"].items() if "hooks" not in name}
+    manifest.write_text(json.dumps(document))
+    baton.attach(_fresh(build, STATES["a loss"]), run, 5).train()
+    baton.attach(_fresh(build, STATES["a loss"]), run, 7).train()
+    assert [baton.checkpoints(run).open(step).meta.restored.level for step in (5, 7)] == ["consistent", "bitwise"]
 
 
 def test_what_draws_nothing_ends_where_the_trainer_alone_does(build: Any, tmp_path: Path) -> None:

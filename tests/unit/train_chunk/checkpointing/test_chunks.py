@@ -61,6 +61,15 @@ class DrawingByEpoch(Drawing):
         super().on_step_end(args, state, control, model)
 
 
+def _drawing_at(event: str) -> type[Drawing]:
+    """Returns a callback that draws at one event alone, and moves a weight."""
+
+    def draw(self: Drawing, args: Any, state: Any, control: Any, **options: Any) -> None:
+        Drawing.on_step_end(self, args, state, control, **options)
+
+    return type(f"At_{event}", (Drawing,), {"on_step_end": TrainerCallback.on_step_end, event: draw})
+
+
 @pytest.fixture(scope="module")
 def make(tiny_base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Chunks]:
     """Returns what makes a run."""
@@ -102,6 +111,45 @@ def test_a_checkpoint_at_an_epochs_end_has_what_callbacks_do_there(make: Callabl
         run.train_all()
 
     assert runs[1].steps == [3, 7]
+    assert runs[1].at().meta.state == runs[0].at().meta.state
+
+
+@pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_log"])
+def test_the_state_is_compared_before_any_callback_changes_it(event: str, make: Callable[..., Chunks]) -> None:
+    runs = [make(f"{event}-{len(ends)}", ends, (_drawing_at(event),)) for ends in ((), (2, 3, 7))]
+    for run in runs:
+        run.train_all()
+    assert runs[1].at().meta.restored.checked["callbacks"] == "match"
+    assert runs[1].at().meta.state == runs[0].at().meta.state
+
+
+class Epochs(TrainerCallback):
+    """Counts the epochs that begin, and lowers the learning rate by their number."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Counts."""
+        self.epochs += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Moves a weight."""
+        next(iter(model.parameters())).data.flatten()[0] += self.epochs * 1e-3
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns their number."""
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Takes their number."""
+        self.epochs = saved["epochs"]
+
+
+def test_an_epoch_that_a_chunk_begins_once_more_does_not_count(make: Callable[..., Chunks]) -> None:
+    runs = [make(name, targets, (Epochs,)) for name, targets in (("begun", ()), ("begun-4", (2, 3, 5, 7)))]
+    for run in runs:
+        run.train_all()
     assert runs[1].at().meta.state == runs[0].at().meta.state
 
 

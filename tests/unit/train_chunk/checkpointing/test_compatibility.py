@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
 from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
 from baton.components.shared.recipe import Recipe, recipe_file
+from baton.components.shared.runs.documents.training import OwnState
 from baton.components.shared.store.bundles import Manifest
 from baton.components.train_chunk.checkpointing.compatibility import adapt
 from baton.components.train_chunk.checkpointing.restore import Restored
@@ -89,6 +91,39 @@ def test_another_version_of_a_library_is_never_bitwise(name: str) -> None:
     assert adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe()) == "consistent"
     with pytest.raises(ExactnessError, match=rf"{name}: 0\.0\.1 →"):
         adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe("chunks.exactness=bitwise"))
+
+
+OWN: dict[str, tuple[OwnState | None, dict[str, Any], tuple[str, ...], str]] = {
+    "not looked at": (None, {}, (), "bitwise"),
+    "none": (OwnState(), {}, (), "bitwise"),
+    "carried": (OwnState(carried={"own.py:n": "d"}), {}, (), "bitwise"),
+    "not carried": (OwnState(lost={"own.py:n": "why"}), {}, (), "consistent"),
+    "of two virtual workers' processes": (
+        OwnState(carried={"own.py:n": "d"}),
+        {"world_size": 2},
+        ("training.parallel.virtual_workers=2",),
+        "consistent",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_state_of_ones_own_code_decides_how_exact_a_chunk_resumes(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, changes, overrides, level = OWN[case]
+    virtual = 2 if overrides else None
+    adapt(None, Ranks(), recipe(*overrides, "training.threads=1"))  # the modes that the checkpoint was made in
+    restored = made_by(**changes, **({"virtual_workers": virtual} if virtual else {}))
+    if own is not None:
+        meta = restored.checkpoint.meta.model_copy(update={"hooks": own})
+        restored = Restored(dataclasses.replace(restored.checkpoint, meta=meta), "folder")
+    monkeypatch.setenv("BATON_EVENTS", "stdout")
+    assert adapt(restored, Ranks(), recipe(*overrides)) == level
+    assert ("not_carried" in capsys.readouterr().out) is (level == "consistent")
+    if level == "consistent":
+        with pytest.raises(ExactnessError, match=r"state of `own.py:n` is not carried: .*state_dict"):
+            adapt(restored, Ranks(), recipe(*overrides, "chunks.exactness=bitwise"))
 
 
 def test_machines_that_found_different_checkpoints_do_not_begin() -> None:

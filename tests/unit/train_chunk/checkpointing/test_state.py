@@ -35,10 +35,6 @@ class Counting(TrainerCallback):
         self.count = saved["count"]
 
 
-class Forgetful(TrainerCallback):
-    """A callback with no way to save what it keeps."""
-
-
 def _trainer(tmp_path: Any, *callbacks: TrainerCallback) -> Trainer:
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, bos_token_id=None
@@ -67,10 +63,6 @@ def test_callbacks_that_do_not_fit_the_checkpoint_are_an_error(tmp_path: Any) ->
     saved = state.callback_states(_trainer(tmp_path, Counting(1)))
     with pytest.raises(KeyError, match="Counting#0"):
         state.restore_callbacks(_trainer(tmp_path), saved)
-
-
-def test_a_callback_without_state_dict_is_named(tmp_path: Any) -> None:
-    assert state.without_state(_trainer(tmp_path, Counting(1), Forgetful())) == ["Forgetful"]
 
 
 def test_logged_values_do_not_count_the_clock() -> None:

@@ -80,8 +80,9 @@ def test_a_manifest_has_the_keys_of_old_and_what_it_was_written_with(context: Tr
     meta = lineage.meta(_capture(finished=False), work).to_json()
     assert set(meta) == {
         *("digest", "state", "parent", "chain", "restored", "identity", "finished", "fingerprint"),
-        *("trainable_parameters", "chunk", "created", "seconds", "moved", "work", "made"),
+        *("trainable_parameters", "chunk", "created", "seconds", "moved", "work", "made", "hooks"),
     }
+    assert meta["hooks"] == {}
     assert meta["restored"] == {"step": 0, "checked": None, "level": "bitwise", "skipped": []}
     assert meta["work"] == {
         "started": 1.0,

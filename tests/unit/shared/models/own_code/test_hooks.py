@@ -55,7 +55,10 @@ REFUSED = {
     "a module it needs": ("users_needing:f", "cannot be imported: No module named 'users_absent'. Give the file in"),
     "no object": ("users_code:Missing", "does not exist: module 'users_code' has no attribute 'Missing'. Check the"),
     "no inner object": ("users_code:Outer.Lost", "hook 'users_code:Outer.Lost' does not exist: type object 'Outer'"),
-    "raises": ("users_raising:f", "hook 'users_raising:f' cannot be imported: RuntimeError: no licence."),
+    "raises": (
+        "users_raising:f",
+        "hook 'users_raising:f' cannot be imported: RuntimeError: no licence (users_raising.py, line 1, in <module>).",
+    ),
     "does not parse": ("users_broken:f", "hook 'users_broken:f' cannot be imported: SyntaxError: "),
 }
 
