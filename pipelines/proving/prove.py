@@ -111,10 +111,22 @@ def prove(
     """
     created = now()
     variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, processes, on_event) for count in counts]
+    return compare(variants, recipe=recipe.name, created=created, leave_out=leave_out, processes=processes)
+
+
+def compare(
+    variants: Sequence[Outcome],
+    *,
+    recipe: str,
+    created: str,
+    leave_out: Sequence[str] = (),
+    processes: Sequence[int] = (),
+) -> Proof:
+    """Compares runs that have ended with the first of them; see `prove` for the rest."""
     differences = [difference(variants[0], variant) for variant in variants]
     differing = [difference for difference in differences if difference]
     return {
-        "recipe": recipe.name,
+        "recipe": recipe,
         "created": created,
         "leave_out": [str(part) for part in leave_out],
         "processes": list(processes),

@@ -6,7 +6,10 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +53,9 @@ def _variant(chunks: int, **changed: Any) -> dict[str, Any]:
     return {**made, **changed}
 
 
-@pytest.fixture
-def proved(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes what `prove` returns, from what its runs ended on."""
-
-    def prove(*variants: dict[str, Any], leave_out: tuple[str, ...] = (), recipe: str = "tiny") -> dict[str, Any]:
-        by_count = {variant["chunks"]: variant for variant in variants}
-        monkeypatch.setattr(proving, "_variant", lambda recipe, count, *rest: by_count[count])
-        named: Any = type("Named", (), {"name": recipe})
-        return proving.prove(named, list(by_count), name="prove-tiny", leave_out=leave_out)
-
-    return prove
+def proved(*variants: Any, leave_out: tuple[str, ...] = (), recipe: str = "tiny") -> Any:
+    """Returns what `prove` does of runs that have ended."""
+    return proving.compare(variants, recipe=recipe, created="2026-11-21T10:00:00Z", leave_out=leave_out)
 
 
 def _text(page: str) -> str:
@@ -81,7 +76,7 @@ def _points(path: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", found[1])]
 
 
-def test_equal_runs_are_exact_and_lie_on_one_line(proved: Any) -> None:
+def test_equal_runs_are_exact_and_lie_on_one_line() -> None:
     page = render(proved(_variant(1), _variant(2), _variant(5)))
     text = _text(page)
     assert "exact: all 3 runs are the same, byte for byte" in text
@@ -98,7 +93,7 @@ def test_equal_runs_are_exact_and_lie_on_one_line(proved: Any) -> None:
     assert _drawn(page, "difference") == []
 
 
-def test_each_run_has_its_row(proved: Any) -> None:
+def test_each_run_has_its_row() -> None:
     variants = [_variant(1), _variant(2, weights_sha256=_sha("other file"))]
     page = render(proved(*variants))
     text = _text(page)
@@ -110,7 +105,7 @@ def test_each_run_has_its_row(proved: Any) -> None:
     assert "device cpu threads 2 torch 2.13.0" in text
 
 
-def test_first_difference_is_told_and_marked_where_it_was_logged(proved: Any) -> None:
+def test_first_difference_is_told_and_marked_where_it_was_logged() -> None:
     late, early = _losses(off_from=31), _losses(off_from=13)
     found = proved(_variant(1), _variant(2, losses=late), _variant(5, losses=early))
     page = render(found)
@@ -153,7 +148,7 @@ def test_first_difference_is_told_and_marked_where_it_was_logged(proved: Any) ->
         ),
     ],
 )
-def test_difference_behind_equal_losses(changed: dict[str, Any], sentence: str, values: list[str], proved: Any) -> None:
+def test_difference_behind_equal_losses(changed: dict[str, Any], sentence: str, values: list[str]) -> None:
     page = render(proved(_variant(1), _variant(2), _variant(3, **changed)))
     text = _text(page)
     assert "NOT exact: 1 of 3 runs differs from the run in 1 chunk" in text
@@ -163,7 +158,7 @@ def test_difference_behind_equal_losses(changed: dict[str, Any], sentence: str, 
     assert page.count("<svg") == 2
 
 
-def test_negative_control_says_whether_it_found_anything(proved: Any) -> None:
+def test_negative_control_says_whether_it_found_anything() -> None:
     differing = proved(_variant(1), _variant(2, losses=_losses(off_from=31)), leave_out=("rng",))
     text = _text(render(differing))
     assert "NOT exact: 1 of 2 runs differs" in text
@@ -175,7 +170,7 @@ def test_negative_control_says_whether_it_found_anything(proved: Any) -> None:
     assert 'class="verdict warn"' in same
 
 
-def test_losses_that_are_not_numbers_equal_themselves(proved: Any) -> None:
+def test_losses_that_are_not_numbers_equal_themselves() -> None:
     losses = [*_losses()[:50], *[math.nan] * 10]
     found = proved(_variant(1, losses=losses), _variant(2, losses=list(losses)))
     assert found["exact"]
@@ -187,7 +182,7 @@ def test_losses_that_are_not_numbers_equal_themselves(proved: Any) -> None:
     assert "Found less expected" not in text
 
 
-def test_no_losses_at_all(proved: Any) -> None:
+def test_no_losses_at_all() -> None:
     nothing: dict[str, Any] = {"losses": [], "targets": [4]}
     page = render(proved(_variant(1, **nothing), _variant(2, **nothing)))
     assert "No loss was logged." in _text(page)
@@ -195,7 +190,7 @@ def test_no_losses_at_all(proved: Any) -> None:
     assert "<svg" not in page
 
 
-def test_hostile_text_stays_text_and_nothing_is_loaded(proved: Any) -> None:
+def test_hostile_text_stays_text_and_nothing_is_loaded() -> None:
     hostile = '"></td></style><script>alert(1)</script><img src=https://evil/x.png> {{ 7*7 }}'
     names = {"run": hostile, "uri": hostile, "state_digest": hostile, "parts": {hostile: "a"}}
     first = _variant(1, **names, fingerprint={hostile: hostile})
@@ -209,9 +204,16 @@ def test_hostile_text_stays_text_and_nothing_is_loaded(proved: Any) -> None:
     assert page.count(str(html.escape(hostile, quote=False)).replace('"', "&#34;")) >= 9
 
 
-def test_same_result_gives_the_same_bytes(proved: Any) -> None:
+def test_same_result_gives_the_same_bytes_in_another_process() -> None:
     found = proved(_variant(1), _variant(2, losses=_losses(off_from=31)))
-    assert render(found) == render(found)
+    code = (
+        "import json, sys; from baton.pipelines.proving.prove_page import render; print(render(json.load(sys.stdin)))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(found), capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    ).stdout  # fmt: skip
+    assert other == render(found) + "\n"
 
 
 def test_digest_of_the_weights_file() -> None:
@@ -240,17 +242,17 @@ def test_counts_that_compare_nothing_are_refused(counts: str) -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_command_writes_the_page_either_way(
-    exact: bool, proved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proved(_variant(1), _variant(2, losses=_losses(off_from=None if exact else 31)))
+def test_command_writes_the_page_either_way(exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prove", str(SCRATCH), "--chunks", "1,2", "--store", str(tmp_path / "store")]
-    done = CliRunner().invoke(app, command, prog_name="baton")
-    default = tmp_path / "prove-scratch.html"
+    if exact:
+        page = tmp_path / "prove-scratch.html"
+        done = CliRunner().invoke(app, command, prog_name="baton")
+        assert done.stdout.splitlines()[-1] == f"report: {page}"
+    else:
+        page = tmp_path / "other.html"
+        options = ["--leave-out", "rng", "--report", page.name, "--json"]
+        done = CliRunner().invoke(app, [*command, *options], prog_name="baton")
+        assert json.loads(done.stdout)["report"] == str(page)
     assert done.exit_code == (0 if exact else 1), done.output
-    assert done.stdout.splitlines()[-1] == f"report: {default}"
-    assert ("NOT exact" in default.read_text()) is not exact
-    done = CliRunner().invoke(app, [*command, "--report", "other.html", "--output", "json"], prog_name="baton")
-    assert json.loads(done.stdout)["report"] == str(tmp_path / "other.html")
-    assert (tmp_path / "other.html").is_file()
+    assert ("NOT exact" in page.read_text()) is not exact
