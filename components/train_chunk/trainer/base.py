@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers.trainer_pt_utils import find_batch_size
-
 from baton.components.shared.recipe import Guard, Recipe
 from baton.components.train_chunk.distributed.ranks import Ranks
 from baton.components.train_chunk.distributed.watchdog import NullWatchdog
@@ -123,6 +121,8 @@ class ChunkTrainer(Upstream):
         Returns:
             The weight of the loss and other figures, by name; under `""` that of all the others.
         """
+        from transformers.trainer_pt_utils import find_batch_size  # a chunk's stage imports this module, and no torch
+
         return {"": float(find_batch_size(inputs) or 1)}
 
     @property
@@ -138,6 +138,8 @@ class ChunkTrainer(Upstream):
         """Returns the factor of such a part in a loss that then counts by rows: 1 where a batch is the whole."""
         if not (self.weighs and self.counted_whole[1]):
             return 1.0
+        from transformers.trainer_pt_utils import find_batch_size
+
         rows, tokens = self.counted_whole
         return self.likelihood_tokens(inputs) * rows / (find_batch_size(inputs) * tokens)
 
