@@ -149,7 +149,7 @@ class LocalSweep:
                     return False
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
-        run.storage.remove(run.path(Failure.NAME))
+        run.remove(Failure)
         return True
 
     def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:

@@ -64,4 +64,4 @@ def forget(run: Run, stage: str | None) -> None:
     with contextlib.suppress(BatonError):
         failure = run.read(Failure)
         if failure and stage in (None, failure.stage):
-            run.storage.remove(run.path(Failure.NAME))
+            run.remove(Failure)
