@@ -104,7 +104,7 @@ def policy(s3_store: str, s3_credentials: dict[str, str], monkeypatch: pytest.Mo
 
     server = Policy(("127.0.0.1", 0), Handler)
     server.upstream = urlsplit(s3_credentials["AWS_ENDPOINT_URL"]).netloc
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     s3fs.S3FileSystem.clear_instance_cache()
     yield server
