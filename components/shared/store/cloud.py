@@ -266,9 +266,8 @@ class CloudStore(ABC):
             found = errors.answer(second)
             if found.status != 403 or found.code not in ("", "AccessDenied"):
                 raise
-            first = errors.answer(error)
-            reason = f"{found.code}: {found.message.rstrip('.')}" if found.code else "403"
-            raise errors.denied(first, self.uri, self.words, reason, or_missing=True) from None
+            reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
+            raise errors.denied(errors.answer(error), self.uri, self.words, reason, or_missing=True) from None
         return None
 
     def _key(self, path: str) -> str:

@@ -284,7 +284,7 @@ def test_where_nothing_may_be_removed_all_stays_usable(checkpoints_at: Any, faul
     checkpoints = checkpoints_at(faulty_s3.store)
     checkpoints.commit_all(10, 20, 30)
     before = checkpoints.objects()
-    denied = faulty_s3.proxy.status(403, "AccessDenied", methods="POST", path="?delete")
+    denied = faulty_s3.proxy.status(403, "AccessDenied", methods="DELETE")
 
     assert prune(checkpoints) == prune(checkpoints) == []
 
