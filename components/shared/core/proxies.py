@@ -48,12 +48,12 @@ def applies(url: str) -> Proxy | None:
     proxy = named(url)
     if proxy is None:
         return None
-    from urllib.request import proxy_bypass_environment  # both for those alone who have a proxy
+    from urllib.request import proxy_bypass  # both for those alone who have a proxy
 
     from requests.utils import should_bypass_proxies
 
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     # The first knows ranges of addresses, the second a port beside an address and where none is written.
-    is_straight = should_bypass_proxies(url, no_proxy=None) or proxy_bypass_environment(f"{parts.hostname}:{port}")
+    is_straight = should_bypass_proxies(url, no_proxy=None) or proxy_bypass(f"{parts.hostname}:{port}")
     return None if is_straight else proxy

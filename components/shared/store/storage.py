@@ -18,6 +18,7 @@ from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.world import REAL, World
 from baton.components.shared.store import lease
+from baton.components.shared.store.cloud import CloudStore
 from baton.components.shared.store.errors import DeniedError, UnsupportedError, without_signature
 from baton.components.shared.store.object_store import OWN, Entry, ObjectStore, below
 from baton.components.shared.store.registry import open_store
@@ -164,7 +165,9 @@ class Storage:
 
     @cached_property
     def cannot_remove(self) -> DeniedError | None:
-        """Why nothing can be removed, None where it can: asked once, by removing an object that is not there."""
+        """Why nothing can be removed from a cloud, None where it can: tried once with an object that is not there."""
+        if not isinstance(self.client, CloudStore):
+            return None
         try:
             self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.world.unique()}"))
         except DeniedError as error:
