@@ -109,7 +109,7 @@ class S3(CloudStore):
 
     def _open(self) -> ObjectStore:
         endpoint = self._endpoint()
-        # One object is removed at a time; for a request that may name many, Ceph asks for the right on the whole bucket.
+        # One object is removed at a time; for a request that may name many, Ceph wants the right to the whole bucket.
         config: S3Config = {"disable_bulk_delete": True}
         if endpoint:
             config["endpoint"] = endpoint
