@@ -91,7 +91,7 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
 
 def _signature(file: SourceFile) -> str:
     """Returns what tells a file from another at the same place without reading it."""
-    with file.storage.translated():
+    with file.storage.translated(file.path):
         info = file.storage.fs.info(file.storage.key(file.path))
     tag = next((info[name] for name in TAGS if info.get(name)), None)
     told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]

@@ -183,7 +183,7 @@ def split_manifest(run: Run, split: str) -> bundles.Manifest:
 
 def _first_row(run: Run, split: str) -> dict[str, Any]:
     manifest = split_manifest(run, split)
-    name = run.storage.key(manifest.path(f"data/{split}/split", "train.jsonl"))
-    with run.storage.translated(), run.storage.fs.open(name, "rb") as file:
+    path = manifest.path(f"data/{split}/split", "train.jsonl")
+    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
         line = file.readline()
     return json.loads(line) if line else {"text": ""}

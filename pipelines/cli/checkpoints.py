@@ -56,6 +56,8 @@ def prune_checkpoints(
     with reported(output):
         run = existing(run_uri)
         store, keep, targets = CheckpointStore(run), chunks_of(run).keep, run.plan().targets
+        if not dry_run and run.storage.cannot_remove:
+            raise run.storage.cannot_remove
         take = retention.removals if dry_run else retention.prune
         rows = retention.summary(take(store, keep, targets=targets))
         if output is Output.json:

@@ -218,13 +218,11 @@ def _fetched(uri: str) -> bytes:
         )
     folder, _, name = uri.rpartition("/")
     storage = Storage(folder)
-    with storage.translated():
-        try:
-            with storage.fs.open(storage.key(name), "rb", block_size=LONGEST + 1) as file:
-                data = bytes(file.read(LONGEST + 1))
-        except FileNotFoundError:
-            raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None
-    return data
+    try:
+        with storage.translated(name), storage.fs.open(storage.key(name), "rb", block_size=LONGEST + 1) as file:
+            return bytes(file.read(LONGEST + 1))
+    except FileNotFoundError:
+        raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None
 
 
 def _text(data: bytes, given: str) -> str:

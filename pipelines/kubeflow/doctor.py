@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.components.shared.core import proxies
 from baton.components.shared.core.errors import BatonError
 from baton.pipelines.compiling.checks import Check
 from baton.pipelines.kubeflow import losses, registry
@@ -23,9 +24,14 @@ def examine(endpoint: str, namespace: str | None) -> list[Check]:
         kind = "multi-user" if is_multi_user else "single-user"
         answers = f"{endpoint} speaks v2beta1, version {version}, {kind}; pages at {run_url(endpoint, 'ID')}"
         pipelines = _pipelines(client, registry.namespace_of(client, namespace), is_multi_user=is_multi_user)
-        return [Check("kubeflow", "ok", answers), pipelines, *_of_runs(client, namespace)]
+        return [Check("kubeflow", "ok", answers), *_proxy(endpoint), pipelines, *_of_runs(client, namespace)]
     except BatonError as error:
-        return [Check("kubeflow", "problem", error.message, error.remedy or "")]
+        return [Check("kubeflow", "problem", error.message, error.remedy or ""), *_proxy(endpoint)]
+
+
+def _proxy(endpoint: str) -> list[Check]:
+    found = proxies.told(endpoint)
+    return [Check("kubeflow: proxy", "ok", found)] if found else []
 
 
 def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) -> Check:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
 
 import urllib3
 from kfp.client.token_credentials_base import TokenCredentialsBase
 from kfp_server_api import ApiException, Configuration, rest  # type: ignore[import-untyped, unused-ignore]
 
+from baton.components.shared.core import proxies
 from baton.components.shared.core.errors import BatonError, UserError
 
 ENDPOINT_REMEDY = (
@@ -94,8 +96,20 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
     def __init__(self, configuration: Configuration) -> None:
         # Who waits has a patience of its own, see `submit.wait`; two loops would multiply.
         configuration.retries = False
-        super().__init__(configuration)
         self._endpoint = configuration.host
+        self._proxy = proxies.applies(self._endpoint)
+        if self._proxy:
+            parts = urlsplit(self._proxy.url)
+            if parts.scheme not in ("http", "https"):
+                raise UserError(
+                    f"'{self._endpoint}' is behind the proxy {self._proxy}; expected one that speaks HTTP.",
+                    remedy=f"Name one, or the endpoint's host in NO_PROXY={urlsplit(self._endpoint).hostname}.",
+                )
+            configuration.proxy = self._proxy.url
+            if parts.username:
+                given = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                configuration.proxy_headers = urllib3.make_headers(proxy_basic_auth=given)
+        super().__init__(configuration)
         self._has_token = bool(configuration.api_key)
         owner = getattr(configuration.refresh_api_key_hook, "__self__", None)
         self.renewed = owner if isinstance(owner, Renewed) else None
@@ -126,16 +140,25 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
                     f"'{self._endpoint}' speaks v1beta1 of the Kubeflow Pipelines API; expected v2beta1.",
                     remedy="Upgrade Kubeflow Pipelines to 2.0 or later, or give another endpoint.",
                 ) from error
-            raise _refused(self._endpoint, url, error, has_token=self._has_token) from error
+            raise self._named(_refused(self._endpoint, url, error, has_token=self._has_token)) from error
         except urllib3.exceptions.HTTPError as error:
-            raise _unreachable(self._endpoint, error) from error
+            raise self._named(_unreachable(self._endpoint, error)) from error
         if not url.endswith(LOG_PATH) and not _is_json_object(response.data):
-            raise RefusedError(
-                f"'{self._endpoint}' answered with {_describe(response.data)}; "
-                "expected JSON from the Kubeflow Pipelines API.",
-                remedy=ENDPOINT_REMEDY if self._has_token else f"{ENDPOINT_REMEDY} {TOKEN_REMEDY}",
+            raise self._named(
+                RefusedError(
+                    f"'{self._endpoint}' answered with {_describe(response.data)}; "
+                    "expected JSON from the Kubeflow Pipelines API.",
+                    remedy=ENDPOINT_REMEDY if self._has_token else f"{ENDPOINT_REMEDY} {TOKEN_REMEDY}",
+                )
             )
         return response
+
+    def _named(self, error: BatonError) -> BatonError:
+        """Returns an error that names the proxy, where there is one between us and who has answered, or has not."""
+        if self._proxy:
+            hint = f"Asked was the proxy {self._proxy}; NO_PROXY={urlsplit(self._endpoint).hostname} passes it by."
+            error.remedy = f"{error.remedy} {hint}" if error.remedy else hint
+        return error
 
     def _speaks_v1(self, options: dict[str, object]) -> bool:
         url = self._endpoint + HEALTHZ_PATH.replace("v2beta1", "v1beta1")
@@ -193,6 +216,11 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
 def _unreachable(endpoint: str, error: Exception) -> BatonError:
     if isinstance(error, urllib3.exceptions.SSLError):
         return _tls_failed(endpoint, str(error))
+    if isinstance(error, urllib3.exceptions.ProxyError):
+        return TransientError(
+            f"'{endpoint}' cannot be reached: its proxy fails ({one_line(error)}); expected a way through.",
+            remedy="Check the proxy's address, user and password.",
+        )
     if isinstance(error, urllib3.exceptions.ProtocolError):
         reason = "closes the connection or does not answer in HTTP"
         remedy = "Where it serves TLS, write https://; the gRPC port (8887) is not the API's (8888)."

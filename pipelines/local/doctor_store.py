@@ -11,7 +11,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
+from baton.components.shared.core import proxies
 from baton.components.shared.core.errors import BatonError
+from baton.components.shared.store.cloud import CloudStore
+from baton.components.shared.store.errors import DeniedError
 from baton.components.shared.store.object_store import OWN
 from baton.components.shared.store.storage import Storage
 from baton.pipelines.compiling.checks import Check
@@ -39,14 +42,47 @@ def examine(uri: str) -> list[Check]:
         folder = os.path.dirname(folder)
     below = f"{OWN}doctor-{uuid.uuid4().hex}"
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
-    checks = [_tried("store", partial(_reach, storage))]
-    if checks[0].state == "problem":
+    checks = [_tried("store", partial(_reach, storage)), *_proxy(storage)]
+    checks += [] if storage.is_local else _rights(storage, f"{below}-right/1")
+    if any(check.state == "problem" for check in checks):
         return checks
+    if storage.cannot_remove:
+        del looks["large objects"]  # they would stay
     try:
         checks += [_tried(f"store: {name}", partial(look, storage, below)) for name, look in looks.items()]
     finally:
         checks += _clean(storage, below, made)
     return checks
+
+
+def _proxy(storage: Storage) -> list[Check]:
+    found = proxies.told(storage.client.address) if isinstance(storage.client, CloudStore) else None
+    return [Check("store: proxy", "ok", found)] if found else []
+
+
+def _rights(storage: Storage, path: str) -> list[Check]:
+    """Tries one by one what a run has to be allowed, and names each that is denied with the statement it needs."""
+    rights: dict[str, tuple[Callable[[], object], str]] = {
+        "write": (lambda: storage.client.write(path, b"1"), ""),
+        "read": (lambda: storage.client.read(path), ""),
+        "list": (lambda: storage.client.list(""), "Chunks find each other's checkpoints by listing."),
+        "remove": (lambda: storage.client.remove(path), "Without it a run works, and all that it writes stays."),
+    }
+    denied = []
+    for name, (ask, why) in rights.items():
+        try:
+            with storage.translated():
+                ask()
+        except DeniedError as error:
+            remedy = f"{error.remedy} {why}".strip()
+            denied.append(
+                Check(f"store: right to {name}", "note" if name == "remove" else "problem", error.message, remedy)
+            )
+        except FileNotFoundError:  # nothing could be written, and is looked for in vain: no right is missing for that
+            continue
+        except (BatonError, OSError):  # nothing of rights; "store" says what
+            return denied
+    return denied or [Check("store: rights", "ok", "to write, read, list and remove: each was tried")]
 
 
 def _tried(name: str, look: Callable[[], Check]) -> Check:

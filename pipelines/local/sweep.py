@@ -153,7 +153,7 @@ class LocalSweep:
                 logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
-        run.storage.remove(run.path(Failure.NAME))
+        run.remove(Failure)
         return True
 
     def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:

@@ -101,7 +101,7 @@ class Client:
         """Yields an object's bytes."""
         yield self._ask("blocks", path, lambda: self._present(path))
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
         """Translates what a fault raises."""
         return UnavailableError(f"simulated: {error}") if isinstance(error, TimeoutError) else error
 

@@ -123,9 +123,10 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: 
 
 
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
-    """Takes away what `removals` lists, and returns it."""
-    taken = []
-    for removal in removals(store, keep, targets=targets, in_use=in_use):
+    """Takes away what `removals` lists, and returns it: nothing where the user has not the right to remove."""
+    taken, listed = [], removals(store, keep, targets=targets, in_use=in_use)
+    # Looked at before the first mark: what is marked and stays would be read by nobody.
+    for removal in listed if listed and not store.storage.cannot_remove else ():
         events.emit(events.Phase(phase="prune", step=removal.step))
         if _beside_others(partial(_take, store, removal)):
             taken.append(removal)

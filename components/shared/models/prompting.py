@@ -135,8 +135,8 @@ def of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Prom
     manifest = bundles.read_manifest(run.storage, prefix)
     if manifest is None:
         return None
-    name = run.storage.key(manifest.path(prefix, "eval.jsonl"))
-    with run.storage.translated(), run.storage.fs.open(name, "rb") as file:
+    path = manifest.path(prefix, "eval.jsonl")
+    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
         return of_row(json.loads(file.readline()), as_rendered(run, recipe), tokenizer)
 
 

@@ -66,6 +66,6 @@ def forget(run: Run, stage: str | None) -> None:
     try:
         failure = run.read(Failure)
         if failure and stage in (None, failure.stage):
-            run.storage.remove(run.path(Failure.NAME))
+            run.remove(Failure)
     except BatonError as error:
         logger.warning("why run %s failed before is still told: %s", run.name, error)

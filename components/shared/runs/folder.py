@@ -11,6 +11,8 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.store.storage import Storage
 
 D = TypeVar("D", bound=NamedDocument)
+_TAKEN_BACK = b"null"
+"""A document that would have been removed, had that been allowed."""
 
 
 class Documents:
@@ -60,9 +62,16 @@ class Documents:
         """
         path = self.path(kind.file_name(*key))
         try:
-            return kind.read(self.storage.read(path), self.storage.uri(path))
+            data = self.storage.read(path)
         except FileNotFoundError:
             return None
+        return None if data == _TAKEN_BACK else kind.read(data, self.storage.uri(path))
+
+    def remove(self, kind: type[NamedDocument]) -> None:
+        """Removes a document, if it is there; in a store from which nothing may be removed it is written over."""
+        path = self.path(kind.NAME)
+        if not self.storage.remove(path) and self.storage.exists(path):
+            self.storage.write(path, _TAKEN_BACK)
 
     def need(self, kind: type[D], *key: int | str) -> D:
         """Returns a document by its type.

@@ -23,6 +23,7 @@ import obstore
 from fsspec import AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
+from baton.components.shared.core import proxies
 from baton.components.shared.core.errors import StoreError
 from baton.components.shared.store import errors
 from baton.components.shared.store.object_store import BLOCK, Entry
@@ -92,6 +93,11 @@ class CloudStore(ABC):
     def _open(self) -> ObjectStore:
         """Returns obstore's client of the bucket."""
 
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where requests go: scheme and host, whose proxy is theirs."""
+
     @abstractmethod
     def file_system(self) -> AbstractFileSystem:
         """Returns an fsspec file system that reads the same objects."""
@@ -102,7 +108,8 @@ class CloudStore(ABC):
 
     def read(self, path: str) -> bytes:
         """Returns a whole object."""
-        return bytes(obstore.get(self._store, self._key(path)).bytes())
+        with self._looked_for(path):
+            return bytes(obstore.get(self._store, self._key(path)).bytes())
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a small object, replacing what was there."""
@@ -123,6 +130,10 @@ class CloudStore(ABC):
             return int(obstore.head(self._store, self._key(path))["size"])
         except (NotFoundError, FileNotFoundError):
             return None
+        except Exception as error:
+            if not errors.answer(error).may_be_missing:
+                raise
+            return self._listed_size(path, error)
 
     def list(self, path: str) -> list[str]:
         """Returns the names directly below a path."""
@@ -179,7 +190,8 @@ class CloudStore(ABC):
         if size > self.largest_copy:
             return False
         try:
-            obstore.copy(self._store, self._key(source), self._key(path))
+            with self._looked_for(source):
+                obstore.copy(self._store, self._key(source), self._key(path))
         except (NotFoundError, FileNotFoundError) as error:
             if any(part in str(error) for part in self.words.no_container):
                 raise
@@ -197,17 +209,72 @@ class CloudStore(ABC):
         with open(local_path, "wb") as file:
             # Ranges are written where they belong, in the order in which they come.
             os.ftruncate(file.fileno(), size)
-            self._fetch_into(self._key(path), file.fileno(), size, digest)
+            with self._looked_for(path):
+                self._fetch_into(self._key(path), file.fileno(), size, digest)
         return digest.hexdigest()
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """Yields an object's bytes in order."""
-        for block in obstore.get(self._store, self._key(path)).stream(min_chunk_size=BLOCK):
+        with self._looked_for(path):
+            found = obstore.get(self._store, self._key(path))
+        for block in found.stream(min_chunk_size=BLOCK):
             yield bytes(block)
 
-    def explain(self, error: Exception) -> Exception:
-        """Returns what to raise in place of obstore's error."""
-        return errors.explain(error, self.uri, self.words)
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
+        """Returns what to raise in place of obstore's or fsspec's error.
+
+        Args:
+            error: Theirs.
+            path: The object that was read, where the client has not looked for it itself.
+        """
+        if path is not None and errors.answer(error).may_be_missing:
+            try:
+                if self._listed_size(path, error) is None:
+                    return FileNotFoundError(f"{self.uri}/{path}")
+            except Exception as second:
+                error = second
+        return errors.explain(error, self.uri, self.words, proxies.applies(self.address))
+
+    @contextlib.contextmanager
+    def _looked_for(self, path: str) -> Iterator[None]:
+        """Tells an object that is not there from one that may not be read, for which S3 has one answer."""
+        try:
+            yield
+        except Exception as error:
+            if errors.answer(error).may_be_missing and self._listed_size(path, error) is None:
+                raise FileNotFoundError(f"{self.uri}/{path}") from None
+            raise
+
+    def _listed_size(self, path: str, error: Exception) -> int | None:
+        """Returns the size of an object by a listing, None where there is no object.
+
+        To who may not list all of a bucket S3 answers 403 for a key that is not there; and no answer to a HEAD has a
+        body that says why it is refused.
+
+        Args:
+            path: The object.
+            error: What a request for it has ended with.
+
+        Raises:
+            DeniedError: it may not be listed either.
+            Exception: obstore's, of the listing: what was wrong with the first request is wrong with it too.
+        """
+        key = self._key(path)
+        parent = key.rpartition("/")[0]
+        try:
+            for batch in obstore.list(self._store, parent or None, offset=key[:-1] or None):
+                for entry in batch:
+                    if entry["path"] == key:
+                        return int(entry["size"])
+                    if entry["path"] > key:
+                        return None
+        except Exception as second:
+            found = errors.answer(second)
+            if found.status != 403 or found.code not in ("", "AccessDenied"):
+                raise
+            reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
+            raise errors.denied(errors.answer(error), self.uri, self.words, reason, or_missing=True) from None
+        return None
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}".strip("/")
@@ -241,14 +308,20 @@ class CloudStore(ABC):
                     request.cancel()
 
 
-def client_options(endpoint: str | None) -> ClientConfig:
-    """Returns the time limits of a client, which speaks plain HTTP only with an endpoint that says so."""
-    return {
-        "allow_http": bool(endpoint and endpoint.startswith("http:")),
+def client_options(address: str) -> ClientConfig:
+    """Returns the time limits of a client, which speaks plain HTTP only with an address that says so, and its proxy."""
+    options: ClientConfig = {
+        "allow_http": address.startswith("http:"),
         "connect_timeout": "5s",
         "read_timeout": READ_TIMEOUT,
         "timeout": "120s",
     }
+    # The client reads the same variables, but of NO_PROXY not `host:port`, `*` or the end of an address.
+    named = proxies.named(address)
+    if named and not proxies.applies(address):
+        excluded = [urlparse(address).hostname or "", os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""]
+        options |= {"proxy_url": named.url, "proxy_excludes": ",".join(excluded)}
+    return options
 
 
 def endpoint_in(*variables: str, uri: str) -> str | None:

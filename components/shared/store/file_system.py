@@ -120,7 +120,7 @@ class FileSystem:
             while block := source.read(BLOCK):
                 yield block
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
         """Returns what to raise in place of a file system's error."""
         return errors.explain(error, self.uri, errors.Words())
 

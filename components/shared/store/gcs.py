@@ -11,6 +11,11 @@ from baton.components.shared.store import errors
 from baton.components.shared.store.cloud import RETRIES, CloudStore, client_options, endpoint_in
 
 
+def _allow(right: str, root: str) -> str:
+    rights = {"read": "get", "write": "create", "list": "list", "remove": "delete"}
+    return f"Grant storage.objects.{rights[right]} on the bucket {root.partition('/')[0]}."
+
+
 class Google(CloudStore):
     """Objects of one bucket below a prefix.
 
@@ -30,15 +35,20 @@ class Google(CloudStore):
         "resources.secret_env.",
         endpoint="GOOGLE_BASE_URL",
         own_endpoint="Google's own endpoint",
+        allow=_allow,
     )
 
     def _open(self) -> ObjectStore:
-        endpoint = endpoint_in("GOOGLE_BASE_URL", uri=self.uri)
-        return GCSStore(self.bucket, client_options=client_options(endpoint), retry_config=RETRIES)
+        return GCSStore(self.bucket, client_options=client_options(self.address), retry_config=RETRIES)
 
     def file_system(self) -> AbstractFileSystem:
         """Returns obstore's own file system, so that no other client is needed."""
         from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
 
-        options = client_options(endpoint_in("GOOGLE_BASE_URL", uri=self.uri))
+        options = client_options(self.address)
         return cast(AbstractFileSystem, FsspecStore("gs", client_options=options, retry_config=RETRIES))
+
+    @property
+    def address(self) -> str:
+        """Where requests go."""
+        return endpoint_in("GOOGLE_BASE_URL", uri=self.uri) or "https://storage.googleapis.com"

@@ -105,8 +105,13 @@ class ObjectStore(Protocol):
     def blocks(self, path: str) -> Iterator[bytes]:
         """Yields an object's bytes in order."""
 
-    def explain(self, error: Exception) -> Exception:
-        """Returns what to raise in place of a client library's error: a `BatonError`, or `FileNotFoundError`."""
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
+        """Returns what to raise in place of a client library's error: a `BatonError`, or `FileNotFoundError`.
+
+        Args:
+            error: The client library's.
+            path: The object that `file_system` was asked for.
+        """
 
     def file_system(self) -> AbstractFileSystem:
         """Returns an fsspec file system that reads the same objects, for those who read files that are not Baton's."""

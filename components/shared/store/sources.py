@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -12,6 +13,7 @@ from typing import TypeAlias
 
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.core.near import near_path
+from baton.components.shared.store import errors
 from baton.components.shared.store.storage import Storage
 
 Value: TypeAlias = str | dict[str, object]
@@ -129,12 +131,12 @@ def _expand(source: str) -> list[SourceFile]:
         parent = address[: min(address.index(sign) for sign in "*?[" if sign in address)].rpartition("/")[0]
     elif parent.endswith(":/"):  # a whole bucket
         parent = address
-    storage = Storage(parent or "/")
+    storage, paths = Storage(parent or "/"), list[str]()
     path = storage.key(address[len(parent) + 1 :])
-    with storage.translated():
+    with contextlib.suppress(FileNotFoundError), storage.translated(address[len(parent) + 1 :]):
         if is_pattern:
             paths = storage.fs.glob(_at_any_depth(path))
-        elif parent == address or storage.fs.isdir(path):
+        elif parent == address or _is_folder(storage, path):
             rows = [each for each in storage.fs.find(path) if _holds_rows(each[len(path) + 1 :])]
             paths = [each for each in rows if suffix(each) in TABLES] or rows
         else:
@@ -146,6 +148,15 @@ def _expand(source: str) -> list[SourceFile]:
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
         )
     return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(paths) if not path.endswith("/")]
+
+
+def _is_folder(storage: Storage, path: str) -> bool:
+    try:
+        return bool(storage.fs.isdir(path))
+    except Exception as error:
+        if errors.answer(error).status == 403:
+            return False  # who may not list may still read a file
+        raise
 
 
 def _at_any_depth(pattern: str) -> str:

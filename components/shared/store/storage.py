@@ -19,7 +19,8 @@ from baton.components.shared.core.errors import BatonError, UnavailableError
 from baton.components.shared.core.patience import Attempt, attempts, insist
 from baton.components.shared.core.world import REAL, World
 from baton.components.shared.store import lease
-from baton.components.shared.store.errors import UnsupportedError, without_signature
+from baton.components.shared.store.cloud import CloudStore
+from baton.components.shared.store.errors import DeniedError, UnsupportedError, without_signature
 from baton.components.shared.store.object_store import OWN, Entry, ObjectStore, below
 from baton.components.shared.store.registry import open_store
 
@@ -61,6 +62,7 @@ class Storage:
         self.client: ObjectStore = client or open_store(uri)
         self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
         self.sent = self.received = 0
+        self._is_kept = False
 
     @cached_property
     def fs(self) -> AbstractFileSystem:
@@ -128,7 +130,7 @@ class Storage:
                 # A server that ignores the condition lets both through; one that does not know it refuses the first.
                 return self.client.create(path, b"1") and not self.client.create(path, b"2")
             finally:
-                self.client.remove(path)
+                lease.remove(self.client, path)
 
         try:
             return self._patiently(probe)
@@ -160,7 +162,7 @@ class Storage:
             is_still_so: Asked before each further try: another process may have given the name to something new.
 
         Returns:
-            Whether it was removed: not where that said no.
+            Whether it was removed: not where that said no, nor where the user has not the right to remove anything.
         """
         tries = itertools.count()
 
@@ -170,7 +172,29 @@ class Storage:
             self.client.remove(path)
             return True
 
-        return self._patiently(attempt)
+        try:
+            return self._patiently(attempt)
+        except DeniedError as error:
+            self._keep(error)
+            return False
+
+    @cached_property
+    def cannot_remove(self) -> DeniedError | None:
+        """Why nothing can be removed from a cloud, None where it can: tried once with an object that is not there."""
+        if not isinstance(self.client, CloudStore):
+            return None
+        try:
+            self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.world.unique()}"))
+        except DeniedError as error:
+            self._keep(error)
+            return error
+        return None
+
+    def _keep(self, error: DeniedError) -> None:
+        """Says once that what is not needed any more stays."""
+        if not self._is_kept:
+            self._is_kept = True
+            logger.warning("What is not needed any more stays in the store. %s", error)
 
     def tidy(self, path: str) -> None:
         """Removes a folder, if it is empty and the store has such things."""
@@ -271,7 +295,7 @@ class Storage:
         return self._patiently(read_through)
 
     def check(self) -> None:
-        """Writes and removes a small object, without a second try.
+        """Writes a small object, without a second try, and removes it where that is allowed.
 
         Raises:
             StoreError: the store cannot be written to, with the reason and the remedy.
@@ -279,7 +303,7 @@ class Storage:
         path = f"{OWN}check-{self.world.unique()}"
         with self.translated():
             self.client.write(path, b"baton")
-            self.client.remove(path)
+            lease.remove(self.client, path)
 
     def _patiently(self, operation: Callable[[], T]) -> T:
         """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
@@ -295,14 +319,18 @@ class Storage:
         return insist(attempt, UnavailableError, tries, _warn)
 
     @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
-        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError."""
+    def translated(self, path: str | None = None) -> Iterator[None]:
+        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError.
+
+        Args:
+            path: The object that `fs` is asked for: where that is refused, it is looked for by a listing.
+        """
         try:
             yield
         except BatonError:
             raise
         except Exception as error:
-            explained = self.client.explain(error)
+            explained = self.client.explain(error, path)
             is_clear = isinstance(explained, FileNotFoundError)
             # A signed address in the cause would be printed with a traceback.
             raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)

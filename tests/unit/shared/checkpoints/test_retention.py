@@ -277,3 +277,21 @@ def test_what_is_none_of_a_checkpoint_is_left_alone(checkpoints: Any):
 
     assert [checkpoints.storage.read(checkpoints.store.run.path(name)) for name in strangers] == [b"mine"] * 4
     assert bundles.read_manifest(checkpoints.storage, checkpoints.store.prefix(10)) is None
+
+
+@pytest.mark.s3
+def test_where_nothing_may_be_removed_all_stays_usable(checkpoints_at: Any, faulty_s3: Any, caplog: Any):
+    checkpoints = checkpoints_at(faulty_s3.store)
+    checkpoints.commit_all(10, 20, 30)
+    before = checkpoints.objects()
+    denied = faulty_s3.proxy.status(403, "AccessDenied", methods="DELETE")
+
+    assert prune(checkpoints) == prune(checkpoints) == []
+
+    assert checkpoints.objects() == before  # no mark among them, below which nobody would read
+    assert checkpoints.store.steps() == checkpoints.whole == [10, 20, 30]
+    assert denied.hits == 1
+    assert [record.message for record in caplog.records if "s3:DeleteObject" in record.message]
+    denied.remove()
+    later = type(checkpoints)(Storage(faulty_s3.store), checkpoints.folder)  # as another process sees it
+    assert prune(later) == [10, 20]

@@ -13,7 +13,7 @@ import pytest
 
 from baton.components.shared.core.errors import AbsentError, StoreError, UnavailableError
 from baton.components.shared.store import cloud
-from baton.components.shared.store.errors import Words, explain, without_signature
+from baton.components.shared.store.errors import DeniedError, Words, explain, without_signature
 from baton.components.shared.store.storage import Storage
 
 
@@ -173,7 +173,7 @@ def test_a_metadata_server_that_is_busy_is_asked_again():
 def test_a_duration_or_a_port_is_no_refusal():
     for text, kind in (
         ("PUT http://h:403/b/x in 403.09ms, after 3 retries: error sending request", UnavailableError),
-        ("PUT http://h/b/x in 1ms: status code: 403: no", StoreError),
+        ("PUT http://h/b/x in 1ms: status code: 403: no", DeniedError),
     ):
         assert type(explain(RuntimeError(text), "s3://b", Words())) is kind
 

@@ -207,8 +207,8 @@ def test_access_denied(use: Any, s3_store: str, s3_server: Any):
     finally:
         s3_server.require_rights(False)
 
-    assert message.startswith(f"store '{s3_store}': access denied (")
-    assert message.endswith("Check the credentials and their rights.")
+    assert message.startswith(f"store '{s3_store}': access denied (InvalidAccessKeyId: ")
+    assert message.endswith("Check AWS_ACCESS_KEY_ID, AWS_SESSION_TOKEN of a temporary key, and AWS_ENDPOINT_URL.")
 
 
 @pytest.mark.s3
