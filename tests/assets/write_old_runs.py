@@ -5,7 +5,8 @@
 
 A set for each time: `before-rooms`, before the redesign; `before-formats`, when nothing said yet with which formats it
 was made; `formats-1`, when all of them had the number 1; `loss-1`, when micro-batches and evaluation batches counted
-alike. Where a number is raised, the checkout before it leaves a set.
+alike; `before-house`, before the redesign of November 2026. Where a number is raised, the checkout before it leaves a
+set.
 
 It imports nothing of Baton: every stage is a process of the checkout it is given, so that it writes the same files
 whatever the code beside it looks like. Stages run in the case's own folder and are given relative addresses (`store`,
@@ -36,6 +37,7 @@ COMMITS = {
     "before-formats": "0bf954e3b91c00c6cef7620d6596ba653eaf0152",
     "formats-1": "4606123681fe1cab420aab000a98bccc4ea9610d",
     "loss-1": "97ef6027a076896c2f91462f59b7fd1c704c328e",
+    "before-house": "1230064c427e8fb8983e4800a3fc61bf1d05d5f0",
 }
 """Set → the commit that writes it."""
 EVENT = "::baton "
@@ -276,6 +278,7 @@ SETS = {
     "before-formats": ("sft", "lora"),
     "formats-1": ("sft", "lora"),
     "loss-1": ("orpo",),
+    "before-house": ("full", "lora", "ddp", "grpo", "orpo", "split", "sweep", "export"),
 }
 """Set → its cases."""
 
