@@ -39,10 +39,10 @@ def hold_more(paths: Iterable[str]) -> bool:
 
 def _holds_more(row: Row) -> bool:
     prompt = row.get("prompt")
-    if not isinstance(prompt, list):
-        return False
+    # A text becomes a turn where the tokenizer has a template, and the tools go with it.
+    messages = prompt if isinstance(prompt, list) else []
     return row.get(TOOLS) is not None or any(
-        value is not None and key not in PLAIN for message in prompt for key, value in message.items()
+        value is not None and key not in PLAIN for message in messages for key, value in message.items()
     )
 
 

@@ -83,7 +83,7 @@ BESIDE: dict[str, Row] = {
     "a column with such keys": {"about": {"tools": ["y"], "name": "x", "train": False}},
     "tools that are null": {"tools": None},
     "a key that is null": {"prompt": [{**ASK, "name": None}]},
-    "text for a prompt": {"prompt": "1+1?", "name": "x", "tools": ["y"]},
+    "text for a prompt": {"prompt": "1+1?", "name": "x"},
     "JSON for a text": {"prompt": [{**ASK, "content": '{"name": "x", "tools": ["y"], "train": true}'}]},
 }
 
