@@ -49,6 +49,8 @@ class Sources:
         for node in ast.walk(function):
             if isinstance(node, ast.Assert | ast.Raise):
                 return True
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):  # a table of functions
+                called += [(each, None) for each in self._in_table(module, ast.unparse(node.func.value))]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 is_plain = isinstance(node.func, ast.Name)
                 own = node.func.id if is_plain else node.func.attr  # type: ignore[union-attr]
@@ -59,6 +61,12 @@ class Sources:
                 called.append((own, of))
         helpers = filter(None, (self.find(module, own, of) for own, of in called))
         return any(self.can_fail(place, helper, seen | {name}) for place, helper in helpers)
+
+    def _in_table(self, module: str, name: str) -> list[str]:
+        """Returns the names that a table of a module holds."""
+        tables = (node for node in self.trees[module].body if isinstance(node, ast.Assign | ast.AnnAssign))
+        held = (node.value for node in tables if ast.unparse(node).startswith((f"{name} =", f"{name}:")) and node.value)
+        return [node.id for value in held for node in ast.walk(value) if isinstance(node, ast.Name)]
 
     def idle(self) -> list[str]:
         """Returns the tests that nothing can make fail, but for an error."""
@@ -87,6 +95,8 @@ def test_every_test_can_fail() -> None:
         ("from tests import helping\n\ndef test_it():\n    helping.check()", False),
         ("from tests import helping\n\ndef test_it():\n    helping.work()", True),
         ("def test_it(checked):\n    work()", False),
+        ("def check():\n    assert work()\n\nALL = {1: check}\n\ndef test_it():\n    ALL[1]()", False),
+        ("def work():\n    pass\n\nALL = {1: work}\n\ndef test_it():\n    ALL[1]()", True),
     ],
 )
 def test_an_idle_test_is_found(text: str, is_idle: bool) -> None:

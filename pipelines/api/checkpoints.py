@@ -131,4 +131,5 @@ def chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
         if checkpoint := store.read(each):
             return checkpoint
     which = "" if step is None else f" of step {step}"
-    raise UserError(f"run {store.run.uri!r} has no checkpoint{which}; it has {store.committed_steps()}.")
+    there = f"; it has {steps}" if (steps := store.committed_steps()) else ""
+    raise UserError(f"run {store.run.uri!r} has no checkpoint{which}{there}.")

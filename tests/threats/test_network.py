@@ -137,7 +137,7 @@ def test_whoever_does_not_look_is_answered(impostor: Impostor) -> None:
 
 
 def test_plain_http_is_spoken_where_the_address_says_so_alone() -> None:
-    assert cloud.client_options(None)["allow_http"] is False
+    assert cloud.client_options("")["allow_http"] is False
     assert cloud.client_options("https://host")["allow_http"] is False
     assert cloud.client_options("http://host")["allow_http"] is True
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from baton.components.data_split.reading import readers
+from baton.components.shared.core import wire
 from baton.components.shared.core.errors import UserError
 from baton.components.shared.models import chat_templates
 from baton.components.shared.recipe import recipe_file
@@ -92,7 +93,7 @@ def test_names_are_words(name: str, scratch_recipe: dict[str, Any]) -> None:
 
 
 def test_text_of_a_recipe_is_one_value_in_the_compiled_pipeline(scratch_recipe: dict[str, Any], tmp_path: Path) -> None:
-    """No shell reads it, and no field of a pod holds it: it is JSON in one parameter of the stages."""
+    """No shell reads it, and no field of a pod holds it: it is packed JSON in one parameter of the stages."""
     scratch_recipe["data"]["system"] = SHELL
     scratch_recipe["tracking"] = {"experiment": SHELL}
     scratch_recipe["store"] = {"uri": "s3://bucket/runs"}
@@ -104,7 +105,8 @@ def test_text_of_a_recipe_is_one_value_in_the_compiled_pipeline(scratch_recipe: 
         assert container["command"][1:3] == ["-m", "baton.components.executor"]
         assert SHELL not in json.dumps(container).replace("\\", "")
     assert not any("touch /tmp/x" in json.dumps(document) for document in platform)
-    found = [value for value in _strings(spec) if "touch /tmp/x" in value]
+    assert not any("touch /tmp/x" in value for value in _strings(spec))
+    found = [wire.received(value) for value in _strings(spec) if value.startswith(wire.MARK)]
     assert found
     for value in found:
         assert json.loads(value)["data"]["system"] == SHELL

@@ -125,7 +125,8 @@ class Chunk:
         checkpoint = store.newest() if step is None else store.read(step)
         if checkpoint is None:
             which = "" if step is None else f" of step {step}"
-            raise UserError(f"run {self.uri!r} has no checkpoint{which}; it has {store.committed_steps()}.")
+            there = f"; it has {steps}" if (steps := store.committed_steps()) else ""
+            raise UserError(f"run {self.uri!r} has no checkpoint{which}{there}.")
         return checkpoint
 
     def _load_best(self) -> None:

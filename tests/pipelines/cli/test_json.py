@@ -117,7 +117,7 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "schedule": (["recipe.yaml", "--cron", "never", *ENDPOINT], "never"),
     "schedules list": ([*ENDPOINT], "127.0.0.1:9"),
     "schedules delete": (["tiny", *ENDPOINT], "127.0.0.1:9"),
-    "checkpoints show": (["store/runs/begun"], "has no checkpoint of step 0"),
+    "checkpoints show": (["store/runs/begun"], "begun' has no checkpoint."),
     "checkpoints prune": (["store/runs/absent"], "absent/recipe.json does not exist"),
     "checkpoints signature": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
     "keys show": (["absent.key"], "key 'absent.key' cannot be read"),

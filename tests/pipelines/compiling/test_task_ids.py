@@ -92,10 +92,9 @@ def test_each_stage_is_known_by_its_component_and_number(name: str, compiled: An
     settings = compiled(name, 1)["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     places = list(run_view._tasks(spec))
     assert len(places) > 5
-    assert len({shown["taskInfo"]["name"] for _, shown, _ in places}) > len(places) / 2
-    for key, task, parents in places:
-        component = task["componentRef"]["name"]
-        stage = run_view.Stage(key, task["taskInfo"]["name"], "RUNNING", parents, component=component)
+    assert len({stage.name for stage in places}) > len(places) / 2
+    for stage in places:
+        key = stage.key
         pod = settings[spec["components"][stage.component]["executorLabel"]]["podMetadata"]["labels"]
         assert stage.component_name == pod["app.kubernetes.io/component"]
         assert stage.component_name in key
@@ -105,7 +104,7 @@ def test_each_stage_is_known_by_its_component_and_number(name: str, compiled: An
 
 
 def test_stages_of_phases_are_told_apart(compiled: Any) -> None:
-    names = Counter(task["taskInfo"]["name"] for _, task, _ in run_view._tasks(compiled("golden phases")))
+    names = Counter(stage.name for stage in run_view._tasks(compiled("golden phases")))
     assert {"pretrain: data split", "sft: data split", "sft: report"} <= names.keys()
     assert max(names.values()) == 1
 

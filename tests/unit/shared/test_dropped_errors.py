@@ -13,6 +13,14 @@ BROAD = frozenset({"Exception", "BaseException", "BatonError", "UserError", "Sto
 """Classes that hold errors of several meanings."""
 
 REASONS = {
+    "pipelines/local/doctor_store.py:_rights": "the check of the store itself tells it",
+    "pipelines/kubeflow/transport.py:is_new": "the endpoint's refusal of the token before is raised",
+    "pipelines/kubeflow/store_view.py:_in_its_own_words": "Kubernetes' words stay where the store is out of reach",
+    "pipelines/kubeflow/run_view.py:_workflow": "the second API tells stages where the first is closed",
+    "components/train_chunk/checkpointing/own_state.py:_unknown": "its iterators count as changed each time",
+    "components/shared/runs/run.py:warn": "the screen has told it by then",
+    "components/shared/store/lease.py:remove": "all but a denied right is raised again, and what stays harms nobody",
+    "components/executor.py:_run_name": "the stage itself raises the same of its inputs",
     "components/executor.py:_run": "the stage itself raises the same of its inputs",
     "components/export/card.py:_hub_licence": "a card without a licence is better than no export",
     "components/shared/checkpoints/verifying.py:_notes": "what is wrong with the run is told the same error",
@@ -35,7 +43,6 @@ REASONS = {
     "pipelines/kubeflow/doctor.py:_of_runs": "a note says so",
     "pipelines/kubeflow/endpoint.py:specification": "a version that is gone has no stages to show",
     "pipelines/kubeflow/losses.py:not_told_yet": "a hint, and no condition",
-    "pipelines/kubeflow/registry.py:require_right": "the refusal of the file is the answer that is wanted",
     "pipelines/kubeflow/registry.py:_there_or": "another submission has made it",
     "pipelines/kubeflow/run_view.py:explained": "the API server's own word is shown",
     "pipelines/kubeflow/run_view.py:_said": "Argo's word is shown",

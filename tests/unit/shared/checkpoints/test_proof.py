@@ -31,6 +31,7 @@ def test_each_entry_is_the_manifests(in_a_folder: Any) -> None:
         "chain": "c",
         "level": "consistent",
         "checked": {"rng": "match"},
+        "hooks": None,
         "restored_step": 4,
         "skipped": ["step 5 is damaged"],
         "uri": in_a_folder.store.uri(checkpoint),

@@ -99,6 +99,7 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Forked(4, ["data"]), {"step": 4, "changed": ["data"]}),
     (events.Scored("t000", 1, 4, None), {"trial": "t000", "chunk": 1, "step": 4, "value": None}),
     (events.TrainJob("job", "created", 2), {"name": "job", "state": "created", "nodes": 2}),
+    (events.NoEffect("warm-up is over at step 9 of 4."), {"text": "warm-up is over at step 9 of 4."}),
     (events.AlreadyDone(1, 4), {"chunk": 1, "step": 4}),
     (events.Restarted(1, 1, 2, "killed"), {"chunk": 1, "attempt": 1, "of": 2, "reason": "killed"}),
     (

@@ -15,6 +15,7 @@ from baton.components.shared.core.errors import BatonError, UserError
 with events.stage("tokenize"):
     {body}
 """
+PLACE = "(<string>, line 5, in <module>)"
 
 
 def ended(body: str, path: Path) -> int:
@@ -28,8 +29,13 @@ def ended(body: str, path: Path) -> int:
     [
         ("raise UserError('data.source is 3.', remedy='Name\\n  a file.')", 2, "data.source is 3. Name a file.", 2),
         ("raise BatonError('the store is gone.')", 1, "the store is gone.", 1),
-        ("{}['recipe']", 1, "KeyError: 'recipe'", 1),
-        ("raise MemoryError('CUDA out of memory')", 1, "MemoryError: CUDA out of memory", 1),
+        ("{}['recipe']", 1, "KeyError: 'recipe' (<string>, line 5, in <module>)", 1),
+        (
+            "raise MemoryError('CUDA out of memory')",
+            1,
+            "MemoryError: CUDA out of memory (<string>, line 5, in <module>)",
+            1,
+        ),
     ],
     ids=["user", "known", "fault", "memory"],
 )

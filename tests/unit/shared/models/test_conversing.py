@@ -151,7 +151,7 @@ def test_a_system_message_is_for_conversations_that_are_not_made_of_texts_too(ti
     rows: list[Row] = [{"messages": [user("a"), said("b")]}]
     (row,) = conversing.conversed(rows, recipe(tiny_base, system="Be brief."), own)
     assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant"]
-    assert conversing.conversed(rows, recipe(tiny_base), own) is rows
+    assert conversing.conversed(rows, recipe(tiny_base), own) == rows
 
 
 def test_what_gives_other_tokens_than_before(chat_base: str) -> None:

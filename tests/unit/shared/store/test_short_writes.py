@@ -32,6 +32,9 @@ class Bucket(CloudStore):
         store.put("weights", CONTENT)
         return store
 
+    def address(self) -> str:
+        return "https://host"
+
     def file_system(self) -> AbstractFileSystem:
         raise NotImplementedError
 
