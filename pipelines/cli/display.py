@@ -76,6 +76,8 @@ class Display:
         """Shows one event."""
         if isinstance(event, events.Stage):
             self._started(event.stage) if event.state == "started" else self._done()
+        elif isinstance(event, events.Source):  # a line of its own: columns may have been found, not given
+            console.print(f"{event.uri} holds {event.in_words}", markup=False)
         elif note := _note(event):
             self._note = note
             if self._stage is not None:
@@ -110,8 +112,6 @@ def _note(event: Event) -> str:
             reused = ", written before" if event.reused else ""
             chat = ", rendered as chat" if event.rendered else ""
             return f"{event.tokens:,} tokens in {event.train:,} sequences{reused}{chat}; {event.steps:,} steps"
-        case events.Source():
-            return f"{event.uri} holds {event.in_words}"
         case events.Tokenized():
             return f"part {event.done:,} of {event.of:,}"
         case events.Resumed():

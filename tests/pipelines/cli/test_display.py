@@ -31,6 +31,10 @@ NOTES: list[tuple[events.Event, str]] = [
     (events.Phase("restore", step=4), "restore"),
 ]
 WARNINGS: list[tuple[events.Event, str]] = [
+    (
+        events.Source("a.jsonl", "prompt-completion", {"prompt": "question", "completion": "answer"}, ["topic"]),
+        "a.jsonl holds rows of prompt-completion (prompt ← question, completion ← answer; not used: topic)",
+    ),
     (events.Skipped(4, "it is damaged."), "The checkpoint of step 4 is not used: it is damaged."),
     (
         events.StepSkipped(3, 1, "step 3 has no loss.", "a.jsonl line 7"),
