@@ -203,10 +203,12 @@ def hashed_by(name: str, folder: Path, base: Path, hashed: dict[str, None], **ch
     rows = {line for path in Path(folder, "store").rglob("*.jsonl") for line in path.read_text().splitlines()}
     stored = json.dumps(json.loads((folder / "store/runs/golden/recipe.json").read_text())["recipe"], sort_keys=True)
     documents = [text for text in hashed if "\n" not in text and text not in rows | {stored}]
-    # Parts of tokens have random names, `datasets` writes a random fingerprint, and their manifest's digest follows.
+    # Parts of tokens have random names, `datasets` writes a random fingerprint, Transformers whether it is offline, and
+    # their manifest's digest follows.
     for pattern in (
         r"(?<=\d{5})-[0-9a-f]{8}(?=\.)",
         r'(?<=state.json": {"sha256": ")[0-9a-f]{64}',
+        r'(?<=tokenizer_config.json": ){[^}]*}',
         r'(?<=}, ")\w{64}(?="]$)',
     ):
         documents = [re.sub(pattern, "", text) for text in documents]

@@ -49,6 +49,12 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), min_size=1, max_
 HARD = "You run in {{workflow.name}}{{inputs.parameters.x}} on $(KFP_POD_NAME), ${HOME} \0 😀 }}"
 
 
+@pytest.fixture(autouse=True)
+def _stages_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts back what a stage sets for its process."""
+    monkeypatch.setenv("BATON_STORE_PATIENCE", "10")
+
+
 class ServerError(Exception):
     """What the server answers with 500."""
 

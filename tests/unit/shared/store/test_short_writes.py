@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import resource
@@ -39,12 +40,15 @@ class Bucket(CloudStore):
         raise NotImplementedError
 
 
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Puts the bound on files back; Linux writes up to it, as a disk that is nearly full does."""
+@contextlib.contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Bounds files for a moment: Linux writes up to that, as a disk that is nearly full does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +60,15 @@ def limited() -> Iterator[None]:
         pytest.param(SIZE - 1, id="at the last byte"),
     ],
 )
-def test_a_download_without_room_is_an_error(room: int, limited: None, tmp_path: Path) -> None:
+def test_a_download_without_room_is_an_error(room: int, tmp_path: Path) -> None:
     bucket, path = Bucket("s3://bucket"), tmp_path / "weights"
-    with path.open("wb") as file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with pytest.raises(OSError, match="File too large"):
-            bucket._fetch_into("weights", file.fileno(), SIZE, hashlib.sha256())
+    with path.open("wb") as file, limited(room), pytest.raises(OSError, match="File too large"):
+        bucket._fetch_into("weights", file.fileno(), SIZE, hashlib.sha256())
 
 
-def test_what_fits_is_what_was_sent(limited: None, tmp_path: Path) -> None:
+def test_what_fits_is_what_was_sent(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    digest = Bucket("s3://bucket").download("weights", str(path), SIZE)
+    with limited(SIZE):
+        digest = Bucket("s3://bucket").download("weights", str(path), SIZE)
     assert path.read_bytes() == CONTENT
     assert digest == hashlib.sha256(CONTENT).hexdigest()

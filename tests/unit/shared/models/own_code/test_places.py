@@ -86,6 +86,12 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _stages_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts back what a stage sets for its process."""
+    monkeypatch.setenv("BATON_STORE_PATIENCE", "10")
+
+
 def _hooks(**given: Any) -> Hooks:
     return Hooks(
         **{name: f"failing_hooks:{value}" if isinstance(value, str) else value for name, value in given.items()}
