@@ -155,6 +155,7 @@ def test_a_data_split_that_fails_tells_a_run_that_is_there(failed: tuple[Trainin
     assert "Why it failed" not in training.page
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_hides_no_error_and_takes_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage ends on its own error, soon."""
     for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")):

@@ -44,6 +44,7 @@ def _require_exact(found: dict[str, Any], kills: int) -> None:
     assert found["exact"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_twenty_kills_lose_nothing(drill: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     pids: list[int] = []

@@ -49,6 +49,7 @@ def test_training_goes_on_while_the_store_is_away(
     _require_undisturbed(run, undisturbed, legs)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_the_bound_on_unsaved_work_ends_a_chunk_with_one_message(
     faulty_s3: Any, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, aside: Any
@@ -80,6 +81,7 @@ def test_rights_taken_away_end_a_chunk_at_once(
     assert "access denied" in chunk.wait_for(events.Error).message
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bad_day_of_all_faults_changes_no_bit(
     faulty_s3: Any, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any

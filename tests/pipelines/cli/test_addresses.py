@@ -122,8 +122,14 @@ def require_message(done: Result, code: int | None = None) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("kind", ADDRESSES)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        pytest.param(command, kind, marks=pytest.mark.slow if (number + place) % 3 else (), id=f"{command}-{kind}")
+        for number, command in enumerate(COMMANDS)
+        for place, kind in enumerate(ADDRESSES)
+    ],
+)
 def test_an_address_of_any_kind_gives_no_traceback(command: str, kind: str, here: Path) -> None:
     (checkpoint,) = (here / "store/runs/export/checkpoints/step-00000004").glob("*/")
     (export,) = (here / "store/runs/export/export").glob("*/")

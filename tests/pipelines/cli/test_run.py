@@ -130,6 +130,7 @@ def _prove(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return _baton("prove", str(RECIPES / "scratch.yaml"), *settings, *more, cwd=folder)
 
 
+@pytest.mark.slow
 def test_prove_is_exact(tmp_path: Path) -> None:
     done = _prove(tmp_path)
     assert done.returncode == 0, done.stderr

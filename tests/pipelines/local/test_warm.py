@@ -105,6 +105,7 @@ def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: Path, tmp_path: Path) -> None:
     run = Run(Storage(str(tmp_path)), "r")
     run.write(Evaluation(gate=Verdict(passed=True)))
