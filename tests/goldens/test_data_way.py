@@ -91,7 +91,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def golden() -> Iterator[dict[str, Any]]:
-    """What the cases came to, and what they come to where it is written anew."""
+    """Results kept from the last look; `make golden` replaces them."""
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
     yield kept
     if os.environ.get("BATON_GOLDEN"):

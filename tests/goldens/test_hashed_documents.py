@@ -2,7 +2,7 @@
 
 Where such a text changes, a run in the middle is refused, rows move from one side to the other, a cache is missed or a
 signature breaks. `hashed_documents.json` holds the texts, so that a renamed key or a new field shows as itself.
-`make golden` writes it anew; tests/unit/test_format_numbers.py holds what the numbers of formats stand for, and
+`make golden` writes it; tests/unit/test_format_numbers.py holds what the numbers of formats stand for, and
 tests/pipelines/golden the names in compiled pipelines.
 """
 
@@ -140,7 +140,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> dict[str, None]:
 
 @pytest.fixture(scope="module")
 def golden() -> Iterator[dict[str, Any]]:
-    """What was hashed when it was looked at last, and what is by now where it is written anew."""
+    """Texts kept from the last look; `make golden` replaces them."""
     kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
     yield kept
     if os.environ.get("BATON_GOLDEN"):
