@@ -81,6 +81,7 @@ ATHERIS := build/fuzz
 fuzz: setup ## Feed recipes, rows and manifests that nobody would write to their readers (MINUTES=, TARGET=recipe, rows or manifest)
 	@[ -d $(ATHERIS)/atheris ] || $(PY) -m pip install --quiet --no-deps --target $(ATHERIS) atheris==3.0.0
 	$(TEST_ENV) $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(TARGET),--target $(TARGET)) $(ARGS)
+	$(PYTEST) -q tests/fuzz/test_controls.py
 
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \

@@ -115,7 +115,7 @@ class FakeGoogle:
         self._process = Process([str(binary), *options, "-public-host", f"127.0.0.1:{upstream}"], upstream)
         self._front = ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (_Front,), {"upstream": upstream}))
         self._front.daemon_threads = True
-        threading.Thread(target=self._front.serve_forever, daemon=True).start()
+        threading.Thread(target=self._front.serve_forever, args=(0.01,), daemon=True).start()
         self.upstream = upstream
         self.environment = {
             "GOOGLE_BASE_URL": f"http://127.0.0.1:{self._front.server_port}",

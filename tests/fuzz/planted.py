@@ -30,7 +30,7 @@ def _sleep(data: bytes) -> None:
 
 def _allocate(data: bytes) -> None:
     if _is_reached(data):
-        len(b"x" * (len(data) + 2**28))
+        len(b"x" * (len(data) + 3 * 2**27))
 
 
 _KEPT: list[bytes] = []

@@ -9,10 +9,13 @@ import pytest
 
 from tests.fuzz.driver import ATHERIS, fuzz
 
-pytestmark = pytest.mark.skipif(
-    not (ATHERIS / "atheris").is_dir() and importlib.util.find_spec("atheris") is None,
-    reason="atheris is not installed: `make fuzz` does that",
-)
+pytestmark = [
+    pytest.mark.slow,  # `make fuzz` runs them, after it has installed the fuzzer
+    pytest.mark.skipif(
+        not (ATHERIS / "atheris").is_dir() and importlib.util.find_spec("atheris") is None,
+        reason="atheris is not installed: `make fuzz` does that",
+    ),
+]
 FOUND = {
     "traceback": "KeyError tests/fuzz/planted.py",
     "hang": "timeout tests/fuzz/planted.py",

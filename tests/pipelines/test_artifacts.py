@@ -93,6 +93,7 @@ def by_kfp(folder: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_foreign_component_loads_the_model_from_its_input(by_kfp: Path, folder: Path) -> None:
     """By transformers, in the pipeline; here that it is what was committed."""
     model = by_kfp / "export" / "model"
@@ -103,11 +104,13 @@ def test_a_foreign_component_loads_the_model_from_its_input(by_kfp: Path, folder
     }
 
 
+@pytest.mark.slow
 def test_a_foreign_component_reads_where_the_rows_are(by_kfp: Path) -> None:
     output = json.loads((by_kfp / "count-rows" / "executor_output.json").read_text(encoding="utf-8"))
     assert output["parameterValues"]["Output"] > 0
 
 
+@pytest.mark.slow
 def test_cards_are_readable_in_a_preview(by_kfp: Path) -> None:
     """Kubeflow's page shows 255 bytes of one."""
     rows = (by_kfp / "data-split" / "rows").read_text(encoding="utf-8")

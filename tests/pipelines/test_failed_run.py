@@ -100,6 +100,7 @@ def test_the_tracking_run_of_a_run_that_failed_is_closed(failed: tuple[Training,
     assert "report.html" in [artifact.path for artifact in client.list_artifacts(tracked.info.run_id)]
 
 
+@pytest.mark.slow
 def test_a_page_is_left_also_where_the_run_cannot_be_read(failed: tuple[Training, int, str]) -> None:
     """What a stage has failed of may be a document of the run."""
     training, _, _ = failed

@@ -263,6 +263,7 @@ def test_a_person_can_fill_in_few_parameters(on_spot_gpus: list[dict[str, Any]])
     assert all("defaultValue" in parameter for parameter in parameters.values())
 
 
+@pytest.mark.slow
 def test_a_hundred_chunks_compile_and_one_more_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "hundred.yaml"
     documents = _compile(QUICKSTART, target, "--chunks", "100")

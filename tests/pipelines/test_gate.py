@@ -46,6 +46,7 @@ def _verdict(folder: Path, run: Run) -> str:
     return client.get_run(run.require("tracking.json")["run_id"]).data.tags["baton.verdict"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_rejected_and_exports_nothing(folder: Path, refused: tuple[int, dict[str, Any]]) -> None:
     code, found = refused
     assert (code, found["state"], found["model_uri"]) == (3, "rejected", None)

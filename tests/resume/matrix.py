@@ -127,8 +127,8 @@ def cells() -> Iterator[Cell]:
             yield Cell(method, "lora", "new tokens", {"model": NEW_TOKENS, **dropping(method, 0.2)})
     for method in ("sft", "dpo"):
         yield Cell(method, "full", "early stopping", _early(), quick=method == "sft")
-        yield Cell(method, "full", "group by length", training(group_by_length=True), quick=method == "sft")
-        yield Cell(method, "full", "plateau by epoch", _by_epoch(), quick=method == "sft")
+        yield Cell(method, "full", "group by length", training(group_by_length=True))
+        yield Cell(method, "full", "plateau by epoch", _by_epoch())
         yield Cell(method, "full", "plateau", _plateau(), quick=method == "sft")
         yield Cell(method, "freeze", "last layer", training(trainable={"last_layers": 1, "patterns": ["norm"]}))
         yield Cell(method, "full", "groups", _groups())
@@ -147,11 +147,11 @@ def cells() -> Iterator[Cell]:
 def _of_text() -> Iterator[Cell]:
     for ramp in ("linear", "exponential", "step"):
         curriculum = {"ramp": ramp, "start": 0.3, "until": 0.8}
-        yield Cell("sft", "full", f"curriculum {ramp}", training(curriculum=curriculum), quick=ramp == "linear")
+        yield Cell("sft", "full", f"curriculum {ramp}", training(curriculum=curriculum))
     by = {"data": {"extra_columns": ["level"]}, **training(curriculum={"by": "level"})}
     yield Cell("sft", "full", "curriculum by column", by)
-    yield Cell("sft", "full", "best-fit packing", {"data": {"packing": "best-fit", "max_length": 96}}, quick=True)
-    yield Cell("sft", "full", "neftune", training(neftune_alpha=5.0), quick=True)
+    yield Cell("sft", "full", "best-fit packing", {"data": {"packing": "best-fit", "max_length": 96}})
+    yield Cell("sft", "full", "neftune", training(neftune_alpha=5.0))
     for method in ("sft", "orpo", "cpo"):
         yield Cell(method, "full", "log windows", training(log_every=4))
     for optimizer in ("adafactor", "rmsprop", "adagrad", "sgd", "adamw_torch_fused"):
@@ -167,7 +167,7 @@ def _of_text() -> Iterator[Cell]:
     experts = {"model": EXPERTS, **training(router=router, micro_batch_size=2)}
     yield Cell("pretrain", "full", "mixture of experts", experts, quick=True)
     yield Cell("pretrain", "full", "attention dropout", dropout)
-    yield Cell("pretrain", "full", "tied embeddings", {"model": TIED}, quick=True)
+    yield Cell("pretrain", "full", "tied embeddings", {"model": TIED})
     yield Cell(
         "pretrain", "full", "dropout, accumulation, workers", {**dropout, **training(micro_batch_size=2, workers=2)}
     )
@@ -195,7 +195,7 @@ def _of_references() -> Iterator[Cell]:
 def _of_generation() -> Iterator[Cell]:
     for method in ("grpo", "rloo"):
         twice = training(**{method: {**WRITES, "num_iterations": 3}})
-        yield Cell(method, "full", "three iterations", twice, quick=method == "grpo")
+        yield Cell(method, "full", "three iterations", twice)
         longer = training(micro_batch_size=2, **{method: {**WRITES, "steps_per_generation": 4}})
         yield Cell(method, "full", "long rounds", longer)
         held = training(**{method: {**WRITES, "beta": 0.1}})

@@ -75,7 +75,7 @@ WRITING: dict[str, tuple[str, Changes]] = {
 def cells() -> Iterator[Cell]:
     """Each method that takes them with the whole model and an adapter, and what else a step's bits may depend on."""
     for method in READS:
-        yield _cell(method, NAME, quick=method == "sft")
+        yield _cell(method, NAME)
         yield _cell(method, NAME, dropping(method, 0.3), weights="lora")
         yield _cell(method, f"{NAME}, one pass", training(micro_batch_size=4 if method == "kto" else 2))
     yield from _of_steps()
@@ -170,9 +170,7 @@ def still(method: str) -> Cell:
     return _cell(method, f"{NAME}, still", {"model": {}})
 
 
-def _cell(
-    method: str, feature: str, changes: Changes | None = None, *, weights: str = "full", quick: bool = False
-) -> Cell:
+def _cell(method: str, feature: str, changes: Changes | None = None, *, weights: str = "full") -> Cell:
     """Returns a cell of four virtual workers with two passes each and a last step of fewer rows than workers, that
     evaluates in between; text has dropout unless an adapter has."""
     rows = {"packing": True, "max_samples": 28, "split": {"eval": 5}} if method == "pretrain" else {}
@@ -189,4 +187,4 @@ def _cell(
     }
     noisy = {"model": SCRATCH} if weights == "full" and method in ("sft", "pretrain") else {}
     merge(whole, {**noisy, **(changes or {})})
-    return Cell(method, weights, feature, whole, quick=quick, steps=STEPS)
+    return Cell(method, weights, feature, whole, steps=STEPS)

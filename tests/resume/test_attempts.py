@@ -140,6 +140,7 @@ with events.stage("train chunk {index}"):
     ("warm", "ends", "taken"),
     [("1", "killed, with a spare", 1), pytest.param("0", "killed", 0, marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_a_process_that_has_imported_takes_the_place_of_one_that_is_lost(
     warm: str, ends: str, taken: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_process_that_has_imported_takes_the_place_of_one_that_is_lost(
 @pytest.mark.parametrize(
     ("warm", "ends"), [("0", "killed"), pytest.param("1", "killed, with a spare", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_on_s3_a_lost_process_is_followed_by_others(
     warm: str, ends: str, s3_store: str, recipes: dict[str, Recipe], legs: Any, tmp_path: Path
 ) -> None:

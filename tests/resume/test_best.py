@@ -36,6 +36,7 @@ def test_the_best_state_is_the_result_wherever_chunks_end(recipes: dict[str, Rec
 
 
 @pytest.mark.parametrize("count", [2, 5, 15])
+@pytest.mark.slow
 def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Recipe], legs: Any) -> None:
     stopping = {"patience": 2, "threshold": 0.0}
     recipe = legs.changed(recipes["scratch"], training__early_stopping=stopping, **RISING)
@@ -125,6 +126,7 @@ def test_writing_in_between_leaves_no_trace(recipes: dict[str, Recipe], undistur
     assert all(row["prompt"] and row["reference"] and row["written"] for row in written)
 
 
+@pytest.mark.slow
 def test_writing_in_between_samples_as_the_last_evaluation_does(
     recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
 ) -> None:
@@ -169,6 +171,7 @@ def test_what_is_written_and_measured_in_between_leaves_no_trace(
     )
 
 
+@pytest.mark.slow
 def test_drawn_from_trainings_own_generators_it_would_leave_one(
     recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
 ) -> None:

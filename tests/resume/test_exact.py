@@ -12,7 +12,7 @@ from baton.components.shared.runs.run import Run
 from baton.pipelines.local import processes, warm
 
 
-@pytest.mark.parametrize("count", [2, 5, 7])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("name", ["scratch", "lora"])
 def test_chunks_end_on_the_bits_of_one_run(
     name: str, count: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
@@ -33,6 +35,7 @@ trainer.save_model(output)
 """
 
 
+@pytest.mark.slow
 def test_a_plain_trl_script_resumes_and_ends_on_the_same_weights(
     tmp_path: Path, recipes: dict[str, Recipe], undisturbed: dict[str, Run], base_model: str, legs: Any
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_chunk_has_not_loaded(recipes: dict[str, Recipe], legs: Any, name: str
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto", "reward", "grpo"])
+@pytest.mark.slow
 def test_a_chunk_of_another_method_has_not_loaded(grid: Any, legs: Any, method: str) -> None:
     run = legs.prepare(grid(Cell(method, "full", "plain")), f"modules-{method}")
     found = (COMPILER | SHARDED | OTHERS) & _loaded(run)

@@ -36,7 +36,10 @@ def split_rows(run: Run) -> str:
     return str(run.storage.uri(manifest.path(prefix, "train.jsonl")))
 
 
-@pytest.mark.parametrize("name", CELLS)
+QUICK = ("sft", "sft-lora", "dpo", "grpo")
+
+
+@pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CELLS])
 def test_chunks_have_the_losses_of_a_plain_script(name: str, tmp_path: Path, base_model: str, legs: Any) -> None:
     from safetensors.numpy import load_file
 

@@ -31,7 +31,7 @@ def _to_the_end(run: Run, legs: Any, first: int) -> None:
         assert code == 0, printed
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "file"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_notice_saves_the_step_under_way_and_spare_slots_finish(
     how: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, aside: Any, tmp_path: Path
 ) -> None:

@@ -66,7 +66,14 @@ def test_two_processes_at_one_chunk_commit_each_step_once(
     _require_undisturbed(racing, undisturbed, legs)
 
 
-@pytest.mark.parametrize(("phase", "step"), [("save", 2), ("upload", 4), ("commit", 4), ("commit", 5)])
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [
+        ("save", 2),
+        ("commit", 4),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("upload", 4), ("commit", 5))),
+    ],
+)
 def test_a_process_that_sleeps_through_its_successors_life_changes_nothing(
     phase: str, step: int, racing: Run, undisturbed: dict[str, Run], legs: Any, aside: Any
 ) -> None:

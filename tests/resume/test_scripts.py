@@ -136,6 +136,7 @@ def _losses(history: Any) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("name", ["sft", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SETTINGS)[1:])])
+@pytest.mark.slow
 def test_a_script_in_four_processes_ends_on_the_bits_that_it_has_in_one(name: str, tmp_path: Path) -> None:
     script = Scripts(name, tmp_path)
     script.plain("plain", save_strategy="steps", save_steps=8)

@@ -55,7 +55,9 @@ def trained(virtual: Any, legs: Any) -> Any:
     return train
 
 
-@pytest.mark.parametrize("control", ["sums", "seeds", "tokens"])
+@pytest.mark.parametrize(
+    "control", ["seeds", *(pytest.param(control, marks=pytest.mark.slow) for control in ("sums", "tokens"))]
+)
 @pytest.mark.parametrize(
     "hooks", [pytest.param({}, id="all"), pytest.param(SKIPPING, id="unused", marks=pytest.mark.slow)]
 )

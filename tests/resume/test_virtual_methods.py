@@ -14,7 +14,7 @@ from tests.resume.matrix_virtual import FEW, NAME, READS, TARGETS, WAYS
 
 pytestmark = pytest.mark.timeout(1800)
 
-CELLS = [pytest.param(x, id=x.name, marks=[] if x.quick else pytest.mark.slow) for x in matrix_virtual.cells()]
+CELLS = [pytest.param(x, id=x.name, marks=pytest.mark.slow) for x in matrix_virtual.cells()]
 
 
 def shared(legs: Any, recipe: Recipe, processes: int) -> Recipe:

@@ -56,6 +56,7 @@ def _imports() -> dict[str, list[str]]:
 
 
 IMPORTS = _imports()
+DISTRIBUTIONS = packages_distributions()
 
 
 @pytest.mark.parametrize("module", sorted(IMPORTS.keys() - OPTIONAL))
@@ -63,7 +64,7 @@ def test_what_is_imported_is_declared_or_brought_by_what_is(module: str) -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *itertools.chain.from_iterable(project["optional-dependencies"].values())]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
-    known = packages_distributions().get(module)
+    known = DISTRIBUTIONS.get(module)
     if known is None:
         pytest.skip(f"{module} is of an extra that is not installed here")
     names = {canonicalize_name(name) for name in known}

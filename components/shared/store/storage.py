@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
@@ -32,6 +33,7 @@ FIRST_PAUSE = 0.4
 LONGEST_PAUSE = 10.0
 """Seconds between two tries at an operation."""
 T = TypeVar("T")
+_counting = threading.Lock()
 
 
 class Storage:
@@ -227,7 +229,9 @@ class Storage:
                 check()  # the client may have put another error in the place of the one raised
                 raise
             # What was sent in vain does not count.
-            self.sent += os.path.getsize(local_path)
+            size = os.path.getsize(local_path)
+            with _counting:
+                self.sent += size
             return digest.hexdigest()
 
         return self._patiently(send)
@@ -277,7 +281,8 @@ class Storage:
                     f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
                     remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
                 ) from None
-            self.received += known
+            with _counting:
+                self.received += known
             return digest
 
         return self._patiently(receive)

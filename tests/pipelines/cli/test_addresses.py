@@ -325,7 +325,9 @@ def test_a_run_says_that_a_bucket_is_missing(here: Path, s3_store: str) -> None:
     assert "matches no file" not in message
 
 
-@pytest.mark.parametrize("source", ["hf://datasets/org/rows", "s3://somewhere/rows"])
+@pytest.mark.parametrize(
+    "source", ["hf://datasets/org/rows", pytest.param("s3://somewhere/rows", marks=pytest.mark.slow)]
+)
 def test_rows_that_cannot_be_seen_are_said_not_to_have_been_looked_at(
     source: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

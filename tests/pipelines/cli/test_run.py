@@ -44,6 +44,7 @@ def _run(folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_eval_loss_falls_on_gsm8k(finished: tuple[Path, dict[str, Any], str]) -> None:
     _, found, _ = finished
     assert found["state"] == "succeeded"
@@ -52,10 +53,12 @@ def test_eval_loss_falls_on_gsm8k(finished: tuple[Path, dict[str, Any], str]) ->
     assert found["metrics"]["eval_loss_after"] < found["metrics"]["eval_loss_before"] - 1
 
 
+@pytest.mark.slow
 def test_no_stage_had_to_import_again(finished: tuple[Path, dict[str, Any], str]) -> None:
     assert "a fresh interpreter" not in (finished[0] / "cache" / "logs" / "gsm.log").read_text()
 
 
+@pytest.mark.slow
 def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, dict[str, Any], str]) -> None:
     lines = [line for line in finished[2].splitlines() if line.startswith("✓")]
     stages = [re.sub(r" \(.*", "", line.removeprefix("✓ ")) for line in lines]
@@ -65,6 +68,7 @@ def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, di
     assert any("step 40 committed" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_run(finished: tuple[Path, dict[str, Any], str]) -> None:
     page = Path(finished[1]["report_uri"]).read_text()
     assert "Eval loss fell" in page
@@ -74,6 +78,7 @@ def test_the_report_shows_the_run(finished: tuple[Path, dict[str, Any], str]) ->
     assert "<svg" in page
 
 
+@pytest.mark.slow
 def test_the_exported_model_writes(finished: tuple[Path, dict[str, Any], str]) -> None:
     folder, found, _ = finished
     done = _baton("generate", found["model_uri"], "--prompt", "Natalia sold", "--max-new-tokens", "8", cwd=folder)
@@ -83,6 +88,7 @@ def test_the_exported_model_writes(finished: tuple[Path, dict[str, Any], str]) -
     assert again.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_steps_run_on_in_one_mlflow_run(finished: tuple[Path, dict[str, Any], str]) -> None:
     import sqlite3
 
@@ -106,6 +112,7 @@ def test_the_same_command_again_trains_nothing(finished: tuple[Path, dict[str, A
     assert sorted(path for path in (folder / "store").rglob("*") if "checkpoints" in path.parts) == before
 
 
+@pytest.mark.slow
 def test_checkpoints_are_listed_shown_and_verified(finished: tuple[Path, dict[str, Any], str]) -> None:
     folder, found, _ = finished
     listed = json.loads(_baton("checkpoints", "list", found["run_uri"], "--output", "json", cwd=folder).stdout)

@@ -261,7 +261,7 @@ def server(stranger: Path) -> Iterator[str]:
     """A web server that has the stranger's files."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(stranger))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as opened:
-        threading.Thread(target=opened.serve_forever, daemon=True).start()
+        threading.Thread(target=opened.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{opened.server_port}"
         opened.shutdown()
 

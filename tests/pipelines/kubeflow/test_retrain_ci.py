@@ -125,7 +125,7 @@ class GitLab:
         self.url = f"http://127.0.0.1:{self._server.server_port}/api/v4"
 
     def __enter__(self) -> GitLab:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

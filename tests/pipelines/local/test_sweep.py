@@ -167,6 +167,7 @@ def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, R
     assert winner.attempts(4)[-1].outcome == "already_done"
 
 
+@pytest.mark.slow
 def test_a_sweep_done_twice_does_nothing_the_second_time(swept: tuple[Recipe, Watched, Run]) -> None:
     recipe, watched, winner = swept
     before = watched.sweep.rungs()

@@ -241,7 +241,7 @@ def test_counts_that_compare_nothing_are_refused(counts: str) -> None:
         proving.parse_counts(counts)
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_command_writes_the_page_either_way(exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["prove", str(SCRATCH), "--chunks", "1,2", "--store", str(tmp_path / "store")]

@@ -33,6 +33,7 @@ def test_numbers_that_cannot_share_the_workers_are_refused(text: str, overrides:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_proof_in_which_processes_take_turns(tmp_path: Path) -> None:
     page = tmp_path / "proof.html"
     command = ["prove", RECIPE, "--chunks", "1,3", "--processes", "1,4,2", "--report", str(page), "--output", "json"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 
 from baton.components.data_split.reading import bounds, text_files
 from baton.components.data_split.rows import Rejected, Row
+from baton.components.shared.store.storage import Storage
+from tests.unit.data_split.splitting import split
 from tests.unit.data_split.test_readers_fuzz import PACKED, measured, read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux")
@@ -137,3 +141,26 @@ def test_memory_of_a_table_that_would_be_gigabytes(tmp_path: Path) -> None:
     path.write_bytes(parquet(shared(63, 33)))
     count, peak = measured(path)
     assert (count, peak < bounds.HELD // MEBI + 100) == (0, True), peak
+
+
+@pytest.mark.s3
+def test_a_bound_on_memory_meets_no_other_work_of_baton(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is the process's: whatever sends or writes beside a table that is read could meet it."""
+    before, beside, limits = set(threading.enumerate()), set[str](), []
+    limit = resource.setrlimit
+
+    def watched(kind: int, values: tuple[int, int]) -> None:
+        limits.append(kind)
+        beside.update(thread.name for thread in set(threading.enumerate()) - before)
+        limit(kind, values)
+
+    monkeypatch.setattr(resource, "setrlimit", watched)
+    rows = pyarrow.table({"prompt": [f"{n}?" for n in range(600)], "completion": ["yes"] * 600})
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(rows, sink, row_group_size=100)
+    storage = Storage(s3_store)
+    storage.write("rows/a.parquet", sink.getvalue())
+    storage.write("rows/b.parquet", sink.getvalue())
+    assert split(s3_store, f"{s3_store}/rows/*.parquet")["rows"] == 1200
+    assert limits.count(resource.RLIMIT_DATA) > 4
+    assert beside <= {"fsspecIO"}, "fetches what is read, and tells its error to who reads"

@@ -246,6 +246,7 @@ def test_no_row_is_lost_or_doubled(rows: list[Any]):
 
 @settings(max_examples=10)
 @given(more=st.lists(GOOD, max_size=30), order=st.randoms(use_true_random=False), seed=st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_growing_and_shuffling_move_no_row(more: list[dict[str, str]], order: random.Random, seed: int):
     shuffled = [*ROWS, *more]
     order.shuffle(shuffled)

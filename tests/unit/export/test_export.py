@@ -58,6 +58,7 @@ def _tamper(path: Path) -> None:
 CHAT = {"data": {"render_as": "chat", "system": "Be brief."}}
 
 
+@pytest.mark.slow
 def test_a_model_says_how_it_was_asked_and_ends_its_answers(tiny_base: str, tmp_path: Path) -> None:
     """In each format; what the template closes an answer with ends it for whoever loads the model."""
     from baton.components.shared.models import generation, loading, prompting
@@ -75,6 +76,7 @@ def test_a_model_says_how_it_was_asked_and_ends_its_answers(tiny_base: str, tmp_
     assert checkpoint.generation_config.eos_token_id == own.eos_token_id
 
 
+@pytest.mark.slow
 def test_what_a_killed_export_left_goes_with_the_next(adapted: Run) -> None:
     run = _asking(adapted, formats=["adapter"])
     run.storage.write(run.path("export/0123456789ab/adapter_model.safetensors"), b"half")

@@ -13,6 +13,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from baton.components.report.page import render
 from baton.components.shared.core.fingerprint import Fingerprint
 from baton.components.shared.pages.svg import series, thin
@@ -145,6 +147,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
     assert "Eval loss was 8.31 before training; no checkpoint follows a hand-over." in text
 
 
+@pytest.mark.slow
 def test_hundred_chunks_stay_small_and_quick(full_report: Any) -> None:
     report = full_report(num_chunks=100, num_steps=100_000)
     report.evaluation.samples[:] = [dict.fromkeys(report.evaluation.samples[0], "word " * 40_000)] * 60
@@ -176,6 +179,7 @@ def test_hostile_text_stays_text(full_report: Any, proof_entry: Any) -> None:
     assert "{{ 7*7 }}" in check(html).text
 
 
+@pytest.mark.slow
 def test_same_report_gives_the_same_bytes_in_another_process(full_report: Any) -> None:
     code = "import pickle, sys\nfrom baton.components.report import page\n"
     code += "print(page.render(pickle.load(sys.stdin.buffer)))"

@@ -88,6 +88,7 @@ def test_where_nobody_asks_for_the_day_tokens_are_those_of_any(render_as: str, d
     assert one.need(Tokens).today is None
 
 
+@pytest.mark.slow
 def test_what_is_rendered_later_has_the_runs_day_too(dated: str, tmp_path: Path) -> None:
     """Prompts of methods that write, in the stage's process and those that it begins; without a run's, the clock's."""
     assert LONG_AGO not in rendered(dated)

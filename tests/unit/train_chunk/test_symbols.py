@@ -49,6 +49,7 @@ def test_plain_numbers_are_answered_as_torch_does(name: str) -> None:
     assert asked >= 2
 
 
+@pytest.mark.slow
 def test_other_values_are_asked_of_torch() -> None:
     ran = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

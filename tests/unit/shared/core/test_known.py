@@ -78,6 +78,7 @@ def test_what_is_written_down_is_not_looked_up(plain: Any, written: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["key", "fields", "text"])
+@pytest.mark.slow
 def test_what_is_not_of_these_packages_is_not_believed(plain: Any, written: Path, tmp_path: Path, change: str) -> None:
     document = json.loads(written.read_text(encoding="utf-8"))
     assert document["models"]

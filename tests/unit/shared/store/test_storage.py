@@ -98,6 +98,20 @@ def test_upload_and_download(size: int, store: str, tmp_path: Path):
     assert (tmp_path / "new" / "down").read_bytes() == content
 
 
+def test_what_several_threads_send_and_receive_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    storage = Storage(str(tmp_path / "store"))
+    paths = [f"{number}.bin" for number in range(16)]
+    for path in paths:
+        (tmp_path / path).write_bytes(b"x" * 1000)
+    real = os.path.getsize
+    monkeypatch.setattr(os.path, "getsize", lambda path: (time.sleep(0.005), real(path))[1])  # another thread's turn
+
+    storage.world.each(lambda path: storage.upload(str(tmp_path / path), path), paths)
+    storage.world.each(lambda path: storage.download(path, str(tmp_path / f"again-{path}")), paths)
+
+    assert (storage.sent, storage.received) == (16_000, 16_000)
+
+
 def test_create_never_replaces(store: str):
     storage = Storage(store)
 

@@ -87,6 +87,7 @@ def test_nothing_but_what_the_assistant_said_is_trained(name: str, row: Row) -> 
     assert not any(run.endswith("\n") for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ENDS.keys() - {"deepseekv3"}))  # it writes a second call without a header
 def test_most_random_conversations_are_not_refused(name: str) -> None:
     """What the template itself takes is located, but for what is named."""

@@ -64,6 +64,7 @@ def share_that_stops(trained: Any, tokenizer: Any) -> float:
 
 
 @pytest.mark.parametrize("with_end", [True, False], ids=["as it is trained", "without the end"])
+@pytest.mark.slow
 def test_a_chat_model_learns_to_stop(with_end: bool, tmp_path: Path) -> None:
     given = tiny.recipe(
         base_of(tmp_path / "base"),

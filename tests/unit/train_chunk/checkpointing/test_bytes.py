@@ -67,7 +67,8 @@ def changed(store: CheckpointStore, step: int) -> int:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", ["LoRA", pytest.param("frozen layers", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LoRA", "frozen layers"])
 def test_only_what_changed_is_sent(kind: str, make: Callable[..., Chunks], counter: Counter, s3_store: str) -> None:
     run = make(kind, (3, 6), s3_store)
     run.train_all()

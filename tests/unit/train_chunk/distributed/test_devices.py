@@ -84,6 +84,7 @@ print(arguments.n_gpu, arguments.train_batch_size)
 @pytest.mark.parametrize(
     ("kind", "printed"), [pytest.param("pinned", "1 8", id="pinned"), pytest.param("all", "4 32", id="control")]
 )
+@pytest.mark.slow
 def test_a_step_has_the_rows_of_the_recipe(kind: str, printed: str, tmp_path: object) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in (VISIBLE, "LOCAL_RANK")}
     command = [sys.executable, "-c", ROWS, kind, str(tmp_path)]

@@ -79,7 +79,9 @@ def figures(trainer: Any) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("rows", [8, 7], ids=["full", "partly-filled"])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(8, id="full", marks=pytest.mark.slow), pytest.param(7, id="partly-filled")]
+)
 @pytest.mark.parametrize("name", LEARNED)
 def test_micro_batches_change_neither_steps_nor_scores(name: str, rows: int, build: Callable[..., Any]) -> None:
     whole, *parts = (figures(build(LEARNED[name], rows, micro_batch_size=micro)) for micro in (4, 2, 1))

@@ -70,7 +70,7 @@ class JobApi:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
     def __enter__(self) -> JobApi:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

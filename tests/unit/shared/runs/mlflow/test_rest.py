@@ -69,7 +69,7 @@ class Heard:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def taken(self) -> list[tuple[str, str, Any, dict[str, str]]]:
         """Returns what was asked since the last call."""
