@@ -18,8 +18,8 @@ _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 def bounded(most: int) -> Iterator[None]:
     """Has what takes more memory in the block fail with a `MemoryError`, in any thread of this process; on Linux.
 
-    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside a table that is
-    read, so that nothing else meets it; a test holds that.
+    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside a table that
+    is read, so that nothing else meets it; a test holds that.
 
     Args:
         most: Bytes beyond those that the process has.

@@ -9,7 +9,6 @@ its end, also where the model saw it as a turn of a conversation, which is then 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -61,9 +60,21 @@ def _build(function: RewardFunction) -> Judge:
         reward = hooks.find(function.use)
         judge: Any = functools.partial(reward, **function.options) if function.options else reward
         return _named(judge, function.use.rpartition(":")[2])
-    make = importlib.import_module(f"{__name__}.{function.use}").make
+    from baton.components.shared.models.rewards.exact import make as exact
+    from baton.components.shared.models.rewards.format import make as format
+    from baton.components.shared.models.rewards.information_gain import make as information_gain
+    from baton.components.shared.models.rewards.length import make as length
+    from baton.components.shared.models.rewards.numeric import make as numeric
+
+    ready: dict[str, Callable[..., Any]] = {
+        "exact": exact,
+        "format": format,
+        "length": length,
+        "numeric": numeric,
+        "information_gain": information_gain,
+    }
     try:
-        return _named(make(**function.options), function.use)
+        return _named(ready[function.use](**function.options), function.use)
     except TypeError as error:
         raise UserError(f"reward {function.use!r} does not take these options: {error}.") from None
 

@@ -11,22 +11,42 @@ from typing import Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from baton.components.shared.recipe.base import Section
-from baton.components.shared.recipe.methods import cpo, distillation, dpo, grpo, kto, orpo, pretrain, reward, rloo, sft
 from baton.components.shared.recipe.methods.completions import REWARDS, Completions, Generation, RewardFunction
 from baton.components.shared.recipe.methods.cpo import CPO
+from baton.components.shared.recipe.methods.cpo import SPEC as CPO_SPEC
+from baton.components.shared.recipe.methods.distillation import SPEC as DISTILLATION_SPEC
 from baton.components.shared.recipe.methods.distillation import Distillation
 from baton.components.shared.recipe.methods.dpo import DPO
+from baton.components.shared.recipe.methods.dpo import SPEC as DPO_SPEC
 from baton.components.shared.recipe.methods.grpo import GRPO
+from baton.components.shared.recipe.methods.grpo import SPEC as GRPO_SPEC
 from baton.components.shared.recipe.methods.kto import KTO
+from baton.components.shared.recipe.methods.kto import SPEC as KTO_SPEC
 from baton.components.shared.recipe.methods.orpo import ORPO
+from baton.components.shared.recipe.methods.orpo import SPEC as ORPO_SPEC
+from baton.components.shared.recipe.methods.pretrain import SPEC as PRETRAIN_SPEC
 from baton.components.shared.recipe.methods.references import Referenced, SyncReference
+from baton.components.shared.recipe.methods.reward import SPEC as REWARD_SPEC
 from baton.components.shared.recipe.methods.reward import Reward
 from baton.components.shared.recipe.methods.rloo import RLOO
+from baton.components.shared.recipe.methods.rloo import SPEC as RLOO_SPEC
+from baton.components.shared.recipe.methods.sft import SPEC as SFT_SPEC
 from baton.components.shared.recipe.methods.spec import MethodSpec, SecondModel
 from baton.components.shared.recipe.model import NamedModel
 
-MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo, distillation)
-SPECS: dict[str, MethodSpec] = {module.SPEC.name: module.SPEC for module in MODULES}
+_ALL = (
+    SFT_SPEC,
+    PRETRAIN_SPEC,
+    REWARD_SPEC,
+    DPO_SPEC,
+    KTO_SPEC,
+    ORPO_SPEC,
+    CPO_SPEC,
+    GRPO_SPEC,
+    RLOO_SPEC,
+    DISTILLATION_SPEC,
+)
+SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 """Every training method by its name."""
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
 """Sections that a recipe is written with even where they are empty. Those of later methods are left out then: a run's
