@@ -116,7 +116,7 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 	@mkdir -p build
 	$(VENV)/bin/baton compile $(RECIPE) -o build/$(basename $(notdir $(RECIPE))).pipeline.yaml
 
-golden: setup ## Write the goldens (pipelines, the way of the rows, hashed documents) anew; read the diff before you commit it
+golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents) anew; read the diff before you commit it
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code

@@ -12,22 +12,23 @@ from matplotlib.figure import Figure
 
 from baton.components.shared.pages import svg
 
-WIDE = svg.Canvas("docs", svg.WIDE.width, 600)
+PANEL = "#fefefe"
+"""Background of a picture."""
 
 
-def picture(name: str, title: str, plot: Callable[[svg.Canvas], Figure]) -> str:
+def picture(name: str, title: str, plot: Callable[[], Figure]) -> str:
     """Returns a plot under its title as an SVG document with a background of its own.
 
     Args:
         name: Makes the ids in the SVG its own.
         title: What stands above the plot.
-        plot: Makes the figure for a canvas.
+        plot: Makes the figure.
     """
     style: Any = {**svg.STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
-        figure = plot(WIDE)
+        figure = plot()
         figure.suptitle(title, color=svg.INK, fontsize=12, x=0.01, ha="left")
-        figure.patch.set(visible=True, facecolor=svg.PANEL)
+        figure.patch.set(visible=True, facecolor=PANEL)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     return re.sub(r"\.(\d\d)\d+", r".\1", drawn.getvalue())

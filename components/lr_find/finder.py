@@ -158,13 +158,13 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
     """Returns the test as its own HTML page."""
-    plot = svg.draw("lr", "Loss by learning rate", lambda canvas: _plot(test, spec, canvas))
+    plot = svg.draw("lr", "Loss by learning rate", lambda: _plot(test, spec))
     template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)
 
 
-def _plot(test: LearningRate, spec: LRFind, canvas: svg.Canvas) -> Figure:
-    figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
+def _plot(test: LearningRate, spec: LRFind) -> Figure:
+    figure, (ax,) = svg.blank_figure(380)
     rates, losses = np.array(test.rates), np.array(test.losses)
     smoothed = np.array(smooth(test.losses, spec.smoothing))
     ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")

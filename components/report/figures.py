@@ -48,60 +48,60 @@ def draw(report: Report) -> dict[str, Markup]:
     return svg.draw_all(plots, report)
 
 
-def loss_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+def loss_plot(report: Report) -> Figure | None:
     train, evals = svg.series(report.losses, "loss"), svg.series(report.log, "eval_loss")
     if not len(train[0]) and not len(evals[0]):
         return None
-    figure, (ax,) = svg.blank_figure(canvas, 380 if canvas is svg.WIDE else 320)
-    svg.curve(ax, train, canvas, "train")
+    figure, (ax,) = svg.blank_figure(380)
+    svg.curve(ax, train, "train")
     if len(evals[0]):
         style = "-o" if len(evals[0]) <= 60 else "-"
-        ax.plot(*svg.thin(evals, canvas.num_points), style, color=svg.ORANGE, lw=1.2, ms=5, label="eval")
+        ax.plot(*svg.thin(evals), style, color=svg.ORANGE, lw=1.2, ms=5, label="eval")
     if len(train[1]):
         _log_if_wide(ax, train[1], 200)
     _mark_levels(ax, report)
-    _step_axis(ax, report, canvas)
+    _step_axis(ax, report)
     _mark_interruptions(ax, report)
     _mark_skips(ax, report)
     ax.set_ylabel("loss")
-    legend = figure.legend(loc="outside upper left", ncols=4 if canvas is svg.WIDE else 2)
+    legend = figure.legend(loc="outside upper left", ncols=4)
     for handle in legend.get_lines():
         handle.set_linewidth(max(1.5, handle.get_linewidth()))
     return figure
 
 
-def method_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    return _small_plots(report, canvas, SPECS[report.method].logged)
+def method_plot(report: Report) -> Figure | None:
+    return _small_plots(report, SPECS[report.method].logged)
 
 
-def optimization_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+def optimization_plot(report: Report) -> Figure | None:
     names = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
-    return _small_plots(report, canvas, names)
+    return _small_plots(report, names)
 
 
-def _small_plots(report: Report, canvas: svg.Canvas, names: Mapping[str, str]) -> Figure | None:
+def _small_plots(report: Report, names: Mapping[str, str]) -> Figure | None:
     """Plots of what was logged under these keys, two in a row."""
     series = {name: svg.series(report.losses, key) for key, name in names.items()}
     curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:
         return None
-    columns = min(2, len(curves)) if canvas is svg.WIDE else 1
+    columns = min(2, len(curves))
     rows = math.ceil(len(curves) / columns)
-    figure, axes = svg.blank_figure(canvas, 210 * rows, rows, columns)
+    figure, axes = svg.blank_figure(210 * rows, rows, columns)
     for ax, (name, points) in zip(axes, curves.items(), strict=False):
-        svg.curve(ax, points, canvas, name, smooth=name != "learning rate")
+        svg.curve(ax, points, name, smooth=name != "learning rate")
         if name == "gradient norm":
             _log_if_wide(ax, points[1], 100)
         elif name == "learning rate" and ax.get_ylim()[0] < points[1].max() / 10:
             ax.set_ylim(bottom=0)
         ax.set_ylabel(name)
-        _step_axis(ax, report, canvas, labels=False)
+        _step_axis(ax, report, labels=False)
     for ax in axes[len(curves) :]:
         ax.remove()
     return figure
 
 
-def throughput_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+def throughput_plot(report: Report) -> Figure | None:
     rates = [
         (attempt, (attempt.to_step - attempt.from_step) / attempt.seconds["train"])
         for attempt in report.chunk_attempts
@@ -113,36 +113,36 @@ def throughput_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
         rates = [(attempt, rate * attempt.tokens / per_epoch) for attempt, rate in rates if attempt.tokens]
     if not rates:
         return None
-    figure, (ax,) = svg.blank_figure(canvas, 190)
+    figure, (ax,) = svg.blank_figure(190)
     starts, ends, heights = zip(*((attempt.from_step, attempt.to_step, rate) for attempt, rate in rates), strict=True)
     ax.bar(starts, heights, np.subtract(ends, starts), align="edge", color=svg.BLUE, alpha=0.3, lw=0)
     ax.hlines(heights, starts, ends, color=svg.BLUE, lw=2)
     ax.set_ylim(0, max(heights) * 1.1)
     ax.set_ylabel(f"{unit} per second")
     ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
-    _step_axis(ax, report, canvas)
+    _step_axis(ax, report)
     _mark_interruptions(ax, report)
     return figure
 
 
-def attempt_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
-    rows = _attempt_rows(report.chunks, canvas)
+def attempt_plot(report: Report) -> Figure | None:
+    rows = _attempt_rows(report.chunks)
     if not rows:
         return None
     values = {label: np.array([row[phase] for _, row, _ in rows]) for phase, (label, _) in PHASES.items()}
     totals = np.sum(list(values.values()), axis=0)
     labels = [label for label, _, _ in rows]
     notes = [note for _, _, note in rows]
-    figure, ax, scale = _bar_figure(canvas, labels, totals, notes)
+    figure, ax, scale = _bar_figure(labels, totals, notes)
     left = np.zeros(len(rows))
     for (label, color), seconds in zip(PHASES.values(), values.values(), strict=True):
         ax.barh(range(len(rows)), seconds / scale, 0.76, left, color=color, label=label, lw=0)
         left += seconds / scale
-    figure.legend(loc="outside upper left", ncols=8 if canvas is svg.WIDE else 4, handlelength=0.9)
+    figure.legend(loc="outside upper left", ncols=8, handlelength=0.9)
     return figure
 
 
-def stage_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
+def stage_plot(report: Report) -> Figure | None:
     stages: dict[str, float] = {}
     for stage, spent in report.stages.items():
         name = _label(stage)
@@ -152,7 +152,7 @@ def stage_plot(report: Report, canvas: svg.Canvas) -> Figure | None:
     if not stages:
         return None
     seconds = np.array(list(stages.values()))
-    figure, ax, scale = _bar_figure(canvas, list(stages), seconds, [""] * len(stages))
+    figure, ax, scale = _bar_figure(list(stages), seconds, [""] * len(stages))
     ax.barh(range(len(stages)), seconds / scale, 0.7, color=svg.BLUE, lw=0)
     return figure
 
@@ -162,13 +162,13 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
         ax.set_yscale("log")
 
 
-def _step_axis(ax: Axes, report: Report, canvas: svg.Canvas, *, labels: bool = True) -> None:
+def _step_axis(ax: Axes, report: Report, *, labels: bool = True) -> None:
     """Returns the step axis over the whole plan, with a thin line at each hand-over."""
     ends = report.targets
     last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
-    svg.step_axis(ax, last, canvas)
+    svg.step_axis(ax, last)
     line_width = 0.9 if len(ends) <= 30 else 0.4
-    room = (canvas.width - 120) / max(len(ends), 1)
+    room = (svg.WIDTH - 120) / max(len(ends), 1)
     apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))
     inner = ends[apart - 1 : -1 : apart]
     ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
@@ -215,7 +215,7 @@ def _mark_levels(ax: Axes, report: Report) -> None:
         )  # fmt: skip
 
 
-def _attempt_rows(chunks: Sequence[Chunk], canvas: svg.Canvas) -> list[tuple[str, dict[str, float], str]]:
+def _attempt_rows(chunks: Sequence[Chunk]) -> list[tuple[str, dict[str, float], str]]:
     """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
     by_chunk = sum(len(chunk.attempts) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
@@ -228,7 +228,7 @@ def _attempt_rows(chunks: Sequence[Chunk], canvas: svg.Canvas) -> list[tuple[str
             rows.append((name, total, f"{count} attempts" if count > 1 else ""))
             continue
         for number, (attempt, part) in enumerate(zip(chunk.attempts, seconds, strict=True), 1):
-            suffix = f", attempt {number}" if canvas is svg.WIDE else f" ({number})"
+            suffix = f", attempt {number}"
             note = "" if attempt.outcome == "done" else attempt.outcome.replace("_", " ")
             rows.append((f"{name}{suffix if count > 1 else ''}", part, note))
     return rows
@@ -244,24 +244,22 @@ def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
     return merged
 
 
-def _bar_figure(
-    canvas: svg.Canvas, labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]
-) -> tuple[Figure, Axes, float]:
+def _bar_figure(labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]) -> tuple[Figure, Axes, float]:
     """Returns an empty bar plot with row labels, times at the bars' ends, and the seconds in its unit of time."""
     row_height = 25 if len(labels) <= 16 else 17 if len(labels) <= 40 else 10
-    figure, (ax,) = svg.blank_figure(canvas, row_height * len(labels) + 84)
+    figure, (ax,) = svg.blank_figure(row_height * len(labels) + 84)
     unit, scale = next((u for u in (("hours", 3600), ("minutes", 60)) if seconds.max() > 3 * u[1]), ("seconds", 1))
     every = 1 if row_height > 10 else 5
     ticks = [row for row in range(len(labels)) if every == 1 or row % every == 0]
     ax.set_yticks(ticks, [labels[row] for row in ticks])
     ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(0, max(float(seconds.max()) / scale, 1e-9) * (1.16 if canvas is svg.WIDE else 1.45))
+    ax.set_xlim(0, max(float(seconds.max()) / scale, 1e-9) * 1.16)
     ax.grid(visible=False)
     ax.grid(axis="x")
     ax.tick_params(axis="y", length=0, labelcolor=svg.INK)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel(unit)
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4))
+    ax.xaxis.set_major_locator(MaxNLocator(8))
     for row, (value, note) in enumerate(zip(seconds, notes, strict=True)):
         if every == 1 or note:
             text = duration(float(value)) + (f", {note}" if note else "")

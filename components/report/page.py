@@ -17,8 +17,9 @@ from baton.components.report import figures, judged
 from baton.components.report.view import ProofEntry, Report
 from baton.components.shared.checkpoints.logs import LogEntry
 from baton.components.shared.core.state import PARTS
-from baton.components.shared.pages import rendering, tree_figure
+from baton.components.shared.pages import rendering
 from baton.components.shared.pages.rendering import count, duration, number, size
+from baton.components.shared.runs import lineage
 from baton.components.shared.runs.documents.outcome import Figures
 from baton.components.shared.runs.documents.training import ChunkRecord, OwnState, ProofPart
 
@@ -77,7 +78,7 @@ def render(report: Report) -> str:
         tiles=tiles(report),
         plots=figures.draw(report),
         proof=proof,
-        family=tree_figure.draw(report.family, report.run) if len(report.family) > 1 else None,
+        family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),
         cost_note=cost_note(report),
         curve_note=curve_note(report.losses),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.pages import rendering, tree_figure
+from baton.components.shared.pages import rendering
 from baton.components.shared.pages.rendering import count, duration, number
+from baton.components.shared.runs import lineage
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.shared.sweeps.view import STATES, Cost, Trial, View
@@ -48,10 +50,10 @@ def render(view: View) -> str:
         sentence=sentence(view),
         tiles=tiles(view),
         plots=figures.draw(view),
-        names=figures.short_names(view),
+        names=short_names(view),
         tones=TONES,
         where=where,
-        family=tree_figure.draw(view.families),
+        family=list(lineage.walk(view.families)),
     )
 
 
@@ -136,3 +138,17 @@ def score_text(value: float | None) -> str:
     if value is None:
         return "—"
     return f"{value:.5g}" if math.isfinite(value) else "not finite"
+
+
+def short_names(view: View) -> dict[str, str]:
+    """Returns the end of each parameter's path, as much of it as tells it from the others."""
+    return {path: _short(path, view.parameters) for path in view.parameters}
+
+
+def _short(path: str, paths: Sequence[str]) -> str:
+    parts = path.split(".")
+    for size in range(1, len(parts)):
+        name = ".".join(parts[-size:])
+        if sum(other == name or other.endswith(f".{name}") for other in paths) == 1:
+            return name
+    return path

@@ -106,7 +106,7 @@ def compile(
         chunks: Number of chunks instead of the recipe's.
         image: Container image instead of the recipe's.
         pipeline: `finetune`, `retrain` or `sweep`.
-        picture: Where to draw its graph; `.svg`.
+        picture: Where to write its graph as Mermaid text; `.mmd`.
         tell: Called with what will not work in pods.
 
     Raises:
@@ -115,15 +115,15 @@ def compile(
     if not path.endswith((".yaml", ".yml")):
         raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
     if picture:
-        from baton.pipelines.compiling import graph
+        from baton.pipelines.compiling import mermaid
 
-        graph.check_ending(picture)
+        mermaid.check_ending(picture)
     kind = Pipeline(pipeline)
     loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell).recipe
     with packaged(for_pods.settled(loaded), "pipeline", kind) as package:
         size = fits.check_fits(package, loaded, kind)
         if picture:
-            graph.write(package, picture)
+            mermaid.write(package, picture)
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         shutil.copyfile(package, path)  # last: what is refused is not written
     return Compiled(path, loaded.num_chunks, os.path.getsize(path), size, fits.frozen_note(size))

@@ -176,7 +176,7 @@ def compile_recipe(
     pipeline: options.PipelineOption = Pipeline.finetune,
     picture: Annotated[
         str | None,
-        typer.Option("--graph", metavar="FILE.svg", help="Draw its graph, too, as Kubeflow's page does."),
+        typer.Option("--graph", metavar="FILE.mmd", help="Write its graph, too, as Mermaid text."),
     ] = None,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""

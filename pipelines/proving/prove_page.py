@@ -145,46 +145,46 @@ def told(proof: Proof) -> Told | None:
     }
 
 
-def loss_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
+def loss_plot(proof: Proof) -> Figure | None:
     """Draws all losses over each other, and where each run's chunks end."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
     if not any(len(xs) for xs, _ in curves):
         return None
     strip = 20 * len(variants)
-    figure, (ax, ends) = svg.blank_figure(canvas, (400 if canvas is svg.WIDE else 320) + strip, rows=2)
-    ax.get_gridspec().set_height_ratios([330 if canvas is svg.WIDE else 250, strip])  # type: ignore[union-attr]
+    figure, (ax, ends) = svg.blank_figure(400 + strip, rows=2)
+    ax.get_gridspec().set_height_ratios([330, strip])  # type: ignore[union-attr]
     for points, variant, line in zip(curves, variants, lines, strict=True):
         marker = "o" if len(points[0]) == 1 else None
         name = f"run-{variant['chunks']}"
-        ax.plot(*svg.thin(points, canvas.num_points), marker=marker, label=named(variant), gid=name, **line)
+        ax.plot(*svg.thin(points), marker=marker, label=named(variant), gid=name, **line)
     ax.set_ylabel("loss")
     _mark_difference(ax, proof)
     _chunk_ends(ends, variants, lines)
     for axes in (ax, ends):
-        svg.step_axis(axes, _last_step(variants), canvas)
+        svg.step_axis(axes, _last_step(variants))
     ax.set_xlabel("")
     ax.tick_params(labelbottom=False)
-    legend = figure.legend(loc="outside upper left", ncols=6 if canvas is svg.WIDE else 3, handlelength=2.6)
+    legend = figure.legend(loc="outside upper left", ncols=6, handlelength=2.6)
     for handle in legend.get_lines()[1:]:
         handle.set_linestyle("--")
     return figure
 
 
-def drift_plot(proof: Proof, canvas: svg.Canvas) -> Figure | None:
+def drift_plot(proof: Proof) -> Figure | None:
     """Draws how far each run's losses are from the first run's; nothing where no loss differs."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     first = variants[0]["losses"]
     gaps = [[b - a for a, b in zip(first, variant["losses"], strict=False)] for variant in variants]
     if not any(gap and math.isfinite(gap) for values in gaps for gap in values):
         return None
-    figure, (ax,) = svg.blank_figure(canvas, 220)
+    figure, (ax,) = svg.blank_figure(220)
     for values, variant, line in zip(gaps, variants, lines, strict=True):
         points = svg.series(_entries(variant["steps"], values), "loss")
-        ax.plot(*svg.thin(points, canvas.num_points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
+        ax.plot(*svg.thin(points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
     ax.set_ylabel("difference")
     _mark_difference(ax, proof, relative=True)
-    svg.step_axis(ax, _last_step(variants), canvas)
+    svg.step_axis(ax, _last_step(variants))
     return figure
 
 

@@ -91,12 +91,12 @@ def _line(figure: Mapping[str, Any]) -> str:
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
 
 
-def _plot(chart: Mapping[str, Any], canvas: svg.Canvas) -> Drawing:
+def _plot(chart: Mapping[str, Any]) -> Drawing:
     """Draws bars from the left, their parts one after the other, or lines."""
     if chart["lines"]:
-        return _lines(chart, canvas)
+        return _lines(chart)
     bars: Mapping[str, Mapping[str, float]] = chart["bars"]
-    figure, (ax,) = svg.blank_figure(canvas, 90 + 46 * len(bars))
+    figure, (ax,) = svg.blank_figure(90 + 46 * len(bars))
     parts = list(dict.fromkeys(part for found in bars.values() for part in found))
     left = dict.fromkeys(bars, 0.0)
     for part, color in zip(parts, _colors(len(parts)), strict=True):
@@ -115,8 +115,8 @@ def _plot(chart: Mapping[str, Any], canvas: svg.Canvas) -> Drawing:
     return figure
 
 
-def _lines(chart: Mapping[str, Any], canvas: svg.Canvas) -> Drawing:
-    figure, (ax,) = svg.blank_figure(canvas, 300)
+def _lines(chart: Mapping[str, Any]) -> Drawing:
+    figure, (ax,) = svg.blank_figure(300)
     for (name, points), color in zip(chart["lines"].items(), _colors(len(chart["lines"])), strict=True):
         ax.plot(*zip(*points, strict=True), color=color, lw=1.6, marker="o", label=name)
     ax.set_ylim(0)

@@ -123,12 +123,12 @@ def render(document: Document) -> str:
 def picture(document: Document) -> str:
     """Returns the curve of kills and useful steps as an SVG that stands alone."""
     title = f"{verdict(document)} (seed {document.seed})"
-    return pictures.picture("chaos", title, partial(progress_plot, document))
+    return pictures.picture("chaos", title, partial(progress_plot, document, 600))
 
 
-def progress_plot(document: Document, canvas: svg.Canvas) -> Figure:
+def progress_plot(document: Document, num_points: int = svg.NUM_POINTS) -> Figure:
     """Draws kills and useful steps as they add up, with the store's outages as bands."""
-    figure, (kills, steps) = svg.blank_figure(canvas, 420, rows=2)
+    figure, (kills, steps) = svg.blank_figure(420, rows=2)
     struck = [told.at for told in document.told if told.what == "kill"]
     useful = [(told.at, told.steps) for told in document.told if told.what == "committed"]
     for ax, times, amounts, color, name in (
@@ -136,11 +136,11 @@ def progress_plot(document: Document, canvas: svg.Canvas) -> Figure:
         (steps, [at for at, _ in useful], [amount for _, amount in useful], svg.BLUE, "useful steps"),
     ):
         xs, ys = np.array([0.0, *times]) / 60, np.cumsum([0, *amounts])
-        ax.step(*svg.thin((xs, ys), canvas.num_points), where="post", color=color, lw=1.6, gid=name.replace(" ", "-"))
+        ax.step(*svg.thin((xs, ys), num_points), where="post", color=color, lw=1.6, gid=name.replace(" ", "-"))
         ax.set_ylabel(name)
         ax.set_ylim(0)
         ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _time_axis(ax, document, canvas)
+        _time_axis(ax, document)
         # As one shape: an hour has a thousand of them.
         ends = [(told.at / 60, (told.at + told.seconds) / 60) for told in document.told if told.what == "outage"]
         shape = [point for start, end in ends for point in ((start, 0), (start, 1), (end, 1), (end, 0))]
@@ -151,12 +151,12 @@ def progress_plot(document: Document, canvas: svg.Canvas) -> Figure:
     return figure
 
 
-def goodput_plot(document: Document, canvas: svg.Canvas) -> Figure:
+def goodput_plot(document: Document) -> Figure:
     """Draws useful steps a second, what runs alone make as a line."""
-    figure, (ax,) = svg.blank_figure(canvas, 230)
+    figure, (ax,) = svg.blank_figure(230)
     points = [(told.at, told.steps) for told in document.told if told.what == "committed"]
     alone = [(told.at, told.at + told.seconds) for told in document.told if told.what == "alone"]
-    edges = np.linspace(0, max(document.seconds, 1.0), (BUCKETS if canvas is svg.WIDE else BUCKETS // 2) + 1)
+    edges = np.linspace(0, max(document.seconds, 1.0), BUCKETS + 1)
     made, _ = np.histogram([at for at, _ in points], edges, weights=[steps for _, steps in points])
     width = edges[1] - edges[0]
     ax.bar(edges[:-1] / 60, made / width, width=width / 60 * 0.92, align="edge", color=svg.BLUE)
@@ -165,12 +165,12 @@ def goodput_plot(document: Document, canvas: svg.Canvas) -> Figure:
     ax.axhline(document.alone, color=svg.GREEN, lw=1.2, ls="--")
     ax.axhline(document.useful, color=svg.ORANGE, lw=1.2, ls="--")
     ax.set_ylabel("useful steps / s")
-    _time_axis(ax, document, canvas)
+    _time_axis(ax, document)
     return figure
 
 
-def _time_axis(ax: Axes, document: Document, canvas: svg.Canvas) -> None:
+def _time_axis(ax: Axes, document: Document) -> None:
     ax.set_xlim(0, max(document.seconds, 1.0) / 60)
     ax.set_xlabel("minutes")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is svg.WIDE else 4))
+    ax.xaxis.set_major_locator(MaxNLocator(8))
     ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))

@@ -1,4 +1,4 @@
-"""What recipes compile to, and how that looks on Kubeflow's page: golden files, which `make golden` writes anew.
+"""What recipes compile to, and its graph in the docs: golden files, which `make golden` writes anew.
 
 A difference is what a change of the code does to every user's pipeline: read it before you commit it.
 """
@@ -15,7 +15,7 @@ import yaml
 
 from baton.components.shared.core import wire
 from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import conformance, for_pods, graph
+from baton.pipelines.compiling import conformance, for_pods, mermaid
 from baton.pipelines.compiling.package import Pipeline, write_package
 
 HERE = Path(__file__).parent
@@ -41,14 +41,16 @@ FILES: dict[str, Source] = {
 }
 _CODE = re.compile(rf"\b{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}\b")
 """Version of Baton and digest of a stage's component, which any change of that changes."""
-PICTURES: dict[str, Source] = {
-    "4-chunks": (QUICKSTART, ("chunks.count=4",), Pipeline.finetune),
-    "gate": (QUICKSTART, ("chunks.count=4", GATE), Pipeline.finetune),
-    "shards": (QUICKSTART, ("data.shards=3",), Pipeline.finetune),
+GRAPHS: dict[str, Source] = {
+    "4 chunks": (QUICKSTART, ("chunks.count=4",), Pipeline.finetune),
+    "10 chunks": (QUICKSTART, ("chunks.count=10",), Pipeline.finetune),
+    "gate": (QUICKSTART, ("chunks.count=2", GATE), Pipeline.finetune),
+    "shards": (QUICKSTART, ("chunks.count=2", "data.shards=3"), Pipeline.finetune),
     "phases": (PHASES, (), Pipeline.finetune),
     "sweep": (SWEEP, (), Pipeline.sweep),
-    "100-chunks": (QUICKSTART, ("chunks.count=100",), Pipeline.finetune),
 }
+"""Graphs of the docs, below a comment with their name."""
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def _compile(source: Source, target: Path) -> None:
@@ -70,13 +72,20 @@ def test_golden_file(name: str, tmp_path: Path) -> None:
     assert conformance.check_documents(kept) == []
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_golden_picture(name: str, tmp_path: Path) -> None:
-    _compile(PICTURES[name], tmp_path / "pipeline.yaml")
-    graph.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.svg"))
-    drawn = (tmp_path / "graph.svg").read_text()
-    golden = ROOT / "docs/pictures" / f"graph-{name}.svg"
+@pytest.mark.parametrize("name", GRAPHS)
+def test_golden_graph(name: str, tmp_path: Path) -> None:
+    _compile(GRAPHS[name], tmp_path / "pipeline.yaml")
+    mermaid.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.mmd"))
+    drawn = (tmp_path / "graph.mmd").read_text()
+    block = re.compile(rf"(<!-- graph: {name} -->\n```mermaid\n)(.*?)(```\n)", re.DOTALL)
     if os.environ.get("BATON_GOLDEN"):
-        golden.write_text(drawn)
-    assert drawn == golden.read_text(), "run `make golden` and look at the picture"
-    assert f"(pictures/{golden.name})" in (ROOT / "docs/kubeflow.md").read_text()
+        for page in PAGES:
+            page.write_text(block.sub(lambda found: f"{found[1]}{drawn}{found[3]}", page.read_text()))
+    kept = [found[2] for page in PAGES for found in block.finditer(page.read_text())]
+    assert kept, "a page shows it"
+    assert set(kept) == {drawn}, "run `make golden` and read the diff"
+
+
+def test_every_graph_of_the_docs_is_a_golden_one() -> None:
+    named = {name for page in PAGES for name in re.findall("<!-- graph: (.*?) -->", page.read_text())}
+    assert named == set(GRAPHS)

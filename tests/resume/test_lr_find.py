@@ -89,5 +89,5 @@ def test_the_page_shows_the_rate_and_needs_nothing_else() -> None:
     found = LearningRate(learning_rate=0.0012, rates=[1e-5, 1e-3, 1e-1], losses=[3.0, 2.0, 9.0])
     html = finder.page("my-run", found, SPEC)
     assert "Learning rate 0.0012 is taken." in html
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 1
     assert not re.search(r"(src|href)=\"http", html)

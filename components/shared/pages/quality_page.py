@@ -16,7 +16,6 @@ from baton.components.shared.runs.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from baton.components.shared.pages.svg import Canvas
 
 MARKS = {
     "failed": ("bad", "✗", "not allowed"),
@@ -132,7 +131,7 @@ def _histogram(quality: dict[str, Any]) -> Any:
     return svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, quality))
 
 
-def length_plot(quality: dict[str, Any], canvas: Canvas) -> Figure | None:
+def length_plot(quality: dict[str, Any]) -> Figure | None:
     """Draws the rows by length, what is too long in another colour, and the line of max_length."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
@@ -140,7 +139,7 @@ def length_plot(quality: dict[str, Any], canvas: Canvas) -> Figure | None:
 
     limit = int(quality["max_length"])
     bars = length_bars(quality["lengths"], limit)
-    figure, (ax,) = svg.blank_figure(canvas, 300 if canvas is svg.WIDE else 240)
+    figure, (ax,) = svg.blank_figure(300)
     for low, high, rows in bars:
         color = svg.ORANGE if low >= limit else svg.BLUE
         ax.bar(low, rows, high - low, align="edge", color=color, alpha=0.75, lw=0)

@@ -1,4 +1,4 @@
-"""What the plots of a page are made of: colours, canvases, thinned points, and inline SVG.
+"""Parts of a page's plots: colours, axes, thinned points, and inline SVG.
 
 Colours are drawn with their light value and then written as `var(--name, value)`, so that the page's
 CSS decides. Text stays text in the page's own font.
@@ -10,7 +10,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -25,10 +24,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 INK, MUTED, RULE = "#1f2a37", "#5b6675", "#d5dae1"
 BLUE, ORANGE, GREEN, PURPLE = "#0b68b1", "#c2500a", "#0a7d5f", "#a0468a"
 AMBER, SKY, GREY = "#e0a100", "#62b3e4", "#98a2b0"
-PANEL = "#fefefe"
-"""A plot's background."""
 COLORS = {"ink": INK, "muted": MUTED, "rule": RULE, "blue": BLUE, "orange": ORANGE, "green": GREEN}
-COLORS |= {"purple": PURPLE, "amber": AMBER, "sky": SKY, "grey": GREY, "panel": PANEL}
+COLORS |= {"purple": PURPLE, "amber": AMBER, "sky": SKY, "grey": GREY}
 STYLE = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
@@ -42,55 +39,42 @@ STYLE = {
     **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), RULE),
     **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
 }
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """One of the two widths that a plot is drawn in."""
-
-    name: str
-    width: int
-    num_points: int
-
-
-WIDE = Canvas("wide", 1032, 2000)
-NARROW = Canvas("narrow", 400, 800)
+WIDTH = 1032
+"""Width of a plot. By the page's CSS a narrower page scales it down, and a phone scrolls it sideways."""
+NUM_POINTS = 2000
+"""Points of a curve at most."""
 Points = tuple[np.ndarray, np.ndarray]
 T = TypeVar("T")
 
 
-def draw(name: str, label: str, plot: Callable[[Canvas], Figure | None]) -> Markup | None:
-    """Draws a plot for a wide page and for a phone, because scaled-down text cannot be read.
+def draw(name: str, label: str, plot: Callable[[], Figure | None]) -> Markup | None:
+    """Draws a plot.
 
     Args:
         name: Prefix of the ids in the SVG; unique in its page.
         label: What a screen reader says.
-        plot: Makes the figure for a canvas, None where there is nothing to show.
+        plot: Makes the figure, None where there is nothing to show.
 
     Returns:
-        Both as `<svg>`, of which the page's CSS shows one; the same values give the same bytes.
+        The plot as `<svg>`; the same values give the same bytes.
     """
-    parts: list[str] = []
-    for canvas in (WIDE, NARROW):
-        style: Any = {**STYLE, "svg.hashsalt": f"{name}-{canvas.name}"}
-        with mpl.rc_context(style):
-            figure = plot(canvas)
-            if figure is not None:
-                parts.append(inline_svg(figure, name, label, canvas))
-    return Markup("".join(parts)) if parts else None
+    style: Any = {**STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
+        figure = plot()
+        return Markup(inline_svg(figure, name, label)) if figure is not None else None
 
 
-def draw_all(plots: Mapping[str, tuple[str, Callable[[T, Canvas], Figure | None]]], subject: T) -> dict[str, Markup]:
+def draw_all(plots: Mapping[str, tuple[str, Callable[[T], Figure | None]]], subject: T) -> dict[str, Markup]:
     """Draws plots of one subject, each given by its label and function; one that has nothing to show is missing."""
     drawn = {name: draw(name, label, partial(plot, subject)) for name, (label, plot) in plots.items()}
     return {name: plot for name, plot in drawn.items() if plot is not None}
 
 
-def step_axis(ax: Axes, last: float, canvas: Canvas) -> None:
+def step_axis(ax: Axes, last: float) -> None:
     """Makes the horizontal axis one of steps, from 0."""
     ax.set_xlim(0, last)
     ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(8 if canvas is WIDE else 4, steps=[1, 2, 5, 10], integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(compact))
 
 
@@ -105,7 +89,7 @@ def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:
     return np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float)
 
 
-def thin(points: Points, limit: int) -> Points:
+def thin(points: Points, limit: int = NUM_POINTS) -> Points:
     """Returns at most `limit` points: the ends, and the lowest and highest of equal buckets, so no spike is lost."""
     xs, ys = points
     if len(xs) <= limit:
@@ -118,9 +102,9 @@ def thin(points: Points, limit: int) -> Points:
     return xs[index], ys[index]
 
 
-def blank_figure(canvas: Canvas, height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def blank_figure(height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """Returns a figure without a background, and its axes row by row."""
-    figure = Figure(figsize=(canvas.width / 72, height / 72), layout="constrained")
+    figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
     figure.patch.set_visible(False)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
@@ -130,19 +114,19 @@ def blank_figure(canvas: Canvas, height: int, rows: int = 1, columns: int = 1) -
     return figure, axes
 
 
-def curve(ax: Axes, points: Points, canvas: Canvas, label: str, *, smooth: bool = True) -> None:
+def curve(ax: Axes, points: Points, label: str, *, smooth: bool = True) -> None:
     """Plots thinned points as a line, with their moving mean over it where they are many."""
     xs, ys = points
     window = len(xs) // 40
     if not smooth or window < 10:
         marker = "o" if len(xs) == 1 else None
-        ax.plot(*thin(points, canvas.num_points), color=BLUE, lw=1.4, marker=marker, label=label)
+        ax.plot(*thin(points), color=BLUE, lw=1.4, marker=marker, label=label)
         return
     mean = np.convolve(ys, np.ones(window) / window, mode="valid")
     centred = xs[window // 2 : window // 2 + len(mean)]
-    ax.plot(*thin(points, canvas.num_points), color=BLUE, lw=0.7, alpha=0.4, label=label)
+    ax.plot(*thin(points), color=BLUE, lw=0.7, alpha=0.4, label=label)
     name = f"{label}, mean of {window:,}"
-    ax.plot(*thin((centred, mean), canvas.num_points // 2), color=BLUE, lw=1.8, label=name)
+    ax.plot(*thin((centred, mean), NUM_POINTS // 2), color=BLUE, lw=1.8, label=name)
 
 
 def compact(value: float, _position: int | None = None) -> str:
@@ -153,7 +137,7 @@ def compact(value: float, _position: int | None = None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:g}"
 
 
-def inline_svg(figure: Figure, name: str, label: str, canvas: Canvas) -> str:
+def inline_svg(figure: Figure, name: str, label: str) -> str:
     """Returns the figure as an `<svg>` for the page: own ids, themed colours, the page's font, short numbers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -161,9 +145,9 @@ def inline_svg(figure: Figure, name: str, label: str, canvas: Canvas) -> str:
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]+"', svg)
     assert box is not None
-    opening = f'<svg class="{canvas.name}" role="img" aria-label="{escape(label)}" {box[0]}>'
+    opening = f'<svg class="plot" role="img" aria-label="{escape(label)}" {box[0]}>'
     svg = re.sub(r"<svg[^>]*>", opening, svg, count=1)
-    svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-{canvas.name}-", svg).replace("xlink:href", "href")
+    svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
     svg = re.sub(r" font-family: [^;\"]+;?", "", svg)
     svg = re.sub(r' d="[^"]+"', lambda path: re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.1f}", path[0]), svg)
     for color, value in COLORS.items():

@@ -19,8 +19,6 @@ from baton.components.shared.sweeps.sweep import Sweep
 
 MAX_CURVES = 200
 """Trials whose losses are read for the curves; of the others the page has the scores alone."""
-WIDE = 30
-"""Times that the largest value of a list is the smallest one, from which on its axis is logarithmic."""
 BEGUN = {"checkpoints", "progress.json", "records", "scores"}
 """What a run has of which a chunk has begun."""
 STATES = {
@@ -98,7 +96,7 @@ class View:
         created: When it began.
         metric: What trials are compared by.
         mode: `min` or `max`.
-        parameters: Dotted path → whether its axis is logarithmic.
+        parameters: Dotted paths of what is searched.
         trials: All, the best first.
         rungs: What was decided, in order.
         num_rungs: How many rungs there will be.
@@ -111,7 +109,7 @@ class View:
     created: str
     metric: str
     mode: str
-    parameters: dict[str, bool]
+    parameters: list[str]
     trials: list[Trial]
     rungs: list[RungVerdict]
     num_rungs: int
@@ -168,7 +166,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
         created=document.created,
         metric=document.metric,
         mode=document.mode,
-        parameters={path: _is_logarithmic(choices.get(path)) for path in paths},
+        parameters=paths,
         trials=trials,
         rungs=rungs,
         num_rungs=len(document.rungs),
@@ -262,14 +260,6 @@ def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
 
 def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _is_logarithmic(choices: Any) -> bool:
-    """Tells whether a range is drawn on a logarithmic scale, or a list spans more than a linear axis shows apart."""
-    if isinstance(choices, dict):
-        return bool(choices.get("log"))
-    numbers = [value for value in choices or [] if isinstance(value, int | float) and not isinstance(value, bool)]
-    return bool(numbers) and len(numbers) == len(choices) and min(numbers) > 0 and max(numbers) >= WIDE * min(numbers)
 
 
 def _gpus(resources: Mapping[str, Any]) -> int:

@@ -197,7 +197,7 @@ WRITING: dict[str, list[str]] = {
     "audit": ["audit", "store/runs/export", "--report", f"{HERE}.html"],
     "checkpoints signature": ["checkpoints", "signature", "store/runs/export", "--output", HERE],
     "compile": ["compile", "recipe.yaml", "-o", f"{HERE}.yaml"],
-    "compile --graph": ["compile", "recipe.yaml", "-o", "package.yaml", "--graph", f"{HERE}.svg"],
+    "compile --graph": ["compile", "recipe.yaml", "-o", "package.yaml", "--graph", f"{HERE}.mmd"],
     "data check": ["data", "check", "words.jsonl", "--method", "pretrain", "--report", f"{HERE}.html"],
     "data show": ["data", "show", "recipe.yaml", "--page", f"{HERE}.html"],
     "import axolotl": ["import", "axolotl", "axolotl.yml", "-o", HERE],

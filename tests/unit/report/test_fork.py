@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,11 +36,20 @@ def test_the_page_says_where_the_run_began(forked: Report) -> None:
     assert "<h2>Family</h2>" not in html
 
 
-def test_relatives_are_drawn(forked: Report) -> None:
+def test_relatives_are_listed(forked: Report) -> None:
     first = Member("first", created="2026-11-20", state="done", children=[forked.run, "other"])
     own = Member(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
     other = Member("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
     html = render(replace(forked, family={member.name: member for member in (first, own, other)}))
     assert "<h2>Family</h2>" in html
-    assert ">cold fork" not in html
-    assert "cold fork of step 60" in html
+    listed = [re.sub(r"<[^>]+>", "", line) for line in re.findall("<li style.*", html)]
+    assert listed == ["first step 0", f"{forked.run} step 0 · fork at step 120", "other step 0 · cold fork of step 60"]
+    assert f"<b>{forked.run}</b>" in html
+
+
+def test_of_many_relatives_the_first_are_listed(forked: Report) -> None:
+    family = {name: Member(name) for name in ["<b>", *(f"run-{number:02}" for number in range(61))]}
+    html = render(replace(forked, family=family))
+    assert "&lt;b&gt; <span" in html
+    assert html.count("<li style") == 60
+    assert "and 2 more" in html

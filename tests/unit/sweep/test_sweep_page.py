@@ -11,7 +11,7 @@ import pytest
 from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead
 from baton.components.shared.sweeps import view as sweep_view
 from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep import figures, page
+from baton.components.sweep import page
 from baton.pipelines.cli import sweep_display
 from tests.unit.sweep.swept import SEVEN, Swept
 
@@ -159,33 +159,19 @@ def test_every_value_that_a_recipe_may_hold_is_read(sections: dict[str, Any], gp
     assert "</html>" in page.write(made.sweep)
 
 
-def test_axes_are_logarithmic_where_the_range_is_and_turned_where_less_is_better(tmp_path: Path) -> None:
-    made = Swept(tmp_path, 4, {**ONE, "training.lr_scheduler": ["linear", "cosine"], "seed": [1]}, [(1, 2)])
-    rates = [1e-4, 1e-3, 1e-2, 1e-3]
-    for trial, rate in zip(made.trials, rates, strict=True):
-        trial["values"]["training.learning_rate"] = rate
-    document = made.sweep.document()
-    made.storage.remove(made.sweep.path("sweep.json"))
-    made.sweep.create(SweepHead.model_validate({**document.to_json(), "trials": made.trials}))
-    view = sweep_view.gather(made.go(1))
-    axes = {scale.name: scale for scale in figures.scales(view)}
-    assert list(axes) == ["learning_rate", "lr_scheduler", "eval_loss"], "all seeds are one: no axis"
-    places = dict(zip([trial.id for trial in view.trials], axes["learning_rate"].places, strict=True))
-    assert places == pytest.approx({"t000": 0.0, "t001": 0.5, "t002": 1.0, "t003": 0.5})
-    assert axes["eval_loss"].places[0] == 1.0, "the best is on top"
-    assert axes["lr_scheduler"].ticks == [(0.25, "cosine"), (0.75, "linear")]
+def test_parameters_have_the_shortest_names_that_tell_them_apart(tmp_path: Path) -> None:
+    choices = {**ONE, "training.dpo.beta": [0.1], "training.kto.beta": [0.1], "seed": [1]}
+    html = page.write(Swept(tmp_path, 2, choices, [(1, 1)]).go(1))
+    named = dict(re.findall(r'<th class="number" title="([^"]*)">([^<]*)<', html))
+    assert named == {
+        "training.learning_rate": "learning_rate",
+        "training.dpo.beta": "dpo.beta",
+        "training.kto.beta": "kto.beta",
+        "seed": "seed",
+    }
 
 
-@pytest.mark.parametrize(
-    ("choices", "log"),
-    [([1e-4, 3e-3], True), ([1e-4, 1e-3], False), ([0.0, 0.1], False), (["a", 1], False), ([True, False], False)],
-)
-def test_a_list_that_spans_much_has_a_logarithmic_axis(choices: list[Any], log: bool, tmp_path: Path) -> None:
-    view = sweep_view.gather(Swept(tmp_path, 2, {**ONE, "hooks.loss": choices}, [(1, 1)]).go(1))
-    assert view.parameters == {"training.learning_rate": True, "hooks.loss": log}
-
-
-def test_a_forked_trial_brings_the_family_tree(tmp_path: Path) -> None:
+def test_a_forked_trial_brings_the_family(tmp_path: Path) -> None:
     made = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)])
     sweep: Any = made.go(1)
     best = sweep.rung(1).kept[0]

@@ -9,7 +9,6 @@ import pytest
 
 import baton
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.pages import tree_figure
 from baton.components.shared.runs import lineage
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.manifests import FileEntry, Manifest
@@ -146,16 +145,6 @@ def test_in_a_large_store_a_run_knows_its_ancestors_alone(storage: Storage, monk
     monkeypatch.setattr(lineage, "MOST", 2)
     found = lineage.around(Run(storage, "grandchild"))
     assert [member.name for _, member, _ in lineage.walk(found)] == ["first", "child", "grandchild"]
-
-
-def test_the_tree_is_drawn_with_every_run_and_the_chosen_one_in_bold(storage: Storage) -> None:
-    svg = tree_figure.draw(lineage.relatives(lineage.family(storage), "child"), "child")
-    assert svg is not None
-    for name in ("first", "child", "grandchild", "cold", "second-phase", "next"):
-        assert f">{name}</text>" in svg
-    assert "step 50 of 60 · fork at step 40; learning_rate 5e-05" in svg
-    assert svg.count("700") == 2, "once for a wide page and once for a narrow one"
-    assert tree_figure.draw({}) is None
 
 
 def test_a_folder_that_no_run_of_ours_is_stands_in_nobodys_way(storage: Storage) -> None:
