@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton.components.shared.core import events
+import logging
+
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import tracking
 from baton.components.shared.runs.documents.sweeps import TrialEntry
@@ -13,6 +14,8 @@ from baton.components.shared.store.storage import Storage
 from baton.components.shared.sweeps.rungs import brackets
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep import drawing, tracked, trial_data
+
+logger = logging.getLogger("baton")
 
 
 def begin(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
@@ -48,7 +51,8 @@ def begin(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str
                 "run": run,
                 "source": source,
             }
-    events.emit(events.Swept(bracket=bracket, trials=planned[bracket - 1].trials, data=len(preparations)))
+    num_trials = planned[bracket - 1].trials
+    logger.info("bracket %d has %d trials, on %d different data", bracket, num_trials, len(preparations))
     return sweep, list(preparations.values())
 
 

@@ -17,7 +17,6 @@ from baton.components.shared.runs.links import KUBEFLOW_PAGE
 from baton.pipelines.api.recipes import LoadedRecipe, Overrides, Source, load
 from baton.pipelines.compiling import fits, for_pods, rendering, resumable
 from baton.pipelines.compiling.package import Pipeline, packaged
-from baton.pipelines.kubeflow import capacity
 
 if TYPE_CHECKING:
     from baton.pipelines.compiling.workflow.size import WorkflowSize
@@ -182,8 +181,8 @@ def submitting(
     from baton.pipelines.kubeflow import endpoint as connection
     from baton.pipelines.kubeflow import submit as kubeflow
 
-    name, namespace = resumable.named(recipe, name), terms.get("namespace")
-    with packaged_for(recipe, endpoint, namespace, pipeline, tell) as package:
+    name = resumable.named(recipe, name)
+    with packaged_for(recipe, endpoint, pipeline, tell) as package:
         content = Path(package).read_bytes()  # the file would have to last as long as the run
 
     def post() -> Submission:
@@ -197,7 +196,7 @@ def submitting(
                 run_name=name,
                 arguments=dict.fromkeys(NAMED_BY[pipeline], name),
                 token=connection.token(),
-                namespace=namespace,
+                namespace=terms.get("namespace"),
                 service_account=terms.get("service_account"),
                 cache=terms.get("cache", True),
                 registers=terms.get("registers", True),
@@ -207,13 +206,12 @@ def submitting(
 
 
 @contextlib.contextmanager
-def packaged_for(recipe: Recipe, endpoint: str, namespace: str | None, pipeline: Pipeline, tell: Tell) -> Iterator[str]:
+def packaged_for(recipe: Recipe, endpoint: str, pipeline: Pipeline, tell: Tell) -> Iterator[str]:
     """Yields the path of a recipe's package for an endpoint, and tells from where on its record cannot be read.
 
     Args:
         recipe: The recipe.
         endpoint: Where its pods will be started, and linked to.
-        namespace: The user's namespace on a multi-user Kubeflow.
         pipeline: The kind of pipeline.
         tell: Called with what somebody should know before a run.
 
@@ -221,8 +219,6 @@ def packaged_for(recipe: Recipe, endpoint: str, namespace: str | None, pipeline:
         UserError: the workflow would be too large to end.
     """
     settled = for_pods.settled(_with_page(recipe, endpoint))
-    if pipeline is Pipeline.sweep:
-        settled = capacity.fitted(settled, namespace, tell)
     with packaged(settled, recipe.name, pipeline) as package:
         if note := fits.frozen_note(fits.check_fits(package, settled, pipeline)):
             tell(note)

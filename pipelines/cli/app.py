@@ -24,6 +24,7 @@ from baton.pipelines.cli import (
 
 app = typer.Typer(
     name="baton",
+    cls=options.Commands,
     help="Train language models in chunks that hand on to each other without losing a bit.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -47,17 +48,14 @@ kubeflow.add_to(app)
 trust.add_to(app)
 app.command()(drill.drill)
 app.command()(use.generate)
-app.command()(use.serve)
 app.command()(retrain.retrain)
 app.command()(retrain.outcome)
 app.command()(schedule.schedule)
 
-WITHOUT_JSON = {"serve": "it answers over HTTP until it is ended, and has no result"}
-"""Command → why it has no `--json`."""
 READING = {
     "outcome": "it reads a recipe's name and store, and runs nothing of it",
     "runs fork": "it writes a recipe, of a run that it is to begin in the same store",
 }
 """Command with a recipe → why it has no `--trust`."""
 options.give_trust(app, READING)
-options.give_json(app, WITHOUT_JSON)
+options.give_json(app)

@@ -1,15 +1,12 @@
-"""What `baton generate` and `baton serve` do: prompts from anywhere, several models side by side, a chat."""
+"""Prompts for `baton generate`: prompts from anywhere, several models side by side, a chat."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import Console
@@ -18,9 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.machine import cache_dir
 from baton.components.shared.models import generation, loading, placement, prompting
-from baton.components.shared.models.own_code import remote
 from baton.components.shared.models.prompting import Prompting
 
 if TYPE_CHECKING:
@@ -205,50 +200,3 @@ def _inputs(console: Console) -> Iterator[str]:
             return
         if line:
             yield line
-
-
-def servable(uri: str, *, trust: bool) -> str:
-    """Returns a local folder with a whole model that answers as it was trained to, where need be one in the cache.
-
-    An adapter is folded into its base. `data.system` becomes part of the chat template, for conversations without a
-    system turn, and what the template closes an answer with one of the tokens that end it.
-
-    Args:
-        uri: Its address.
-        trust: Run Python code that comes with it.
-
-    Raises:
-        UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
-    """
-    prompting.require_readable(uri)
-    folder = loading.local_model(uri)
-    with remote.asking_for_trust(uri):
-        tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust)
-    trained = prompting.of_model(uri, folder, tokenizer)
-    is_whole = os.path.isfile(f"{folder}/config.json")
-    system = trained.system if trained else None
-    if is_whole and not system and prompting.ends(folder, tokenizer) is None:
-        return folder
-    identity = folder if is_whole else loading.model_identity(folder)
-    made_from = hashlib.sha256(json.dumps([uri, identity, system]).encode()).hexdigest()[:16]
-    target = os.path.join(cache_dir(), "served", made_from)
-    if is_whole:
-        _linked(folder, target)
-    elif not os.path.isfile(f"{target}/config.json"):
-        whole: Any = generation.load(uri, trust_remote_code=trust)[0]
-        whole.merge_and_unload().save_pretrained(target)
-    if system:
-        tokenizer.chat_template = prompting.with_system(str(tokenizer.chat_template), system)
-    tokenizer.save_pretrained(target)
-    prompting.write_ends(target, tokenizer)
-    return target
-
-
-def _linked(folder: str, target: str) -> None:
-    """Makes a folder whose files are those of another; what is changed in it is not changed there."""
-    os.makedirs(target, exist_ok=True)
-    for name in os.listdir(folder):
-        if not os.path.lexists(f"{target}/{name}") and name.endswith((".safetensors", ".py")):
-            os.symlink(os.path.realpath(f"{folder}/{name}"), f"{target}/{name}")
-        elif os.path.isfile(f"{folder}/{name}") and not name.endswith((".safetensors", ".py")):
-            shutil.copyfile(f"{folder}/{name}", f"{target}/{name}")

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from baton.components.shared.core import machine
 from baton.components.shared.core.errors import BatonError, UserError, no_room
@@ -126,6 +127,23 @@ MAY_TAKE_RECIPE = ("data check",)
 """Commands that take a recipe as one of several things."""
 
 
+GONE = {
+    ("baton", "serve"): "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/evaluation.md.",
+    ("sweep", "submit"): "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
+}
+"""Group and command of an earlier release → the remedy."""
+
+
+class Commands(TyperGroup):
+    """Group that answers a command of an earlier release with its remedy."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command of the words, and the words after it."""
+        if gone := GONE.get((str(self.name), args[0])):
+            ctx.fail(gone)
+        return super().resolve_command(ctx, args)
+
+
 @dataclass
 class _Answer:
     """Form in which the command that runs answers, and where to."""
@@ -138,16 +156,15 @@ _answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
 Function = Callable[..., None]
 
 
-def give_json(app: typer.Typer, without: Mapping[str, str]) -> None:
+def give_json(app: typer.Typer) -> None:
     """Gives every command of an app, and of those below it, the option `--json`.
 
     A command with `--output json` has `--json` as another word for it. A command without asks `as_json`.
 
     Args:
         app: The app, its commands registered.
-        without: Command → why it has no such option.
     """
-    _replace(app, lambda name, function: function if name in without else _with_json(function))
+    _replace(app, lambda name, function: _with_json(function))
 
 
 def give_trust(app: typer.Typer, reading: Mapping[str, str]) -> None:

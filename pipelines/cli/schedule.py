@@ -35,15 +35,15 @@ def schedule(
     """Retrains a recipe's model by the clock, where its data or the recipe have changed.
 
     It takes the place of an earlier schedule of the recipe. The times are those of Kubeflow's clock: UTC, unless its
-    administrator has set another; CRON_TZ=ZONE in front of the line turns one into UTC.
+    administrator has set another.
     """
     with reported(output):
         from baton.pipelines.kubeflow import endpoint as connection
         from baton.pipelines.kubeflow import schedule as recurring
 
-        line = recurring.cron_line(cron, note)
+        line = recurring.cron_line(cron)
         loaded = load_for_pods(recipe, overrides, store, chunks, image)
-        with cluster.packaged_for(loaded, endpoint, namespace, Pipeline.retrain, note) as package:
+        with cluster.packaged_for(loaded, endpoint, Pipeline.retrain, note) as package:
             made = recurring.create(
                 package,
                 endpoint,
@@ -59,7 +59,7 @@ def schedule(
             print_json(asdict(made))
         else:
             typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
-            typer.echo(f"next at {made.next_run}, in the time of Kubeflow's clock: {recurring.CLOCK}")
+            typer.echo(f"times are those of Kubeflow's clock: {recurring.CLOCK}")
 
 
 @app.command("list")
@@ -77,8 +77,7 @@ def list_command(
             return
         for each in schedules:
             state = "enabled" if each.is_enabled else "disabled"
-            when = f"next {each.next_run}" if each.next_run else "–"
-            typer.echo(f"{each.recipe}\t{each.cron}\t{state}\t{each.identifier}\t{when}")
+            typer.echo(f"{each.recipe}\t{each.cron}\t{state}\t{each.identifier}")
         if schedules:
             typer.echo(f"times: {recurring.CLOCK}", err=True)
 

@@ -56,7 +56,6 @@ def submit(
             tell=note,
         )
         shown = _started(loaded, endpoint, submission := post(), pipeline)
-        _tell_losses(endpoint, namespace)
         if wait:
             shown |= following.with_retries(endpoint, submission, post, namespace, timeout, retries)
         following.end(shown, output)
@@ -77,14 +76,6 @@ def _started(recipe: Recipe, endpoint: str, submission: Submission, pipeline: Pi
         shown["sweep_uri"] = f"{recipe.store.uri.rstrip('/')}/sweeps/{name}"
         console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
     return shown
-
-
-def _tell_losses(endpoint: str, namespace: str | None) -> None:
-    """Says once which losses of a pod end a run there, and what helps."""
-    from baton.pipelines.kubeflow import losses
-
-    if loss := losses.not_told_yet(endpoint, namespace):
-        console.print(f"[yellow]note:[/] {loss}. {losses.APPLY}, or add --wait --retries 3", soft_wrap=True)
 
 
 def load_for_pods(

@@ -1,4 +1,4 @@
-"""`baton sweep`: many configurations of a recipe, compared while they train; here, or on Kubeflow Pipelines."""
+"""`baton sweep`: many configurations of a recipe, compared while they train."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from baton.components.shared.runs.run import check_name
 from baton.components.shared.sweeps.rungs import check_trials
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.pipelines.cli import options, sweep_display, trials
-from baton.pipelines.cli import submit as submission
 from baton.pipelines.cli.display import Display, console
 from baton.pipelines.cli.options import REJECTED, Output, OutputOption, print_json, reported
 from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.package import Pipeline
 from baton.pipelines.local import results
 
 app = typer.Typer(
+    cls=options.Commands,
     help="Compare many configurations of a recipe while they train: the worse ones stop early.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -67,46 +66,6 @@ def run(
             sweep_display.print_winner(shown, result)
         if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
-
-
-@app.command()
-def submit(
-    recipe: options.RecipePath,
-    endpoint: options.Endpoint,
-    experiment: options.Experiment = None,
-    wait: options.Wait = False,
-    timeout: options.Timeout = options.WEEK_H,
-    namespace: options.Namespace = None,
-    service_account: options.ServiceAccount = None,
-    registers: options.Registers = True,
-    overrides: options.Overrides = None,
-    store: options.Store = None,
-    name: SweepName = None,
-    chunks: options.ChunkCount = None,
-    image: options.Image = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Uploads a recipe's sweep to Kubeflow, starts it and prints its page.
-
-    `baton status`, `cancel` and `retry` act on it as on any run, `baton sweep stop` and `resume` on its trials.
-    """
-    submission.submit(
-        recipe,
-        endpoint,
-        experiment=experiment,
-        wait=wait,
-        timeout=timeout,
-        namespace=namespace,
-        service_account=service_account,
-        registers=registers,
-        overrides=overrides,
-        store=store,
-        run_name=name,
-        chunks=chunks,
-        image=image,
-        pipeline=Pipeline.sweep,
-        output=output,
-    )
 
 
 @app.command()

@@ -1,17 +1,13 @@
-"""`baton generate` and `baton serve`: a trained model, tried out."""
+"""`baton generate`: a trained model, tried out."""
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import extras
-from baton.pipelines.cli.display import console
 from baton.pipelines.cli.options import Output, OutputOption, print_json, reported
 from baton.pipelines.local.terminal import Terminal, visible
 
@@ -90,35 +86,3 @@ def _require_one(prompt: str | None, file: str | None, *, chat: bool, in_json: b
         raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
     if prompt is None and file is None and not chat:
         raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
-
-
-def serve(
-    model_uri: Annotated[str, typer.Argument(metavar="MODEL_URI", help="Exported model, checkpoint or hub id.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    arguments: Annotated[
-        list[str] | None, typer.Option("--arg", help="Further argument of `transformers serve`.")
-    ] = None,
-    trust: Trust = False,
-) -> None:
-    """Answers OpenAI's API with a model, by `transformers serve`: for trying out, not for production.
-
-    Needs the package's `serve` extra. Ends with Ctrl-C.
-    """
-    with reported():
-        extras.require("baton serve", "fastapi", "uvicorn", "openai")
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        from baton.pipelines.cli import chat as using
-
-        folder = using.servable(model_uri, trust=trust)
-        further = [*(["--trust-remote-code"] if trust else []), *(arguments or ())]
-        os.makedirs(HF_HUB_CACHE, exist_ok=True)  # `transformers serve` looks into it and fails where it is not there
-        console.print(
-            f"http://{host}:{port}/v1 answers as model [bold]{escape(folder)}[/]; Ctrl-C ends it. Try:", soft_wrap=True
-        )
-        example = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
-        call = f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{example}'"
-        console.print(call, soft_wrap=True)
-        command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", folder]
-        os.execv(command[0], [*command, "--host", host, "--port", str(port), *further])

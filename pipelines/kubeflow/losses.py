@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from pathlib import Path
-
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.core.machine import cache_dir
 from baton.pipelines.kubeflow.api import Run, Workflow
-from baton.pipelines.kubeflow.endpoint import Client, connect, token
+from baton.pipelines.kubeflow.endpoint import Client
 from baton.pipelines.kubeflow.submit import FINAL_STATES
 
 APPLY = "Apply k8s/components/retry-lost-pods (docs/cluster.md)"
@@ -39,29 +33,3 @@ def newest_ended(client: Client, namespace: str | None) -> Run | None:
     """Returns the newest run that has ended, whose workflow tells, None where there is none; by one listing."""
     listed = client.list_runs(page_size=20, sort_by="created_at desc", namespace=namespace).runs or []
     return next((run for run in listed if run.state in FINAL_STATES), None)
-
-
-def not_told_yet(endpoint: str, namespace: str | None) -> str | None:
-    """Returns which losses of a pod end a run at an endpoint, once; None from the second time on, or where none does.
-
-    What is not known is not told either: no run has ended there yet, or its workflow cannot be read.
-
-    Args:
-        endpoint: Address of the Kubeflow Pipelines API.
-        namespace: The user's namespace on a multi-user Kubeflow.
-    """
-    place = hashlib.sha256(f"{endpoint.rstrip('/')} {namespace or ''}".encode()).hexdigest()[:16]
-    known = Path(cache_dir(), "kubeflow", f"losses-{place}")
-    if known.exists():
-        return None
-    try:
-        client = connect(endpoint, token=token(), namespace=namespace)
-        run = newest_ended(client, namespace)
-        loss = ends_run(client.workflow(run.run_id)) if run else None
-    except (BatonError, ValueError):
-        return None
-    if loss:
-        with contextlib.suppress(OSError):
-            known.parent.mkdir(parents=True, exist_ok=True)
-            known.touch()
-    return loss

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
-import re
-import zoneinfo
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.components.shared.core.errors import UserError
@@ -23,29 +20,9 @@ PREFIX = "retrain-"
 DESCRIPTION = "Retrains {} if data or recipe have changed."
 """By it a recurring run is Baton's: the name alone may be anybody's."""
 
-FIELDS = {
-    "minute": (0, 59, ()),
-    "hour": (0, 23, ()),
-    "day of the month": (1, 31, ()),
-    "month": (1, 12, ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")),
-    "day of the week": (0, 7, ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")),
-}
-"""Fields of a cron line → least and greatest value, and the names of the values; Sunday is 0 and 7."""
-NICKNAMES = {
-    "@hourly": "0 * * * *",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@weekly": "0 0 * * 0",
-    "@monthly": "0 0 1 * *",
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-}
 CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"
-"""Whose time a line is in: that of Kubeflow's controller."""
+"""Time zone of a line: that of Kubeflow's controller."""
 
-PART = re.compile(r"(?P<from>\*|\?|\w+)(-(?P<to>\w+))?(/(?P<step>[1-9]\d*))?")
-_DAYS = 3 * 366 * 4
-"""Days in which a date that exists comes round: 29 February may be eight years off."""
 _PAGE = 100
 
 
@@ -56,9 +33,9 @@ class Schedule:
     Attributes:
         identifier: The endpoint's id.
         recipe: Name of the recipe.
-        cron: When, in five fields; with a sixth in front where another tool has set seconds.
+        cron: When, in five fields; with a sixth in front where seconds are set.
         is_enabled: Whether it runs.
-        next_run: When next, by `CLOCK`; None where it does not run, or by an interval.
+        next_run: None: Kubeflow does not say when next. The key stays for scripts that read `--json`.
     """
 
     identifier: str
@@ -68,136 +45,30 @@ class Schedule:
     next_run: str | None = None
 
 
-def cron_line(text: str, tell: Callable[[str], None] = lambda line: None) -> str:
-    """Returns a cron line as Kubeflow takes it: with a field for seconds in front, in the time of its controller.
+def cron_line(text: str) -> str:
+    """Returns a cron line as Kubeflow takes it: with a field for seconds in front. What it means Kubeflow judges.
 
     Args:
-        text: Five fields, those with `0` for seconds in front, or a nickname; `CRON_TZ=ZONE` may stand before it.
-        tell: Called with what somebody should know of it.
+        text: Five fields, six with seconds in front, or a nickname such as `@daily`.
 
     Raises:
-        UserError: it is none, or its time never comes.
+        UserError: it has another number of fields, or names a time zone.
     """
-    zone, line = re.fullmatch(r"(?:(?:CRON_)?TZ=(\S+)\s+)?(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
-    parts = NICKNAMES.get(line.lower(), line).split()
-    if len(parts) == len(FIELDS) + 1 and parts[0] == "0":
-        parts = parts[1:]
-    if len(parts) != len(FIELDS):
+    fields = text.split()
+    if fields and "=" in fields[0]:
         raise UserError(
-            f"cron {text!r} has {len(parts)} field(s), expected 5: {', '.join(FIELDS)}.",
-            remedy=f"Every night at three is '0 3 * * *', every Monday '0 3 * * MON'; names: {', '.join(NICKNAMES)}.",
+            f"cron {text!r} names a time zone; expected a line in the time of Kubeflow's clock.",
+            remedy=f"Leave {fields[0]} out, and give the hours of that clock: {CLOCK}.",
         )
-    for place, (part, (name, (low, high, names))) in enumerate(zip(parts, FIELDS.items(), strict=True)):
-        if not all(_is_part(entry, low, high, names) for entry in part.split(",")):
-            raise UserError(
-                f"cron {text!r}: {part!r} is no {name}; expected *, or numbers from {low} to {high}"
-                f"{' or names such as ' + names[1] if names else ''}, as in 1,2 or 1-5 or */2."
-            )
-        if "7" in re.split(r"\D", part) and high == 7:  # Kubeflow's Sunday is 0
-            parts[place] = _joined(_values(part, name))
-    if zone:
-        parts = _in_utc(parts, zone, text, tell)
-    if next_run(" ".join(parts), datetime.datetime.now(datetime.UTC)) is None:
+    if len(fields) == 1 and text.startswith("@"):
+        return fields[0]
+    if len(fields) not in (5, 6):
         raise UserError(
-            f"cron {text!r} names a day that no month has, so that it never runs; expected one that comes.",
-            remedy="The last day of every month cannot be named; the first is '0 3 1 * *'.",
+            f"cron {text!r} has {len(fields)} field(s), expected 5: minute, hour, day of the month, month, day of the "
+            "week; or 6, with seconds in front.",
+            remedy="Every night at three is '0 3 * * *', every Monday '0 3 * * MON'.",
         )
-    return " ".join(["0", *parts])
-
-
-def next_run(cron: str, after: datetime.datetime) -> datetime.datetime | None:
-    """Returns when a line comes next, in the zone of `after`; None where it never does, or is not in five fields.
-
-    Where both days are restricted either will do, as cron has it.
-    """
-    parts = cron.split()
-    if len(parts) != len(FIELDS):
-        return None
-    try:
-        minutes, hours, days, months, weekdays = (_values(part, name) for part, name in zip(parts, FIELDS, strict=True))
-    except (ValueError, AttributeError):  # another tool's
-        return None
-    free = {part[0] in "*?" for part in (parts[2], parts[4])}
-    either = free == {False}
-    start = (after + datetime.timedelta(minutes=1)).replace(second=0, microsecond=0)
-    for offset in range(_DAYS):
-        day = start.date() + datetime.timedelta(days=offset)
-        held = (day.day in days, day.isoweekday() % 7 in weekdays)
-        if day.month not in months or not (any(held) if either else all(held)):
-            continue
-        for hour in sorted(hours):
-            for minute in sorted(minutes):
-                moment = datetime.datetime.combine(day, datetime.time(hour, minute), start.tzinfo)
-                if moment >= start:
-                    return moment
-    return None
-
-
-def _values(part: str, name: str) -> set[int]:
-    """Returns the values that a field stands for; Sunday is 0."""
-    low, high, names = FIELDS[name]
-    top = 6 if high == 7 else high
-    values: set[int] = set()
-    for entry in part.split(","):
-        match = PART.fullmatch(entry)
-        assert match is not None
-        first = low if match["from"] in "*?" else int(_value(match["from"], low, names) or 0)
-        is_open = match["from"] in "*?" or (match["step"] and not match["to"])
-        last = top if is_open else int(_value(match["to"], low, names) or 0) if match["to"] else first
-        values.update(range(first, last + 1, int(match["step"] or 1)))
-    return {value % 7 for value in values} if high == 7 else values
-
-
-def _joined(values: Iterable[int]) -> str:
-    return ",".join(str(value) for value in sorted(values))
-
-
-def _in_utc(parts: list[str], zone: str, text: str, tell: Callable[[str], None]) -> list[str]:
-    """Returns the fields of a line in the time of Kubeflow's controller, which knows no zone of a line.
-
-    Raises:
-        UserError: there is no such zone, or no line says the same in UTC.
-    """
-    try:
-        clock = zoneinfo.ZoneInfo(zone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise UserError(
-            f"cron {text!r}: {zone!r} is no time zone; expected a name such as Europe/Berlin or UTC."
-        ) from error
-    now = datetime.datetime.now(clock)
-    shift = _minutes(now)
-    changes = next(
-        (day for day in (now + datetime.timedelta(days=n) for n in range(366)) if _minutes(day) != shift), None
-    )
-    minutes, hours, *_ = (_values(part, name) for part, name in zip(parts, FIELDS, strict=True))
-    times = [divmod(hour * 60 + minute - shift, 24 * 60) for hour in hours for minute in minutes]
-    moved, new = {day for day, _ in times}, {divmod(rest, 60) for _, rest in times}
-    new_hours, new_minutes = {hour for hour, _ in new}, {minute for _, minute in new}
-    has_days = any(part not in ("*", "?") for part in parts[2:])
-    (by,) = moved if len(moved) == 1 else (0,)
-    dates_move = has_days and (len(moved) > 1 or (by and any(part not in ("*", "?") for part in parts[2:4])))
-    if dates_move or len(new) != len(new_hours) * len(new_minutes):
-        raise UserError(
-            f"cron {text!r} has no line of its own in UTC, the time of Kubeflow's controller; expected one that has.",
-            remedy="Leave CRON_TZ out and give the line in UTC, or name other hours.",
-        )
-    if shift and not (hours == set(range(24)) and new_minutes == minutes):
-        minute = parts[0] if new_minutes == minutes else _joined(new_minutes)
-        weekday = parts[4]
-        if has_days and by:
-            weekday = _joined({(day + by) % 7 for day in _values(parts[4], "day of the week")})
-        parts = [minute, _joined(new_hours), *parts[2:4], weekday]
-    if changes:
-        after = _minutes(changes) - shift
-        tell(
-            f"{zone} changes its clock about {changes:%Y-%m-%d}, Kubeflow does not: '{' '.join(parts)}' is in UTC, and "
-            f"from then on {abs(after)} minutes {'later' if after > 0 else 'earlier'} there"
-        )
-    return parts
-
-
-def _minutes(moment: datetime.datetime) -> int:
-    return int((moment.utcoffset() or datetime.timedelta()).total_seconds() // 60)
+    return " ".join(fields if len(fields) == 6 else ["0", *fields])
 
 
 def create(
@@ -255,8 +126,7 @@ def create(
         if not _is_ours(run):
             tell(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
     identifier = required(made.recurring_run_id, "the recurring run", endpoint)
-    line = _five(cron)
-    return Schedule(identifier, recipe, line, is_enabled=True, next_run=_next(line))
+    return Schedule(identifier, recipe, _five(cron), is_enabled=True)
 
 
 def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | None = None) -> list[Schedule]:
@@ -307,34 +177,12 @@ def _is_ours(run: RecurringRun) -> bool:
 
 def _schedule(run: RecurringRun) -> Schedule:
     trigger = run.trigger and run.trigger.cron_schedule
-    cron, is_enabled = _five(str(trigger.cron)) if trigger else "by interval", run.status == "ENABLED"
-    next_time = _next(cron) if is_enabled else None
-    return Schedule(run.recurring_run_id, run.display_name.removeprefix(PREFIX), cron, is_enabled, next_time)
+    cron = _five(str(trigger.cron)) if trigger else "by interval"
+    return Schedule(
+        run.recurring_run_id, run.display_name.removeprefix(PREFIX), cron, is_enabled=run.status == "ENABLED"
+    )
 
 
 def _five(cron: str) -> str:
     """Returns a line of Kubeflow as people write it: without the seconds, where they are 0."""
-    return cron.removeprefix("0 ") if len(cron.split()) == len(FIELDS) + 1 else cron
-
-
-def _next(cron: str) -> str | None:
-    moment = next_run(cron, datetime.datetime.now(datetime.UTC))
-    return f"{moment:%Y-%m-%d %H:%M}" if moment else None
-
-
-def _is_part(text: str, low: int, high: int, names: tuple[str, ...]) -> bool:
-    match = PART.fullmatch(text)
-    if match is None:
-        return False
-    if match["from"] in "*?":
-        return match["to"] is None
-    ends = [_value(end, low, names) for end in (match["from"], match["to"]) if end]
-    return all(end is not None and low <= end <= high for end in ends) and ends == sorted(
-        ends, key=lambda end: end or 0
-    )
-
-
-def _value(text: str, low: int, names: tuple[str, ...]) -> int | None:
-    if text.upper() in names:
-        return names.index(text.upper()) + low
-    return int(text) if text.isdecimal() else None
+    return cron.removeprefix("0 ") if len(cron.split()) == 6 else cron

@@ -202,6 +202,11 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
             f"'{endpoint}' refuses the upload ({status}: {reply}); expected the right to create pipelines.",
             remedy=CREATE_REMEDY,
         )
+    if "Schedule cron" in reply:
+        return UserError(
+            f"'{endpoint}' refuses the cron line ({reply.rpartition('Error: ')[2]}); expected one that it reads.",
+            remedy="Every night at three is '0 3 * * *', every Sunday '0 3 * * 0'.",
+        )
     if "namespace" in reply.lower():
         return UserError(
             f"'{endpoint}' refuses the request ({status}: {reply}); expected a namespace that is yours.",

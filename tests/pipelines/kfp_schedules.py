@@ -53,8 +53,10 @@ class ScheduleApi(KfpApi):
         self._create_run(run)
         self.runs.clear()  # nothing runs until it is time
         cron = posted["trigger"]["cron_schedule"]["cron"]
-        if len(cron.split()) != 6:
-            raise ApiError(400, f"Invalid input error: Schedule cron is not a supported format: {cron}")
+        reason = "End of range (7) above maximum (6): 7" if cron.endswith(" 7") else "Expected 5 to 6 fields"
+        if (len(cron.split()) != 6 and cron[0] != "@") or cron.endswith(" 7"):
+            words = "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)."
+            raise ApiError(400, f"Failed to create a recurring run: Invalid input error: {words} Error: {reason}")
         identifier = str(uuid.uuid4())
         status = {"ENABLE": "ENABLED", "DISABLE": "DISABLED"}[posted["mode"]]
         self.recurring[identifier] = {**posted, "recurring_run_id": identifier, "status": status}

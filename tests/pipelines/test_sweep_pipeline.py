@@ -93,7 +93,7 @@ def test_every_stage_that_runs_the_model_has_its_gpu_and_no_other(compiled: list
 def test_a_sweep_is_submitted_and_shown(kfp_api: Any) -> None:
     there = ("--endpoint", kfp_api.url)
     where = ("--store", "s3://bucket/baton", "--run", "rates", "--output", "json")
-    done = _baton("sweep", "submit", str(RECIPE), *there, *where, "--set", "sweep.parallel=3")
+    done = _baton("submit", str(RECIPE), "--pipeline", "sweep", *there, *where, "--set", "sweep.parallel=3")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["run"], found["sweep_uri"]) == ("rates", "s3://bucket/baton/sweeps/rates")
@@ -126,7 +126,9 @@ def _iterated(spec: dict[str, Any]) -> list[dict[str, Any]]:
 )
 def test_what_a_workflow_has_no_room_for_is_not_submitted(kfp_api: Any, changes: tuple[str, ...], stages: int) -> None:
     settings = [word for change in changes for word in ("--set", change)]
-    done = _baton("sweep", "submit", str(RECIPE), "--endpoint", kfp_api.url, "--store", "s3://b", *settings)
+    done = _baton(
+        "submit", str(RECIPE), "--pipeline", "sweep", "--endpoint", kfp_api.url, "--store", "s3://b", *settings
+    )
     assert done.exit_code == 2, done.output
     told = " ".join(done.stderr.split())
     count = re.search(

@@ -88,7 +88,7 @@ READING: dict[str, Callable[[Old], object]] = {
     "warm fork": lambda old: forking.fork(old.run, None, "child"),
     "cold fork": lambda old: forking.fork(old.run, None, "child", warm=False),
     "evaluate, export": lambda old: (old.run.resolved_recipe(), trained.chosen_checkpoint(old.run)),
-    "generate, serve": lambda old: prompting.require_readable(old.model()),
+    "generate": lambda old: prompting.require_readable(old.model()),
 }
 """Work that reads a checkpoint."""
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_no_longer_continued(name: str, old: Old) -> None:
     assert old.files() == before
 
 
-@pytest.mark.parametrize("name", ["evaluate, export", "generate, serve", "cold fork"])
+@pytest.mark.parametrize("name", ["evaluate, export", "generate", "cold fork"])
 def test_weights_are_read_whatever_else_is_no_longer_continued(name: str, old: Old) -> None:
     old.state({**PAST, "formats": {**PAST["formats"], "checkpoint": 1}})
     _end_at_its_checkpoint(old, READING[name])

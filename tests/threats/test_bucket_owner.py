@@ -187,7 +187,7 @@ def model(tiny_base: str, tmp_path: Path) -> Path:
 
 
 LOADERS: dict[str, Callable[[str, Recipe], object]] = {
-    "chat, serve, export check": lambda folder, recipe: loading.load_model(folder),
+    "chat, export check": lambda folder, recipe: loading.load_model(folder),
     "training": lambda folder, recipe: loading.load_model(folder, recipe),
     "model in production": lambda folder, recipe: production.load(folder, recipe),
 }

@@ -40,7 +40,7 @@ def stranger(tiny_base: str, tmp_path: Path) -> Path:
 
 
 LOADERS: dict[str, Callable[[str, Recipe], object]] = {
-    "chat, serve": lambda folder, recipe: generation.load(folder),
+    "chat": lambda folder, recipe: generation.load(folder),
     "judges, export": lambda folder, recipe: loading.load_model(folder),
     "training": lambda folder, recipe: loading.load_model(folder, recipe),
     "rows of the embedding": lambda folder, recipe: loading.base_rows(recipe, folder),

@@ -126,13 +126,7 @@ def test_every_package_that_a_message_says_an_extra_brings_is_in_it() -> None:
     brought = {
         extra: {Requirement(line).name for line in lines} for extra, lines in PROJECT["optional-dependencies"].items()
     }
-    names = {
-        "fastapi": "openai",
-        "uvicorn": "openai",
-    }  # those two come with MLflow; `transformers serve` needs all three
     missing = {
-        module: extra
-        for module, extra in extras.EXTRAS.items()
-        if names.get(module, module.replace("_", "-")) not in brought[extra]
+        module: extra for module, extra in extras.EXTRAS.items() if module.replace("_", "-") not in brought[extra]
     }
     assert missing == {}

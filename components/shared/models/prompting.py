@@ -1,4 +1,4 @@
-"""How a model was asked in training, for those who ask it later: `generate`, `serve`, tasks."""
+"""How a model was asked in training, for those who ask it later: `generate`, tasks."""
 
 from __future__ import annotations
 
@@ -70,16 +70,6 @@ def begun(prompt: str | list[dict[str, Any]], system: str | None) -> list[dict[s
     if not system or any(turn["role"] in ("system", "developer") for turn in turns):
         return turns
     return [{"role": "system", "content": system}, *turns]
-
-
-def with_system(template: str, system: str) -> str:
-    """Returns a chat template that begins conversations without a system turn with one."""
-    turn = json.dumps({"role": "system", "content": system}, ensure_ascii=False)
-    return (
-        "{% if messages[0]['role'] not in ('system', 'developer') %}"
-        f"{{% set messages = [{turn}] + messages %}}"
-        "{% endif %}" + template
-    )
 
 
 def ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:

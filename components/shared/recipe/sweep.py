@@ -90,8 +90,7 @@ class Search(Section):
     """Batches of trials one after the other, where there is no `hyperband`: `optuna` learns from the ones before. 3
     for `optuna` and 1 otherwise when left out."""
     parallel: Positive | None = None
-    """Trials at once on a cluster. When left out, `baton sweep submit` takes as many as the quota of the namespace has
-    GPUs for, where KUBECONFIG names a cluster that has one, and 4 otherwise. On one machine they take turns."""
+    """Trials at once on a cluster; 4 when left out. On one machine they take turns."""
 
     @field_validator("parameters")
     @classmethod

@@ -8,6 +8,7 @@ are part of its own checkpoints.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from pydantic import JsonValue
 from torch.optim.lr_scheduler import LambdaLR
 
 from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.core import events
 from baton.components.shared.core.digest import tree_digest
 
 if TYPE_CHECKING:
     from transformers import Trainer
+
+logger = logging.getLogger("baton")
 
 OF_STEP = ("lr", "params")
 """What a group of parameters holds that is no setting."""
@@ -89,4 +91,6 @@ class Takeover:
             group["lr"] = rate
         # What `get_last_lr` returns, and `Trainer` logs, until the schedule's next step.
         scheduler._last_lr = rates
-        events.emit(events.Forked(step=trainer.state.global_step, changed=sorted(self.changed)))
+        logger.info(
+            "a fork takes over step %d with changed %s", trainer.state.global_step, ", ".join(sorted(self.changed))
+        )

@@ -108,7 +108,7 @@ class Job:
             # The end of its owner before does not end it then.
             if not created and (owners := self._document["metadata"]["ownerReferences"]):
                 patiently(lambda: self._cluster.adopt(self.name, owners))
-            events.emit(events.TrainJob(name=self.name, state="created" if created else "found", nodes=self.nodes))
+            logger.info("TrainJob %s is %s, with %d node(s)", self.name, "created" if created else "found", self.nodes)
             return self._follow()
 
     def _create(self) -> bool:

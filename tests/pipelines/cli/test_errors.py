@@ -174,7 +174,6 @@ COMMANDS = [
     "cancel",
     "retry",
     "generate",
-    "serve",
     "prove",
     "drill",
     "doctor",
@@ -185,7 +184,7 @@ COMMANDS += ["audit", "keys", "keys new", "keys show"]
 COMMANDS += ["data", "data check", "data show", "import", "import axolotl", "import llamafactory"]
 COMMANDS += ["recipes", "recipes list", "recipes show"]
 COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
-COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "submit", "status", "stop", "resume", "fork"))]
+COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "status", "stop", "resume", "fork"))]
 COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]
 
 

@@ -267,35 +267,6 @@ def test_submit_without_cache_with_an_account_and_a_page(
         assert page in executor["container"]["env"]
 
 
-def test_submit_says_once_which_losses_end_a_run(
-    kfp_api: Any, started: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    quick = SUBMIT[: SUBMIT.index("--wait")]
-    words = "note: a pod that was killed, evicted or whose node was shut down ends the run there"
-    assert words not in baton(*quick).stderr, "no run has ended there yet, which would tell"
-    started("FAILED", stops_at="data-split")
-    asked = len(kfp_api.requests)
-    told = baton(*quick).stderr
-    assert words in told
-    assert "Apply k8s/components/retry-lost-pods" in told
-    about = [path for method, path in kfp_api.requests[asked:] if method == "GET" and "/runs" in path]
-    assert len(about) == 2, "one listing and one workflow"
-    assert words not in baton(*quick).stderr, "it has been told"
-
-
-@pytest.mark.parametrize("reads", [True, False], ids=["mended", "unknown"])
-def test_submit_is_silent_where_no_loss_ends_a_run(
-    reads: bool, kfp_api: Any, started: Any, baton: Baton, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    started("SUCCEEDED")
-    kfp_api.serves_first_version = reads
-    if reads:
-        kfp_api.retry_strategy = {"retryPolicy": "Always", "expression": "asInt(lastRetry.exitCode) in [137, 143]"}
-    assert "ends the run" not in baton(*SUBMIT[: SUBMIT.index("--wait")]).stderr
-
-
 # status
 
 

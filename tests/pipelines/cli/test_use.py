@@ -1,16 +1,12 @@
-"""`baton generate` and `baton serve`, as a person tries a model out."""
+"""`baton generate`, as a person tries a model out."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,26 +144,6 @@ def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: P
     assert _answer(chatty) == followed
 
 
-def test_what_is_served_has_the_system_message_and_ends_its_answers(
-    chatty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from baton.components.shared.models import generation, loading
-    from baton.pipelines.cli import chat
-
-    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    folder = chat.servable(chatty, trust=False)
-    assert folder != chatty
-    tokenizer, own = loading.load_tokenizer(folder), loading.load_tokenizer(chatty)
-    asked = [{"role": "user", "content": "Who?"}]
-    brief = [{"role": "system", "content": "Be brief."}, *asked]
-    assert generation.rendered(asked, tokenizer) == generation.rendered(brief, own)
-    assert generation.rendered(brief, tokenizer) == generation.rendered(brief, own)
-    ends = loading.load_model(folder).generation_config.eos_token_id
-    assert ends == [own.eos_token_id, own.convert_tokens_to_ids("<|im_end|>")]
-    assert chat.servable(chatty, trust=False) == folder
-    assert loading.load_tokenizer(chatty).chat_template == own.chat_template
-
-
 WRONG = {
     "nothing to do": ([], "there is nothing to continue. Give --prompt, --file or --chat."),
     "both": (["--prompt", "a", "--file", "b"], "--prompt and --file are given both."),
@@ -190,37 +166,3 @@ def test_a_row_that_is_no_prompt_is_named(model: str, tmp_path: Path) -> None:
     done = _generate(model, "--file", str(file))
     assert done.returncode == 2
     assert "prompts.jsonl line 3 is no prompt" in done.stderr
-
-
-@contextlib.contextmanager
-def _served(model: str) -> Iterator[tuple[str, str]]:
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        port = taken.getsockname()[1]
-    server = subprocess.Popen([BATON, "serve", model, "--port", str(port)], stderr=subprocess.PIPE, text=True)
-    try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1):
-                break
-            assert server.poll() is None
-            time.sleep(0.1)
-        assert server.stderr
-        told = next(line for line in server.stderr if "as model " in line)
-        yield f"http://localhost:{port}/v1", told.split("as model ")[1].partition(";")[0]
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-@pytest.mark.slow
-def test_openais_own_client_gets_the_same_answer_from_an_adapter(adapted: str) -> None:
-    import openai
-
-    messages: Any = [{"role": "user", "content": "What is 3?"}]
-    command = _generate(adapted, "--chat", "--prompt", "What is 3?")
-    with _served(adapted) as (address, name):
-        client = openai.OpenAI(base_url=address, api_key="none")
-        answer = client.chat.completions.create(
-            model=name, messages=messages, max_tokens=MAX_NEW_TOKENS, temperature=0.0
-        )
-    assert answer.choices[0].message.content == command.stdout.removesuffix("\n")

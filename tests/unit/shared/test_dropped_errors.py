@@ -42,7 +42,6 @@ REASONS = {
     "pipelines/compiling/resumable.py:named": "pods may reach what this machine does not",
     "pipelines/kubeflow/doctor.py:_of_runs": "a note says so",
     "pipelines/kubeflow/endpoint.py:specification": "a version that is gone has no stages to show",
-    "pipelines/kubeflow/losses.py:not_told_yet": "a hint, and no condition",
     "pipelines/kubeflow/registry.py:_there_or": "another submission has made it",
     "pipelines/kubeflow/run_view.py:explained": "the API server's own word is shown",
     "pipelines/kubeflow/run_view.py:_said": "Argo's word is shown",

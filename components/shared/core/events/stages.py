@@ -260,14 +260,6 @@ class Retraining(Event, kind="retraining"):
     model_uri: str | None = None
 
 
-class Swept(Event, kind="swept"):
-    """A bracket of a sweep has its trials, and so many different data."""
-
-    bracket: int
-    trials: int
-    data: int
-
-
 class Prepares(Event, kind="prepares"):
     """What split and tokenize are given before a bracket: `recipe`, `run` and `source` of each data."""
 

@@ -120,13 +120,6 @@ class Restored(Event, kind="restored"):
     wrong: list[str]
 
 
-class Forked(Event, kind="forked"):
-    """A fork takes over the state with these settings changed."""
-
-    step: int
-    changed: list[str]
-
-
 class Scored(Event, kind="scored"):
     """A trial's score; None for one that is not finite."""
 
@@ -134,14 +127,6 @@ class Scored(Event, kind="scored"):
     chunk: int
     step: int
     value: float | None
-
-
-class TrainJob(Event, kind="train_job"):
-    """The job of a chunk's nodes was created, or found."""
-
-    name: str
-    state: str
-    nodes: int
 
 
 class AlreadyDone(Event, kind="already_done"):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import conversing, generation, loading, prompting
-from baton.components.shared.models.chat_templates import CHATML, LLAMA3, ZEPHYR
+from baton.components.shared.models import conversing, loading, prompting
 from baton.components.shared.models.prompting import Prompting
 from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
@@ -55,20 +54,10 @@ def test_texts_are_what_a_completion_followed() -> None:
     assert Prompting.read(json.dumps(instruction.to_json()).encode(), "x") == instruction
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA3, ZEPHYR])
-def test_a_template_with_a_system_turn_renders_as_if_it_were_given(template: str, tiny_base: str) -> None:
-    tokenizer = loading.load_tokenizer(tiny_base)
-    tokenizer.bos_token = "<|end|>"
-    tokenizer.chat_template = template
-    system = "Sei «kurz» {{ 7 * 7 }} \"quoted\" 'too'\n{% raw %}"
-    begun = prompting.begun(USER, system)
-    assert begun == [{"role": "system", "content": system}, *USER]
+def test_a_conversation_begins_with_the_system_message_where_it_has_none() -> None:
     own = [{"role": "system", "content": "Mine."}, *USER]
-    assert prompting.begun(own, system) == own
-    expected = [generation.rendered(turns, tokenizer) for turns in (begun, own)]
-    assert expected[0] != generation.rendered(USER, tokenizer)
-    tokenizer.chat_template = prompting.with_system(template, system)
-    assert [generation.rendered(turns, tokenizer) for turns in (USER, own)] == expected
+    assert prompting.begun(USER, "Be brief.") == [{"role": "system", "content": "Be brief."}, *USER]
+    assert prompting.begun(own, "Be brief.") == own
 
 
 def test_what_the_template_closes_an_answer_with_ends_it(tiny_base: str, tmp_path: Path) -> None:
