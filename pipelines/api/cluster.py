@@ -20,7 +20,7 @@ from baton.pipelines.compiling.package import Pipeline, packaged
 from baton.pipelines.kubeflow import capacity
 
 if TYPE_CHECKING:
-    from baton.pipelines.compiling.workflow.size import WorkflowSize
+    from baton.pipelines.compiling.workflow_size import WorkflowSize
     from baton.pipelines.kubeflow.submit import Submission
 
 NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
