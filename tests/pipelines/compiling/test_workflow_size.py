@@ -45,7 +45,7 @@ TABLE = [
     ("sweep-record-frozen", 0.3, 4, 10),
 ]
 """Runs whose stages all ran; a pod of one was lost, and it has a node more."""
-OTHERS = [("groups-of-chunks-succeeded", 0.3, 9), ("failed-workflow-too-large", 0.1, 6)]
+OTHERS = [("groups-of-chunks-succeeded", 0.1, 7), ("failed-workflow-too-large", 0.1, 4)]
 """In the one most checkpoints came from the cache, the other failed in the middle: specification, nodes of a stage."""
 
 
