@@ -19,7 +19,7 @@ from baton.pipelines.compiling import fits, for_pods, rendering, resumable
 from baton.pipelines.compiling.package import Pipeline, packaged
 
 if TYPE_CHECKING:
-    from baton.pipelines.compiling.workflow.size import WorkflowSize
+    from baton.pipelines.compiling.workflow_size import WorkflowSize
     from baton.pipelines.kubeflow.submit import Submission
 
 NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}

@@ -14,7 +14,7 @@ from baton.components.shared.sweeps.rungs import brackets
 from baton.pipelines.compiling.package import Pipeline
 
 if TYPE_CHECKING:
-    from baton.pipelines.compiling.workflow.size import WorkflowSize
+    from baton.pipelines.compiling.workflow_size import WorkflowSize
 
 LIMIT = "BATON_WORKFLOW_BYTES"
 """Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
@@ -32,12 +32,11 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
         UserError: the workflow would outgrow Kubernetes before its last stage ends.
     """
     from baton.pipelines.compiling import conformance
-    from baton.pipelines.compiling.workflow.pod import Assumed
-    from baton.pipelines.compiling.workflow.size import predict
+    from baton.pipelines.compiling.workflow_size import predict
 
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, conformance.LOADER))
-    size = predict(documents, Assumed(loops=_iterations(recipe)) if pipeline is Pipeline.sweep else None)
+    size = predict(documents, _iterations(recipe) if pipeline is Pipeline.sweep else None)
     size = replace(size, limit=int(machine.number_of(LIMIT, size.limit)))
     if not size.ends:
         remedy = "Use fewer, longer chunks (chunks.count); chunks.checkpoint_every saves in between."

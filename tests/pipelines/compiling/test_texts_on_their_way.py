@@ -1,8 +1,7 @@
 """Texts arrive at a stage as they were sent: from a recipe, a parameter or an override through the server to the stage.
 
-The server is what `pipelines.compiling.workflow` knows of Kubeflow 2.17 from recordings (the workflow's arguments, the
-patch of a pod), with what was seen to change texts there: Argo's `{{…}}`, Kubernetes' `$(…)`, a database of three bytes
-a character.
+The server here does to texts what Kubeflow 2.17 was seen to do: Argo expands `{{…}}` in a workflow's arguments and in
+the patch of a pod, Kubernetes `$(…)` in its command, and a database keeps three bytes a character.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ from baton.components.shared.store.storage import Storage
 from baton.components.sweep.component import begin
 from baton.pipelines.compiling import conformance, for_pods
 from baton.pipelines.compiling.package import Pipeline, write_package
-from baton.pipelines.compiling.workflow.documents import Compiled
-from baton.pipelines.compiling.workflow.pod import Assumed, Call, pod_patch
-from baton.pipelines.compiling.workflow.spec import arguments
 from baton.pipelines.kubeflow.compiled import Package
 
 SCRATCH = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
@@ -76,14 +72,25 @@ def arrived(package: str, parameters: dict[str, Any], task: str = "data-split") 
     with open(package, encoding="utf-8") as file:
         documents = list(yaml.load_all(file, conformance.LOADER))
     documents = json.loads(json.dumps(documents))
-    compiled = Compiled.read(documents)
-    for text in arguments(compiled).values():
+    executors = documents[0]["deploymentSpec"]["executors"].values()
+    for part in (documents[0]["root"], *documents[0]["components"].values(), *executors, *documents[1:]):
+        text = json.dumps(part, ensure_ascii=False)
         assert expanded(text) == text, "the workflow's arguments"
-    values = json.loads(expanded(json.dumps({**compiled.root_values, **parameters}, ensure_ascii=False)))
-    spec = compiled.spec.root.dag.tasks[task]
-    patch = pod_patch(compiled, Call(task, compiled.component(spec), spec.inputs.parameters, values), Assumed())
-    (main,) = json.loads(expanded(patch))["containers"]
-    text = main["command"][main["command"].index("--executor_input") + 1]
+    root = documents[0]["root"]
+    declared = root["inputDefinitions"]["parameters"]
+    defaults = {key: entry["defaultValue"] for key, entry in declared.items() if "defaultValue" in entry}
+    values = json.loads(expanded(json.dumps({**defaults, **parameters}, ensure_ascii=False)))
+    inputs = {}
+    for key, source in root["dag"]["tasks"][task]["inputs"]["parameters"].items():
+        constant = source.get("runtimeValue", {}).get("constant")
+        inputs[key] = values[source["componentInputParameter"]] if constant is None else constant
+        if constant == "{{$.pipeline_job_uuid}}":
+            inputs[key] = RUN_ID
+        elif isinstance(constant, float) and constant.is_integer():  # as Go writes it
+            inputs[key] = int(constant)
+    text = json.dumps({"inputs": {"parameterValues": inputs}}, ensure_ascii=False)
+    patch = json.dumps({"containers": [{"command": ["--executor_input", text]}]}, ensure_ascii=False)
+    text = json.loads(expanded(patch))["containers"][0]["command"][1]
     text = re.sub(r"(?<!\$)\$\(([A-Z_]+)\)", lambda match: POD.get(match[1], match[0]), text)
     text = re.sub(r"[\U00010000-\U0010ffff]", "?", text)
     return dict(json.loads(text)["inputs"]["parameterValues"])

@@ -13,6 +13,7 @@ import random
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,29 +22,36 @@ from baton.components.shared.core.errors import UserError
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.pipelines.compiling import fits
 from baton.pipelines.compiling.package import Pipeline, packaged, write_package
-from baton.pipelines.compiling.workflow.pod import Assumed
-from baton.pipelines.compiling.workflow.size import MAX_WORKFLOW_BYTES, WorkflowSize, predict
+from baton.pipelines.compiling.workflow_size import MARGIN, MAX_WORKFLOW_BYTES, WorkflowSize, predict
 
 ASSETS = Path(__file__).parents[2] / "assets" / "workflow-sizes"
 RECIPE = Path(__file__).parents[2] / "recipes" / "scratch.yaml"
-ENDED = ["succeeded", "rejected", "retrained", "pod-deleted-retried", "phases-record-frozen", "sweep-record-frozen"]
-"""Runs whose stages all ran; a pod of one was lost, and it has a node more."""
-OTHERS = ["groups-of-chunks-succeeded", "failed-workflow-too-large"]
-"""In the one most checkpoints came from the cache, the other failed in the middle."""
+QUICKSTART = Path(__file__).parents[3] / "pipelines" / "recipes" / "quickstart.yaml"
 MLFLOW = {
     "MLFLOW_RUN_ID": "6a951f6a72c445ed82864a0ad844b924",
     "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000",
     "MLFLOW_EXPERIMENT_ID": "1",
 }
-ASSUMED = {
-    "groups-of-chunks-succeeded": Assumed(environment=MLFLOW),
-    "sweep-record-frozen": Assumed(loops={"data": 1, "rung 1": 3, "rung 2": 1}),
-}
+"""Variables that Kubeflow's own MLflow adds to each pod, so that no compiled file has them."""
+LOOPS = {"sweep-record-frozen": {"data": 1, "rung 1": 3, "rung 2": 1}}
+
+TABLE = [
+    # run, specification, nodes, compressed nodes (percent above the recording, rounded up; None: not recorded)
+    ("succeeded", 0.8, 1, None),
+    ("rejected", 0.5, 5, None),
+    ("retrained", 0.4, 3, None),
+    ("pod-deleted-retried", 0.6, 1, None),
+    ("phases-record-frozen", 0.7, 2, 18),
+    ("sweep-record-frozen", 0.3, 4, 10),
+]
+"""Runs whose stages all ran; a pod of one was lost, and it has a node more."""
+OTHERS = [("groups-of-chunks-succeeded", 0.1, 7), ("failed-workflow-too-large", 0.1, 4)]
+"""In the one most checkpoints came from the cache, the other failed in the middle: specification, nodes of a stage."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    documents: list[object]
+    documents: list[Any]
     spec: int
     nodes: int
     count: int
@@ -56,35 +64,43 @@ def recorded(name: str) -> Recorded:
 
 
 def predicted(name: str) -> WorkflowSize:
-    return predict(recorded(name).documents, ASSUMED.get(name))
+    return predict(recorded(name).documents, LOOPS.get(name))
 
 
-@pytest.mark.parametrize("name", ENDED + OTHERS)
-def test_specification_is_within_one_percent(name: str) -> None:
-    assert predicted(name).spec == pytest.approx(recorded(name).spec, rel=0.01)
+def with_mlflow(documents: list[Any]) -> list[Any]:
+    for executor in documents[0]["deploymentSpec"]["executors"].values():
+        added = [{"name": name, "value": value} for name, value in MLFLOW.items()]
+        executor["container"]["env"] = [*executor["container"].get("env", ()), *added]
+    return documents
 
 
-@pytest.mark.parametrize("name", ENDED)
-def test_nodes_of_a_run_that_ended_are_within_five_percent(name: str) -> None:
-    assert predicted(name).nodes == pytest.approx(recorded(name).nodes, rel=0.05)
+def above(size: float, recording: float) -> float:
+    """Returns by how many percent a prediction is above a recording."""
+    return 100 * (size / recording - 1)
 
 
-@pytest.mark.parametrize("name", ENDED + OTHERS)
-def test_nodes_of_each_stage_that_ran_are_within_six_percent(name: str) -> None:
-    stages = predicted(name).stages
-    run = {path: size for path, size in recorded(name).stages.items() if path in stages}
-    assert len(run) >= 5
-    assert {path: stages[path] for path in run} == pytest.approx(run, rel=0.06)
+@pytest.mark.parametrize(("name", "spec", "nodes", "compressed"), TABLE, ids=[name for name, *_ in TABLE])
+def test_size_of_a_run_that_ended_is_a_little_above_the_recording(
+    name: str, spec: float, nodes: float, compressed: float | None
+) -> None:
+    size, found = predicted(name), recorded(name)
+    assert 0 <= above(size.spec, found.spec) <= spec
+    assert 0 <= above(size.nodes, found.nodes) <= nodes
+    assert compressed is None or 0 <= above(size.compressed, found.compressed) <= compressed
 
 
-@pytest.mark.parametrize("name", ["phases-record-frozen", "sweep-record-frozen"])
-def test_compressed_nodes_are_within_eight_percent(name: str) -> None:
-    assert predicted(name).compressed == pytest.approx(recorded(name).compressed, rel=0.08)
+@pytest.mark.parametrize(("name", "spec", "stage"), OTHERS, ids=[name for name, *_ in OTHERS])
+def test_a_stage_of_other_runs_is_a_little_above_the_recording(name: str, spec: float, stage: float) -> None:
+    size, found = predicted(name), recorded(name)
+    assert 0 <= above(size.spec, found.spec) <= spec
+    if name.startswith("groups"):
+        size = predict(with_mlflow(found.documents))
+    assert 0 <= above(size.nodes / size.pods, sum(found.stages.values()) / len(found.stages)) <= stage
 
 
 def test_nodes_of_a_hundred_chunks_are_compressed_as_much_as_argo_did() -> None:
     found, size = recorded("failed-workflow-too-large"), predicted("failed-workflow-too-large")
-    assert size.compressed / size.nodes == pytest.approx(found.compressed / found.nodes, rel=0.08)
+    assert 0 <= above(size.compressed / size.nodes, found.compressed / found.nodes) <= 9
 
 
 @pytest.mark.parametrize("name", ["succeeded", "rejected", "retrained"])
@@ -104,14 +120,7 @@ def test_runs_whose_record_froze_are_predicted_to(name: str) -> None:
 def test_run_that_outgrew_kubernetes_is_predicted_to_where_it_did() -> None:
     size, found = predicted("failed-workflow-too-large"), recorded("failed-workflow-too-large")
     assert not size.ends
-    assert size.possible_stages == pytest.approx(len(found.stages), rel=0.08)  # it ended in chunk 69 of 100
-
-
-def test_cluster_that_adds_variables_to_pods_costs_their_text_six_times() -> None:
-    documents = recorded("groups-of-chunks-succeeded").documents
-    plain, added = predict(documents), predict(documents, Assumed(environment=MLFLOW))
-    each = (added.nodes - plain.nodes) / added.pods
-    assert each > 6 * sum(len(name) + len(value) for name, value in MLFLOW.items())
+    assert 0.9 * len(found.stages) < size.possible_stages <= len(found.stages)  # it ended in chunk 69 of 100
 
 
 def recipe(*changes: str) -> Recipe:
@@ -136,8 +145,15 @@ def test_where_the_record_stops_is_said_with_the_stage(tmp_path: Path) -> None:
     assert 10 < size.readable_stages < size.pods
 
 
+def test_hundred_chunks_of_the_quickstart_fit(tmp_path: Path) -> None:
+    found = recipe_file.load(str(QUICKSTART), ["chunks.count=100", "store=s3://bucket", "resources.secret=store"])
+    size = fitted(tmp_path, found)
+    assert size.ends
+    assert size.pods == 2 * 100 + 5
+
+
 def test_hundred_chunks_on_gpus_behind_a_gate_run_to_their_end(tmp_path: Path) -> None:
-    """With what a recipe for spot nodes asks for, and the variables of Kubeflow's own MLflow besides."""
+    """With what a recipe for spot nodes asks for; Kubeflow's own MLflow takes a part of the margin."""
     gpus = (
         "chunks.count=100",
         "resources.gpus=1",
@@ -151,7 +167,8 @@ def test_hundred_chunks_on_gpus_behind_a_gate_run_to_their_end(tmp_path: Path) -
     with open(path, encoding="utf-8") as file:
         documents = list(yaml.load_all(file, yaml.CSafeLoader))
     assert predict(documents).ends
-    assert predict(documents, Assumed(environment=MLFLOW)).ends
+    size = predict(with_mlflow(documents))
+    assert size.spec + size.compressed / MARGIN < 0.96 * MAX_WORKFLOW_BYTES
 
 
 def test_sweep_counts_each_trial_of_each_rung_and_is_refused_beyond_the_limit(tmp_path: Path) -> None:
@@ -176,11 +193,11 @@ def test_cluster_that_keeps_states_in_a_database_is_not_held_to_the_limit(
     assert "baton status" in fits.frozen_note(size)  # Kubeflow reads no database of Argo's
 
 
-def test_limit_is_met_by_the_margin() -> None:
+def test_limit_is_met() -> None:
     room = MAX_WORKFLOW_BYTES - 2_000
-    size = WorkflowSize(spec=1_000, nodes=10 * room, compressed=room, pods=100, stages={})
+    size = WorkflowSize(spec=1_000, nodes=10 * room, compressed=room + 1, pods=100)
     assert not size.ends
-    assert replace(size, compressed=int(room / 1.06)).ends
+    assert replace(size, compressed=room).ends
 
 
 def test_what_no_cluster_takes_runs_here() -> None:
