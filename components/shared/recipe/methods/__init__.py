@@ -22,7 +22,7 @@ from baton.components.shared.recipe.methods.orpo import ORPO
 from baton.components.shared.recipe.methods.references import Referenced, SyncReference
 from baton.components.shared.recipe.methods.reward import Reward
 from baton.components.shared.recipe.methods.rloo import RLOO
-from baton.components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from baton.components.shared.recipe.methods.spec import MethodSpec
 from baton.components.shared.recipe.model import NamedModel
 
 MODULES = (sft, pretrain, reward, dpo, kto, orpo, cpo, grpo, rloo, distillation)
@@ -116,6 +116,5 @@ __all__ = [
     "Referenced",
     "Reward",
     "RewardFunction",
-    "SecondModel",
     "SyncReference",
 ]

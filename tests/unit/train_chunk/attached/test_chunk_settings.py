@@ -20,7 +20,8 @@ from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.core import signing
 from baton.components.shared.core.errors import BatonError, ExactnessError
 from baton.components.shared.core.signing import SignatureError, Signer
-from baton.components.shared.recipe import Chunks, Section
+from baton.components.shared.recipe import Chunks
+from baton.components.shared.recipe.base import Section
 from baton.components.shared.runs.run import Run
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
