@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from baton.components.checkpoint import page
@@ -13,8 +12,6 @@ from baton.components.shared.forks import forking
 from baton.components.shared.runs.documents.sweeps import TrialNote
 from baton.components.shared.runs.documents.training import ChunkRecord, ProofPart
 from baton.components.shared.runs.run import Run
-
-logger = logging.getLogger("baton")
 
 
 def read_back(run_uri: str, index: int) -> str:

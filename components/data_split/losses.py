@@ -6,8 +6,6 @@ by the stage that never is cached, counts how often something was gone: it chang
 
 from __future__ import annotations
 
-import logging
-
 from baton.components.shared.checkpoints.store import CheckpointStore
 from baton.components.shared.runs.baton import Baton
 from baton.components.shared.runs.documents.data import Loss, Losses, PinnedModels, RunHead, Tokens
@@ -15,8 +13,6 @@ from baton.components.shared.runs.documents.training import LearningRate
 from baton.components.shared.runs.plan import Plan
 from baton.components.shared.runs.run import Run, now
 from baton.components.shared.store import bundles
-
-logger = logging.getLogger("baton")
 
 LEFT_BY = {"tokenize-": (PinnedModels.NAME, Tokens.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
 """How a stage's records begin → the documents that it leaves with the run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from typing import Any
@@ -17,8 +16,6 @@ from baton.components.shared.runs.mlflow import models
 from baton.components.shared.runs.mlflow.connection import connect, without_credentials
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.bundles import Manifest
-
-logger = logging.getLogger("baton")
 
 MARK = "baton.export"
 """Tag of a version: whose files it is. Running the stage again finds it by that."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ from baton.components.shared.sweeps.rungs import Rung, brackets
 from baton.components.shared.sweeps.sweep import Sweep
 from baton.components.sweep import page as sweep_page
 from baton.components.sweep import tracked
-
-logger = logging.getLogger("baton")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from baton.components.shared.core import events
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs import links, servers, tracking
@@ -11,8 +9,6 @@ from baton.components.shared.runs.documents.sweeps import Failure, RungVerdict, 
 from baton.components.shared.runs.mlflow import parameters
 from baton.components.shared.runs.mlflow.connection import without_credentials
 from baton.components.shared.sweeps.sweep import Sweep
-
-logger = logging.getLogger("baton")
 
 
 def parent(sweep: Sweep, recipe: Recipe) -> str | None:

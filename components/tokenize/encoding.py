@@ -146,19 +146,6 @@ class BatchEncoder:
         ]
 
 
-def encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[Row], list[Row]]:
-    """Returns what does it for one row at a time, of rows that can be rendered."""
-    encode_batch = BatchEncoder(recipe, tokenizer)
-
-    def encode_one(row: Row) -> list[Row]:
-        made = encode_batch([row])[0]
-        if isinstance(made, str):
-            raise UserError(f"a row cannot be used: {made}.")
-        return made
-
-    return encode_one
-
-
 def id_columns(row: Row) -> list[str]:
     """Returns the names of the columns that hold a sequence's tokens."""
     return [name for name in row if name.endswith("_ids")]

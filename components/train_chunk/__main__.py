@@ -1,4 +1,4 @@
-"""One chunk as a process: `python -m baton.components.train_chunk RUN_URI INDEX [--leave-out rng] [--standby FILE]`."""
+"""One chunk as a process: `python -m baton.components.train_chunk RUN_URI INDEX [--leave-out rng]`."""
 
 from baton.components.shared.core import ahead
 
@@ -16,9 +16,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
     )
-    parser.add_argument("--standby", help="file to wait for before the machine is this chunk's")
     arguments = parser.parse_args()
     with events.stage(f"train chunk {arguments.index}"):
         from baton.components.train_chunk.stage import run_chunk
 
-        run_chunk(arguments.run_uri, arguments.index, tuple(arguments.leave_out), standby=arguments.standby)
+        run_chunk(arguments.run_uri, arguments.index, tuple(arguments.leave_out))

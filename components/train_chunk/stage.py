@@ -24,8 +24,6 @@ def run_chunk(
     index: int,
     leave_out: tuple[str, ...] = (),
     clock: Clock | None = None,
-    *,
-    standby: str | None = None,
 ) -> Outcome | None:
     """Trains a run to the target of a chunk, unless that is committed already.
 
@@ -34,7 +32,6 @@ def run_chunk(
         index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
         clock: The launching process's, in the ranks that it starts.
-        standby: File to wait for before it takes the machine, see `baton.components.shared.core.standby`.
 
     Returns:
         What the chunk has come to; None in all ranks but the first, and on all machines but its own.
@@ -65,7 +62,7 @@ def run_chunk(
         # Not at the top: it imports the training stack, which `fetch` does while it downloads.
         from baton.components.train_chunk.training import Attempt
 
-        attempt = Attempt(context, fetched, staging, watch, scoring=scoring, standby=standby, leave_out=leave_out)
+        attempt = Attempt(context, fetched, staging, watch, scoring=scoring, leave_out=leave_out)
         manager = attempt.train()
         ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
     return conclude(context, manager) if manager else None

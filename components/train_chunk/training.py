@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from baton.components.shared.core.standby import wait
 from baton.components.shared.core.state import Phase
 from baton.components.train_chunk import skipping
 from baton.components.train_chunk.checkpointing import assembly, compatibility
@@ -27,7 +26,6 @@ class Attempt:
         staging: Folders for downloads and checkpoints.
         watch: Tells that the machine will be preempted.
         scoring: The score of a sweep's trial, None where the run is none.
-        standby: File to wait for before the chunk takes the machine, see `baton.components.shared.core.standby`.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
     """
 
@@ -39,13 +37,12 @@ class Attempt:
         watch: PreemptionWatch,
         *,
         scoring: Scoring | None,
-        standby: str | None,
         leave_out: tuple[str, ...],
     ) -> None:
         self._context = context
         self._fetched, self._restored = fetched, fetched.restored
         self._staging, self._watch = staging, watch
-        self._scoring, self._standby, self._leave_out = scoring, standby, leave_out
+        self._scoring, self._leave_out = scoring, leave_out
 
     def train(self) -> CheckpointManager | None:
         """Trains to the chunk's target, or as far as it gets.
@@ -58,8 +55,6 @@ class Attempt:
         """
         restored = self._restored
         level = compatibility.adapt(restored, self._context.ranks, self._context.recipe)
-        if self._context.recipe.resources.gpus or self._context.recipe.resources.profile == "mps":
-            self._take_machine()  # its memory may have no room for two models
         trainer = self._build()
         ranks = self._context.ranks
         services = Services(
@@ -71,7 +66,6 @@ class Attempt:
         attached = assembly.attach(
             trainer, services, restored, level=level, skipped=self._fetched.skipped, leave_out=self._leave_out
         )
-        self._take_machine()
         self._context.clock.enter(Phase.RESTORE, step=restored.step if restored else 0)
         try:
             # With a notice before the first step there is nothing to save.
@@ -99,14 +93,6 @@ class Attempt:
             evaluates=True if self._scoring else None,
         )
         return trainer
-
-    def _take_machine(self) -> None:
-        """Waits until the chunk before this one on this machine is done with it, if there is one."""
-        if self._standby:
-            wait(self._standby)
-            self._standby = None
-            # The wait is the other chunk's time, not this one's.
-            self._context.clock.restart()
 
     def _finish(self, trainer: ChunkTrainer, attached: assembly.Assembly) -> None:
         """Waits for the last checkpoint's commit; a sweep's trial is scored meanwhile, and its score kept then."""

@@ -180,11 +180,6 @@ def _warning(event: Event) -> str:
             return f"{event.reason} Training continues; nothing has been saved for {event.unsaved:.0f} s."
         case events.Staging():
             return f"{event.reason[:1].upper()}{event.reason[1:]}."
-        case events.Straggler():
-            return (
-                f"Rank {event.rank} is slow: {event.seconds:.2f} s of its own work in step {event.step}, half of all "
-                f"ranks take {event.median:.2f} s or less."
-            )
         case events.Partial():
             return f"{event.notice}: step {event.step} of {event.of} is saved, and the next chunk resumes from it."
         case events.NotCarried():

@@ -1,18 +1,16 @@
 """A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
 
 The stages are those of `pipelines.sweep`; only who calls them differs: the chunks of a rung go round all trials, so
-that the learning curves grow side by side, and what people ask for is taken up at the next chunk of a trial. While one
-chunk trains, the process of the next one fetches what it needs, builds its trainer, and stands by.
+that the learning curves grow side by side, and what people ask for is taken up at the next chunk of a trial.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,8 +18,6 @@ from baton.components.shared.core import events
 from baton.components.shared.core.errors import BatonError, UserError
 from baton.components.shared.core.events import Event
 from baton.components.shared.core.patience import through_skips
-from baton.components.shared.core.standby import Held
-from baton.components.shared.core.state import Phase
 from baton.components.shared.recipe import Recipe, recipe_file
 from baton.components.shared.runs.documents.sweeps import Failure, TrialNote
 from baton.components.shared.runs.documents.training import ProofPart
@@ -39,26 +35,7 @@ BESIDE = 2
 TRIES = 2
 """Times a chunk is started that fails for another reason than the user's, as a pod would be."""
 
-
-Turn = tuple[Run, int]
-"""A trial's run and a chunk of it."""
 Answer = TypeVar("Answer", bound=Event)
-
-
-@dataclass(frozen=True)
-class _Standby:
-    """The process that stands by: its arguments, and the machine that is held back from it."""
-
-    arguments: tuple[str, str]
-    process: Process
-    held: Held
-
-    def dismiss(self) -> None:
-        """Ends it."""
-        self.process.kill()
-        processes.follow(self.process, lambda event: None)
-        self.process.wait()
-        processes.clear_staging(self.process.pid)
 
 
 class LocalSweep:
@@ -77,7 +54,6 @@ class LocalSweep:
         self._launch = warm.launcher()
         self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
         self._pending: list[tuple[Process, Future[None]]] = []
-        self._standby: _Standby | None = None
 
     def run(self) -> Run:
         """Runs the sweep to its last rung, and returns the run of the best trial.
@@ -96,8 +72,6 @@ class LocalSweep:
                     survivors, best = verdict.kept, verdict.winner
             self._finish_beside()
         finally:
-            if self._standby:
-                self._standby.dismiss()
             for process, _ in self._pending:
                 # After an error; else all were waited for. What they had begun, the sweep does again when it is
                 # resumed.
@@ -121,14 +95,11 @@ class LocalSweep:
     def _train(self, rung: Rung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
-        waiting = deque((run, index) for index in range(rung.first, rung.chunk + 1) for run in runs)
-        while waiting:
-            run, index = waiting.popleft()
-            if not self._one(run, index, waiting):
-                waiting = deque(turn for turn in waiting if turn[0] is not run)
+        for index in range(rung.first, rung.chunk + 1):
+            runs = [run for run in runs if self._one(run, index)]
         self._finish_beside()
 
-    def _one(self, run: Run, index: int, waiting: deque[Turn]) -> bool:
+    def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialNote).id
         if self._is_stopped(trial):
@@ -140,10 +111,10 @@ class LocalSweep:
             if run.read(ProofPart, index) is None:
                 self._later(processes.CHECKPOINT, run.uri, str(index))
             return True
-        heard = self._named(trial, partial(self._stand_by, run, waiting))
+        chunk, heard = (run.uri, str(index)), self._named(trial)
         for attempt in range(1, TRIES + 1):
             try:
-                through_skips(partial(self._chunk, run, index, heard))
+                through_skips(partial(processes.run, processes.TRAIN_CHUNK, chunk, heard, self._launch))
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
@@ -155,34 +126,6 @@ class LocalSweep:
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.remove(Failure)
         return True
-
-    def _chunk(self, run: Run, index: int, heard: Callable[[Event], None]) -> None:
-        """Runs a chunk: the process that stands by for it, or a new one."""
-        arguments = (run.uri, str(index))
-        standby, self._standby = self._standby, None
-        if standby and standby.arguments != arguments:
-            standby.dismiss()
-            standby = None
-        if standby:
-            # It has fetched meanwhile what it needs, and waits for the lock; see `core.standby`.
-            standby.held.free()
-        process = standby.process if standby else self._launch(processes.TRAIN_CHUNK, arguments)
-        processes.require_success(processes.TRAIN_CHUNK, arguments, process, processes.follow(process, heard))
-
-    def _stand_by(self, run: Run, waiting: deque[Turn]) -> None:
-        """Starts the process whose turn is next, which then has all it needs once the one of `run` has ended."""
-        if self._standby or not waiting or waiting[0][0] is run:
-            return
-        after, index = waiting[0]
-        try:
-            stopped = self._is_stopped(after.need(TrialNote).id)
-            if stopped or index <= self._scored(after) or after.recipe().world_size > 1:
-                return
-        except BatonError:  # the store is away for a moment: it begins when its turn has come
-            return
-        arguments, standby = (after.uri, str(index)), Held()
-        process = self._launch(processes.TRAIN_CHUNK, (*arguments, "--standby", standby.path))
-        self._standby = _Standby(arguments, process, standby)
 
     def _is_stopped(self, trial: str) -> bool:
         wish = self.sweep.control(trial)
@@ -205,12 +148,10 @@ class LocalSweep:
         for _, ended in pending:
             ended.result()
 
-    def _named(self, trial: str, on_training: Callable[[], None]) -> Callable[[Event], None]:
-        """Returns what hears the events of a trial's chunk, which get its name in front, and that it trains."""
+    def _named(self, trial: str) -> Callable[[Event], None]:
+        """Returns what hears the events of a trial's chunk, which get its name in front."""
 
         def heard(event: Event) -> None:
-            if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
-                on_training()
             if isinstance(event, events.Stage | events.Error):
                 event = replace(event, stage=f"{trial}: {event.stage}")
             self._on_event(event)

@@ -15,8 +15,8 @@ import sys
 def _record(path: str) -> None:
     from baton.components.shared.core import deferring
 
-    waiting = {"__main__", *deferring.waiting()}
-    names = [name for name in sys.modules if name not in waiting and not name.startswith("tests")]
+    ours = ("__main__", "tests")
+    names = [name for name in sys.modules if not deferring.is_waiting(name) and not name.startswith(ours)]
     with open(path, "w", encoding="utf-8") as file:
         json.dump(names, file)
 

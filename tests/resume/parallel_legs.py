@@ -74,22 +74,6 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
     run_chunk(run_uri, index)
 
 
-def slow(run_uri: str, index: int, rank: int) -> None:
-    """Runs a chunk of which one process takes its time in every step."""
-    from transformers import LlamaModel
-
-    from baton.components.train_chunk.stage import run_chunk
-
-    forward = LlamaModel.forward
-
-    def sleepy(*given: Any, **named: Any) -> Any:
-        time.sleep(0.3 if in_rank(rank) else 0.0)
-        return forward(*given, **named)
-
-    LlamaModel.forward = sleepy
-    run_chunk(run_uri, index)
-
-
 def interrupted(run_uri: str, index: int, step: int) -> None:
     """Runs a chunk whose launching process gets SIGTERM."""
     from baton.components.train_chunk.stage import run_chunk

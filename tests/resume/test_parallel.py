@@ -163,15 +163,6 @@ def test_a_process_that_hangs_is_named_with_its_step(
 
 
 @pytest.mark.slow
-def test_a_slow_process_is_named(recipes: dict[str, Recipe], legs: Any, inside: Any) -> None:
-    run = legs.prepare(parallel(legs, recipes, "ddp", training__epochs=1.0), "parallel-slow")
-    code, printed = legs.leg(inside.slow, run.uri, 1, 1)
-    assert code == 0, printed
-    assert "rank 1 is slow: " in printed
-    assert "rank 0 is slow: " not in printed
-
-
-@pytest.mark.slow
 def test_all_processes_save_at_one_step_when_the_machine_is_taken_away(
     recipes: dict[str, Recipe], whole: Any, legs: Any, inside: Any
 ) -> None:

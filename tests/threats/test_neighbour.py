@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch.distributed
 
-from baton.components.shared.core import scratch, standby
+from baton.components.shared.core import scratch
 from baton.components.shared.store.cache import NodeCache
 from baton.components.train_chunk.checkpointing.staging import Staging
 from baton.components.train_chunk.distributed import rendezvous
@@ -36,12 +36,10 @@ def lax() -> Iterator[None]:
 
 @pytest.mark.usefixtures("lax")
 def test_what_a_process_keeps_beside_it_is_its_users_alone(tmp_path: Path) -> None:
-    """Downloads, checkpoints on their way (in shared memory, too) and the file by which processes take turns."""
+    """Downloads, and checkpoints on their way (in shared memory, too)."""
     with scratch.scratch_folder("threat") as folder, scratch.scratch_folder("threat") as other:
         assert mode(folder) == 0o700
         assert os.path.basename(folder).rpartition("-")[2] != os.path.basename(other).rpartition("-")[2]
-    held = standby.Held()
-    assert mode(held.path) == 0o600
     with Staging() as staging:
         assert mode(staging.folder(1)) == 0o700
     os.mkdir(tmp_path / "plain")

@@ -30,7 +30,7 @@ from baton.components.shared.recipe import Curriculum, TrainTokenizer, recipe_fi
 from baton.components.shared.runs.formats import FORMATS
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import bpe, encoding, tokenization
+from baton.components.tokenize import bpe, tokenization
 from baton.components.train_chunk.checkpointing import state
 from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
 from baton.components.train_chunk.data.samplers import EasyFirst, GroupedByLength
@@ -185,7 +185,7 @@ def tokens_made(folder: Path, base: str) -> Made:
     tokenizer = loading.load_tokenizer(base)
 
     def encoded(rows: list[dict[str, Any]], by: PreTrainedTokenizerBase = tokenizer, **sections: Any) -> str:
-        encode = encoding.encoder(tiny.recipe(base, **sections), by)
+        encode = tiny.encoder(tiny.recipe(base, **sections), by)
         return hashed([encode(row) for row in rows])
 
     def stored(name: str, **sections: Any) -> str:

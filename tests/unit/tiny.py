@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from baton.components.shared.models import loading, own_tokenizer, pinned
 from baton.components.shared.models.trainable import freeze
@@ -30,6 +31,18 @@ PAIRS: list[Row] = [
     for n in range(24)
 ]
 """Rows of all lengths."""
+
+
+def encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[Row], list[Row]]:
+    """Returns what encodes one row at a time, of rows that can be rendered."""
+    encode_batch = encoding.BatchEncoder(recipe, tokenizer)
+
+    def encode_one(row: Row) -> list[Row]:
+        (made,) = encode_batch([row])
+        assert not isinstance(made, str), made
+        return made
+
+    return encode_one
 
 
 def make_base(folder: Path, *, spare: int = 0, tied: bool = False) -> str:
@@ -140,7 +153,7 @@ def recipe(base: str, **sections: Any) -> Recipe:
 def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     """Returns normalised rows as the tokens that the recipe's method learns from."""
     assert given.model.base
-    encode = encoding.encoder(given, own_tokenizer.make(given, given.model.base))
+    encode = encoder(given, own_tokenizer.make(given, given.model.base))
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 

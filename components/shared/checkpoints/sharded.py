@@ -69,7 +69,7 @@ def code_in(folder: str) -> list[str]:
         if not os.path.isfile(os.path.join(path, METADATA)):
             continue
         try:
-            entries = list(_entries(path, read_metadata(path)))
+            entries = list(_entries(read_metadata(path)))
         except DamagedError as error:
             problems.append(error.message.removesuffix("."))
             continue
@@ -127,7 +127,7 @@ def _require_here(folder: str, info: Any) -> None:
         raise ValueError(f"{name} is encoded by {info.transform_descriptors}")
 
 
-def _entries(folder: str, metadata: Metadata) -> Iterator[Entry]:
+def _entries(metadata: Metadata) -> Iterator[Entry]:
     """Yields the values beside the tensors."""
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 

@@ -93,8 +93,8 @@ class Verification:
         for number, objects in sorted(self._steps.items()):
             self._read(number, objects)
         here = {number: each for number, each in self._steps.items() if each.manifests and not each.is_hidden}
-        for number, objects in self._steps.items():
-            objects.problems += self._chain(number, objects)
+        for objects in self._steps.values():
+            objects.problems += self._chain(objects)
         head = max(here, default=0)
         problems, notes = list(self._of_run(here, head)), list(self._notes(head))
         rows = {number: _row(number, self._steps[number]) for number in sorted(self._steps) if self._counts(number)}
@@ -172,7 +172,7 @@ class Verification:
             return f"its manifest is that of step {stated[1]} of run {stated[0]!r}"
         return None
 
-    def _chain(self, number: int, objects: _Step) -> Iterator[str]:
+    def _chain(self, objects: _Step) -> Iterator[str]:
         """Yields what does not fit the checkpoint before."""
         parent = objects.current.meta.parent if objects.current else None
         before = self._steps.get(parent.step) if parent else None

@@ -58,11 +58,6 @@ def defer(packages: Packages) -> None:
     finder.add(packages)
 
 
-def waiting() -> list[str]:
-    """Returns the names of all modules that are known and not loaded, sorted."""
-    return sorted(name for name in list(sys.modules) if is_waiting(name))
-
-
 def is_waiting(name: str) -> bool:
     """Tells whether a module is known and not loaded."""
     return type(sys.modules.get(name)) is _Module

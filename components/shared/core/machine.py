@@ -51,14 +51,14 @@ def number_of(variable: str, default: float) -> float:
     )
 
 
-def share_arenas(most: int = 2) -> None:
-    """Has the threads to come take their memory from these few of glibc's arenas; nothing where libc has none.
+def share_arenas() -> None:
+    """Has the threads to come take their memory from two of glibc's arenas; nothing where libc has none.
 
     What a thread freed stays with its arena: those of a store's client held up to 250 MB of a chunk's peak.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        mallopt(_M_ARENA_MAX, most)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def gpu() -> GPU | None:

@@ -79,7 +79,6 @@ REASONS: dict[str, str] = {
 }
 """What a warm fork cannot change, by path or its beginning → why."""
 
-OTHERWISE = "the state at that step is made for the old value"
 OF_STATE = ("training.", "adapter.", "evaluation.")
 """Beginnings of paths that the trainer reads."""
 PLATEAU = ("reduce_lr_on_plateau", "greedy")

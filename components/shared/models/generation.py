@@ -22,26 +22,6 @@ class Judged:
     processing_class: PreTrainedTokenizerBase
 
 
-def write(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    max_length: int,
-) -> str:
-    """Returns what the model writes after a prompt, greedily, without the prompt.
-
-    Args:
-        model: A causal language model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        prompt: Text to continue; cut at `max_length` tokens.
-        max_new_tokens: Longest continuation in tokens.
-        max_length: Longest prompt in tokens.
-    """
-    return write_all(model, tokenizer, [prompt], max_new_tokens=max_new_tokens, max_length=max_length)[0]
-
-
 def write_all(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -54,15 +54,6 @@ class Prompting(Document):
             prompt = conversing.alpaca(prompt, None)
         return prompt if prompt.endswith(self.separator) else prompt + self.separator
 
-    def as_turns(self, prompt: str | list[dict[str, Any]], system: str | None = None) -> list[dict[str, Any]]:
-        """Returns a conversation that begins as those of training did.
-
-        Args:
-            prompt: What the user says, or a conversation, whose own system turn counts.
-            system: Instead of the one of training.
-        """
-        return begun(prompt, self.system if system is None else system)
-
 
 def begun(prompt: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
     """Returns a conversation with a system turn in front, if there is one and it has none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -133,15 +133,13 @@ def relatives(members: Family, name: str) -> Family:
     return kin
 
 
-def roots(members: Family) -> list[Member]:
-    """Returns the runs that come from no other, oldest first; of runs that come from each other, the oldest."""
-    tops = [member for member in members.values() if member.parent is None or member.parent not in members]
-    return sorted(tops, key=lambda one: (one.created, one.name))
+def walk(members: Family) -> Iterator[tuple[int, Member, bool]]:
+    """Yields every run below its parent: how deep it lies, the run, and whether it is its parent's last.
 
-
-def walk(members: Family, tops: Sequence[Member] | None = None) -> Iterator[tuple[int, Member, bool]]:
-    """Yields every run below its parent: how deep it lies, the run, and whether it is its parent's last."""
-    starts = roots(members) if tops is None else tops
+    Those that come from no other are first, the oldest of them first.
+    """
+    roots = [member for member in members.values() if member.parent is None or member.parent not in members]
+    starts = sorted(roots, key=lambda one: (one.created, one.name))
     waiting = [(0, member, index == len(starts) - 1) for index, member in enumerate(starts)][::-1]
     seen: set[str] = set()
     while waiting:

@@ -80,10 +80,6 @@ class Turns:
                 told = number
         return False
 
-    def is_ours(self) -> bool:
-        """Tells whether the newest turn is this owner's and not over."""
-        return self._ours() is not None
-
     def note(self, runs: list[str]) -> None:
         """Notes the runs whose objects are signs of life of this owner's turn."""
         if number := self._ours():

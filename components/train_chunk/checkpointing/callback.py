@@ -189,8 +189,8 @@ class CheckpointCallback(TrainerCallback):
             if "position" in self._resumption.leave_out:  # an average over the steps since a later one has no meaning
                 self._trainer._globalstep_last_logged = trainer_state.global_step
         self._watchdog.start(trainer_state.global_step + 1)
-        if not self._trainer.recipe.training.compile:  # what is compiled would take the clock in
-            self._watchdog.time_forward(self._trainer.model, self._trainer.model_wrapped)
+        if not self._trainer.recipe.training.compile:  # the compiler would trace into what follows it
+            self._watchdog.follow(self._trainer.model_wrapped)
         self._manager.on_first_step()
 
     def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:

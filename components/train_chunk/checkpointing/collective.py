@@ -85,16 +85,14 @@ class CollectiveCheckpointManager:
         """
         ours = self._judge(is_late)
         leave = ours.leave or self._watch.notice is not None
-        numbers = [leave, ours.is_late, ours.is_free, self._watchdog.take_busy(), *figures]
+        numbers = [leave, ours.is_late, ours.is_free, *figures]
         # One gather a step for all that the ranks must agree on.
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
         # What is due by time is the first rank's word: clocks differ, and all must save at the same step.
-        told = [row[4:] for row in rows] if figures else ()
+        told = [row[3:] for row in rows] if figures else ()
         decision = Decision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]), told)
         if decision.leave:  # the same in all ranks, so that all gather once more or none does
             self._hear(self._ranks.gather(self._watch.notice))
-        if self._ranks.is_first:
-            self._watchdog.name_slow([row[3] for row in rows])
         return decision
 
     def leaves_at_once(self) -> bool:

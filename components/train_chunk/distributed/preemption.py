@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,7 @@ class PreemptionWatch:
         self._interval = interval
         self._on_notice = on_notice
         # The first entry counts. Appending to a list is atomic, so threads and the signal handler need no lock.
-        self._notices: list[tuple[str, float]] = []
+        self._notices: list[str] = []
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._catches = False
@@ -71,12 +70,7 @@ class PreemptionWatch:
     @property
     def notice(self) -> str | None:
         """The first notice in words, such as `SIGTERM` or `node n has taint k`; None while there is none."""
-        return self._notices[0][0] if self._notices else None
-
-    @property
-    def noticed_at(self) -> float | None:
-        """The `time.monotonic()` of the first notice."""
-        return self._notices[0][1] if self._notices else None
+        return self._notices[0] if self._notices else None
 
     def __enter__(self) -> PreemptionWatch:
         self._pid = os.getpid()
@@ -122,14 +116,14 @@ class PreemptionWatch:
 
     def _note(self, notice: str) -> None:
         if not self._notices:
-            self._notices.append((notice, time.monotonic()))
+            self._notices.append(notice)
 
     def _report(self) -> None:
         """Calls `on_notice` in the signal handler's place, which must not log."""
         while not self._notices and not self._stop.wait(self._interval):
             pass
         if self._notices:
-            self._on_notice(self._notices[0][0])
+            self._on_notice(self._notices[0])
 
     def _ask_again(self, source: str, look: Look, interval: float) -> None:
         """Asks a source until there is a notice, with longer pauses while it does not answer."""

@@ -1,4 +1,4 @@
-"""Signs of life of the ranks that train together: which one hangs, and which one is slow.
+"""Signs of life of the ranks that train together: which one hangs.
 
 In synchronous training one process that stands still stops all of them, each inside some collective call, and nothing
 in their logs says which it was. So each rank counts what it gets done, and tells the others from a thread beside
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import math
 import os
-import statistics
 import sys
 import threading
 import time
@@ -20,19 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baton.components.shared.core import events
 from baton.components.train_chunk.distributed import launcher
 from baton.components.train_chunk.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-logger = logging.getLogger("baton")
-
-SLOW = 1.5
-"""A rank is slow whose own work takes so many times the median's."""
-NOISE = 0.02
-"""Seconds a step below which no rank is called slow."""
 PAUSE = 1.0
 """Seconds at most between two looks at the others."""
 STAGGER = 0.3
@@ -71,6 +62,8 @@ class NullWatchdog:
     """Watches nothing: in a world of one rank nobody waits for another."""
 
     is_watching = False
+    signs_of_a_pass: tuple[str, ...] = ("forward pass", "backward pass")
+    """What a rank tells of each forward and backward pass."""
 
     def start(self, step: int) -> None:
         """Begins to watch, from the first step; before, processes load for as long as that takes."""
@@ -89,30 +82,19 @@ class NullWatchdog:
     def alive(self) -> None:
         """Gives a sign of life that the others may not give, such as a token where some generate longer than others."""
 
-    def fetched(self) -> None:
-        """Gives a sign of life: the rows of a step are here. What that took was this rank's own work."""
+    def follow(self, model: Module) -> None:
+        """Gives a sign of life before and after each forward pass in training.
 
-    def time_forward(self, model: Module, wrapped: Module) -> None:
-        """Counts the forward passes of a model as this rank's own work: around them, also where a loss is computed, it
-        waits for others. What a rank does with the model beside that, such as generating, does not count: others do
-        not do it, or not as often.
+        DDP waits for the others as it begins, and a loss may after it.
 
         Args:
-            model: The model.
-            wrapped: The same as training calls it; before the model's own pass, DDP makes buffers the same.
+            model: The model as training calls it.
         """
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
         """Waits for the store, which has its own patience."""
         yield
-
-    def take_busy(self) -> float:
-        """Returns the seconds of this rank's own work since the last call."""
-        return 0.0
-
-    def name_slow(self, seconds: list[float]) -> None:
-        """Names the ranks whose own work in a step, in seconds by rank, has taken much longer than the others'."""
 
 
 class Watchdog(NullWatchdog):
@@ -129,17 +111,14 @@ class Watchdog(NullWatchdog):
     def __init__(self, ranks: Ranks, hang_after: float, fail: Callable[[str], None] = launcher.note_failure) -> None:
         self.ranks = ranks
         self.hang_after = hang_after
-        self._busy = 0.0
         self._fail = fail
         self._count = self._signs = 0
         self._doing = "start"
         self._step = 0
         self._at = time.monotonic()
-        self._working_since: float | None = None
         self._is_excused = False
         self._heard: list[Sign] = []
         self._heard_at = self._at
-        self._slow: set[int] = set()
         self._ended = threading.Event()
         self._parent = os.getppid()
 
@@ -163,33 +142,21 @@ class Watchdog(NullWatchdog):
     def alive(self) -> None:
         self._signs, self._at = self._signs + 1, time.monotonic()
 
-    def fetched(self) -> None:
-        self._busy += time.monotonic() - self._at
-        self.beat("forward pass")
-
-    def time_forward(self, model: Module, wrapped: Module) -> None:
+    def follow(self, model: Module) -> None:
         import torch
 
-        began, inside = [0.0], [False]
+        self.signs_of_a_pass = ("forward pass", "forward pass", "loss", "backward pass")
 
-        def enter(module: Module, *_: object) -> None:
-            # With virtual workers nothing is wrapped, and what generates calls the same module, for each of its tokens.
-            if module.training and (module is not model or torch.is_grad_enabled()):
-                inside[0] = True
-                self.beat("forward pass")
+        def tells(doing: str) -> Callable[..., None]:
+            def hook(module: Module, *_: object) -> None:
+                # What generates, or asks the model as a reference, may call the same module: without gradients.
+                if module.training and torch.is_grad_enabled():
+                    self.beat(doing)
 
-        def before(module: Module, *_: object) -> None:
-            began[0] = time.monotonic()
+            return hook
 
-        def after(module: Module, *_: object) -> None:
-            if inside[0]:
-                inside[0] = False
-                self._busy += time.monotonic() - began[0]
-                self.beat("loss")
-
-        wrapped.register_forward_pre_hook(enter)
-        model.register_forward_pre_hook(before)
-        model.register_forward_hook(after)
+        model.register_forward_pre_hook(tells("forward pass"))
+        model.register_forward_hook(tells("loss"))
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
@@ -200,22 +167,6 @@ class Watchdog(NullWatchdog):
         finally:
             self._is_excused, self._at = False, time.monotonic()
             self._tell()
-
-    def take_busy(self) -> float:
-        busy, self._busy = self._busy, 0.0
-        return busy
-
-    def name_slow(self, seconds: list[float]) -> None:
-        median = statistics.median_low(seconds)
-        for rank, own in enumerate(seconds):
-            slow = own > SLOW * median and own - median > NOISE
-            if slow and rank not in self._slow:
-                logger.warning(
-                    "rank %d is slow: %.2f s of its own work in step %d, half of all ranks take %.2f s or less",
-                    *(rank, own, self._step, median),
-                )
-                events.emit(events.Straggler(rank=rank, step=self._step, seconds=own, median=median))
-            (self._slow.add if slow else self._slow.discard)(rank)
 
     def _tell(self) -> None:
         sign = Sign(self._count, self._step, self._doing, self._is_excused, self._signs)

@@ -197,7 +197,7 @@ class Resumable(ChunkTrainer):
             rows = [find_batch_size(batch) for batch in batch_samples] if self.weighs else []
             self._shares = iter([size * len(rows) / sum(rows) for size in rows])
             self.note_whole(batch_samples)
-        self.watchdog.fetched()
+        self.watchdog.beat("forward pass")
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def note_whole(self, counted: list[Any]) -> None:

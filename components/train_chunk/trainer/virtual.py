@@ -107,7 +107,7 @@ class Virtual(Dealt):
             model.train()  # as a pass begins; an evaluation may have been before it
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
-            for doing in ("forward pass", "backward pass"):
+            for doing in self.watchdog.signs_of_a_pass:
                 self.watchdog.beat(doing)
             self._records.append(Record(outputs=0.0))
         else:
@@ -143,8 +143,6 @@ class Virtual(Dealt):
             loss += made.outputs
             self._flos += made.flos
             passes.add(self, "train", made)
-        if self._passes.fillers:  # whoever has no row in a step makes nobody else slow
-            self.watchdog.take_busy()
         self.seed("end")
         return loss
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
     from kubernetes.client.rest import ApiException
 
-logger = logging.getLogger("baton")
 
 TIMEOUT = 30.0
 """Seconds for one answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from baton.components.shared.core import events
@@ -13,8 +12,6 @@ from baton.components.train_chunk.trainjob.cluster import Cluster, NoRoomError
 from baton.components.train_chunk.trainjob.job import Job, patiently
 from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
 from baton.components.train_chunk.trainjob.objects import TrainJob
-
-logger = logging.getLogger("baton")
 
 
 def run(

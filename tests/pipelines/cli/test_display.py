@@ -52,10 +52,6 @@ WARNINGS: list[tuple[events.Event, str]] = [
     ),
     (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; nothing has been saved for 2 s."),
     (events.Staging("/tmp", "there is no room"), "There is no room."),
-    (
-        events.Straggler(1, 3, 2.0, 0.5),
-        "Rank 1 is slow: 2.00 s of its own work in step 3, half of all ranks take 0.50 s or less.",
-    ),
     (events.Partial(1, 3, 4, "SIGTERM"), "SIGTERM: step 3 of 4 is saved, and the next chunk resumes from it."),
     (MadeAnew("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
 ]

@@ -139,7 +139,8 @@ def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: P
     from baton.components.shared.models import generation
 
     loaded, tokenizer = generation.load(model)
-    followed = generation.write(loaded, tokenizer, "What is 3? ->", max_new_tokens=MAX_NEW_TOKENS, max_length=64)
+    limits = {"max_new_tokens": MAX_NEW_TOKENS, "max_length": 64}
+    (followed,) = generation.write_all(loaded, tokenizer, ["What is 3? ->"], **limits)
     assert followed not in expected.values()
     assert _answer(chatty) == followed
 

@@ -223,27 +223,6 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chunk_that_stands_by_trains_nothing_once_its_trial_is_stopped(tmp_path: Path) -> None:
-    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
-    sweep = Sweep(Storage(recipe.store.uri), "b")
-    standing_by: list[bool] = []
-
-    def ask(event: Event) -> None:
-        if isinstance(event, events.Step) and event.step == 6:  # of the first to train its second chunk
-            standing_by.append(watched._standby is not None)
-            sweep.ask("t001", "stop", "seen enough")
-
-    watched = Watched(recipe, "b", ask)
-    assert watched.run().name == "b-t000"
-    assert standing_by == [True]
-    assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t000", 3), ("t000", 4)]
-    assert CheckpointStore(sweep.run(sweep.trial("t001"))).steps()[-1] == 3
-    # It may have seen the wish itself, and then says so in a record.
-    attempts = sweep.run(sweep.trial("t001")).attempts(2)
-    assert all(attempt.from_step == attempt.to_step for attempt in attempts)
-
-
-@pytest.mark.slow
 def test_a_trial_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     trained = {"training.trainable": [None, {"patterns": ["nowhere"]}]}
     recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=trained))

@@ -94,7 +94,7 @@ def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) 
         (f"{row['prompt']}\n", row["completion"]) for row in CHATTY[:6]
     ]
     model, tokenizer = generation.load(trained)
-    said = [generation.write(model, tokenizer, x["prompt"], max_new_tokens=8, max_length=64) for x in examples]
+    said = [generation.write_all(model, tokenizer, [x["prompt"]], max_new_tokens=8, max_length=64)[0] for x in examples]
     assert [line["after"] for line in examples] == said
     assert [line["before"] for line in examples] != said
     assert found["after"]["words"] == pytest.approx(sum(2 * len(text.split()) for text in said) / 6)

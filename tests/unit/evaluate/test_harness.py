@@ -78,7 +78,7 @@ def own_tasks(base: tuple[Any, Any], tmp_path: Path) -> Path:
         question = tiny.PAIRS[n]["prompt"]
         choices = [tiny.PAIRS[n]["chosen"], tiny.PAIRS[n]["rejected"]]
         likeliest = max((0, 1), key=lambda at: log_likelihood(model, tokenizer, question, f" {choices[at]}"))
-        said = generation.write(model, tokenizer, question, max_new_tokens=8, max_length=64)
+        said = generation.write_all(model, tokenizer, [question], max_new_tokens=8, max_length=64)[0]
         assert "END" not in said
         right = n < 7
         rows.append(
@@ -214,7 +214,7 @@ def test_a_chat_is_asked_in_its_turns(asked: str, base: tuple[Any, Any], own_tas
         examples = [text for shot in shots for text in (shot["question"], shot["said"])]
         turns = [{"role": "system", "content": "Be brief."}, *_turns(*examples, row["question"])]
         prompt = generation.rendered(turns, tokenizer)
-        row["said"] = generation.write(model, tokenizer, prompt, max_new_tokens=8, max_length=512)
+        row["said"] = generation.write_all(model, tokenizer, [prompt], max_new_tokens=8, max_length=512)[0]
     questions = [{"question": row["question"], "said": row["said"]} for row in questions]
     assert len({row["said"] for row in questions}) > 1
     for name, rows in (("shots", shots), ("questions", questions)):

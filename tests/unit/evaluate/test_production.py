@@ -41,9 +41,9 @@ def test_a_model_in_use_with_other_tokens_is_compared_by_what_it_writes_alone(ti
     found = evaluate_run(run.uri)
     assert found["production"].keys() == {"chrf"}
     assert "another vocabulary" in found["production_model"]
-    expected = generation.write(
-        loading.load_model(in_use).eval(), tokenizer, f"{CHATTY[0]['prompt']}\n", max_new_tokens=8, max_length=64
-    )
+    expected = generation.write_all(
+        loading.load_model(in_use).eval(), tokenizer, [f"{CHATTY[0]['prompt']}\n"], max_new_tokens=8, max_length=64
+    )[0]
     assert lines_of(run)[0]["production"] == expected
 
 

@@ -102,7 +102,7 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     assert found.decision == "unchanged"
     assert in_use.model.run in found.words
     assert _outcome(storage, "second")["state"] == "unchanged"
-    assert not Turns(storage, "tiny", "second").is_ours()
+    assert Turns(storage, "tiny", "second")._ours() is None
 
 
 def test_an_override_is_a_change_of_the_recipe_and_the_recipes_own_values_are_none(
@@ -177,7 +177,7 @@ def test_while_one_is_under_way_the_second_is_dropped(document: dict[str, Any], 
     assert _look(recipe, "second").decision == "busy"
     release("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
     storage = _trained(recipe, first, tmp_path)
-    assert Turns(storage, "tiny", "first").is_ours()
+    assert Turns(storage, "tiny", "first")._ours()
     assert promote_or_keep(f"{recipe.store.uri}/runs/{first.run}") == "promoted"
     assert _outcome(storage, "second")["state"] == "busy"
 

@@ -30,6 +30,7 @@ from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 from baton.components.tokenize import encoding, tokenization
+from tests.unit import tiny
 
 Row = dict[str, Any]
 
@@ -282,7 +283,7 @@ def said_by_it(base: str, template: str | None = None) -> str:
     tokenizer.chat_template = template or tokenizer.chat_template
     data = {"source": "r.jsonl", "train_on": "assistant"}
     given = recipe_file.validate({"name": "tiny", "model": {"base": base}, "data": data}, origin="r.yaml")
-    row = encoding.encoder(given, tokenizer)(MESSAGES[0])[0]
+    row = tiny.encoder(given, tokenizer)(MESSAGES[0])[0]
     text = tokenizer.decode([token for token in row["labels"] if token != encoding.IGNORED])
     assert isinstance(text, str)
     return text

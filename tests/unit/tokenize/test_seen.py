@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from baton.components.shared.models import loading
 from baton.components.shared.recipe import TrainTokenizer
 from baton.components.shared.runs.documents.rows import Place, SeenRow
-from baton.components.tokenize import bpe, encoding, pieces, seen
+from baton.components.tokenize import bpe, pieces, seen
 from tests.unit import tiny
 
 PLACE = Place(file="rows.jsonl", line=1)
@@ -89,7 +89,7 @@ def test_a_conversation_is_shown_with_what_the_assistant_says_as_trained(tiny_ba
     tokenizer = loading.load_tokenizer(tiny_base)
     data = {"train_on": "assistant", "max_length": 512}
     (row,) = looked_at({"messages": messages}, tokenizer, tiny_base, data=data)
-    (encoded,) = encoding.encoder(tiny.recipe(tiny_base, data=data), tokenizer)({"messages": messages})
+    (encoded,) = tiny.encoder(tiny.recipe(tiny_base, data=data), tokenizer)({"messages": messages})
     assert [token.id for token in row.tokens] == encoded["input_ids"]
     assert [token.trained for token in row.tokens] == [label != -100 for label in encoded["labels"]]
     assert row.text == tokenizer.apply_chat_template(messages, tokenize=False)

@@ -20,6 +20,7 @@ from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
 from baton.components.tokenize import address, bpe, encoding, tokenization
 from baton.components.tokenize.encoding import IGNORED, encode
+from tests.unit import tiny
 
 PAIRS = [
     {"prompt": f"def area_{n}(width, height):", "completion": f"Return the area number {n} of a rectangle."}
@@ -105,7 +106,7 @@ def encoded(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, comp
         },
         origin="r.yaml",
     )
-    encode_row = encoding.encoder(recipe, tokenizer)
+    encode_row = tiny.encoder(recipe, tokenizer)
     return [made for row in rows for made in encode_row(row)]
 
 

@@ -12,7 +12,7 @@ from baton.components.shared.recipe import TrainTokenizer, recipe_file
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.tokenize import arrow, bpe, card
-from baton.components.tokenize.encoding import encoder
+from tests.unit import tiny
 from tests.unit.tokenize.test_encoding import MESSAGES, PAIRS, Row, rated, recipe, tokenized
 
 
@@ -47,7 +47,7 @@ def test_every_shape_in_words(
     row: Row = {name: TOLD[name] for name in columns}
     if method == "pretrain":
         row = {"text": row["completion"]}
-    made = encoder(recipe(str(tmp_path), method), tokenizer)(row)
+    made = tiny.encoder(recipe(str(tmp_path), method), tokenizer)(row)
     arrow.write(str(tmp_path / "rows.arrow"), [made])
     (shown,) = card.first_sequences(str(tmp_path / "rows.arrow"), tokenizer)
     length = len(next(iter(made[0].values())))

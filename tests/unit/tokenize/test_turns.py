@@ -22,7 +22,7 @@ from baton.components.shared.recipe import Recipe
 from baton.components.shared.runs.run import Run
 from baton.components.shared.store import bundles
 from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import address, card, encoding, tokenization
+from baton.components.tokenize import address, card, tokenization
 from tests.unit import tiny
 
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ def test_prompt_and_completion(
     prompt: str, system: str | None, chat_base: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     given = recipe(chat_base, separator="###", system=system)
-    (row,) = encoding.encoder(given, tokenizer)({"prompt": prompt, "completion": " It is 7.\n"})
+    (row,) = tiny.encoder(given, tokenizer)({"prompt": prompt, "completion": " It is 7.\n"})
     head = [*([("system", system)] if system else []), ("user", conversing.asked(prompt))]
     whole = ids(tokenizer, [*head, ("assistant", " It is 7.\n")])
     begin = ids(tokenizer, head, add_generation_prompt=True)
@@ -73,16 +73,16 @@ def test_preference(prompt: str, chat_base: str, tokenizer: PreTrainedTokenizerB
     answers = {"chosen": "7.", "rejected": "7,5."}
     begin = ids(tokenizer, [("user", prompt)], add_generation_prompt=True)
     wholes = {side: ids(tokenizer, [("user", prompt), ("assistant", text)]) for side, text in answers.items()}
-    (pair,) = encoding.encoder(recipe(chat_base, "dpo"), tokenizer)({"prompt": prompt, **answers})
+    (pair,) = tiny.encoder(recipe(chat_base, "dpo"), tokenizer)({"prompt": prompt, **answers})
     assert pair["prompt_ids"] == begin
     for side, whole in wholes.items():
         assert pair["prompt_ids"] + pair[f"{side}_ids"] == whole
-    (scored,) = encoding.encoder(recipe(chat_base, "reward"), tokenizer)({"prompt": prompt, **answers})
+    (scored,) = tiny.encoder(recipe(chat_base, "reward"), tokenizer)({"prompt": prompt, **answers})
     assert scored == {f"{side}_ids": whole for side, whole in wholes.items()}
-    rated = encoding.encoder(recipe(chat_base, "kto"), tokenizer)({"prompt": prompt, **answers})
+    rated = tiny.encoder(recipe(chat_base, "kto"), tokenizer)({"prompt": prompt, **answers})
     assert [row["prompt_ids"] + row["completion_ids"] for row in rated] == list(wholes.values())
     assert [row["label"] for row in rated] == [True, False]
-    (single,) = encoding.encoder(recipe(chat_base, "kto"), tokenizer)(
+    (single,) = tiny.encoder(recipe(chat_base, "kto"), tokenizer)(
         {"prompt": prompt, "completion": "7.", "label": False}
     )
     assert single["prompt_ids"] + single["completion_ids"] == wholes["chosen"]
@@ -92,7 +92,7 @@ def test_preference(prompt: str, chat_base: str, tokenizer: PreTrainedTokenizerB
 @pytest.mark.parametrize("prompt", QUESTIONS)
 def test_prompt_that_the_model_answers(prompt: str, chat_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     given = recipe(chat_base, "grpo", extra_columns=["level"], system="Be brief.")
-    (row,) = encoding.encoder(given, tokenizer)({"prompt": prompt, "answer": "7", "level": "1"})
+    (row,) = tiny.encoder(given, tokenizer)({"prompt": prompt, "answer": "7", "level": "1"})
     assert row == {
         "prompt": [SYSTEM, {"role": "user", "content": prompt}],
         "prompt_text": f"{prompt}\n",
@@ -104,22 +104,22 @@ def test_prompt_that_the_model_answers(prompt: str, chat_base: str, tokenizer: P
 
 def test_columns_that_are_kept_stay_texts(chat_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     given = recipe(chat_base, extra_columns=["prompt"])
-    (row,) = encoding.encoder(given, tokenizer)({"prompt": "a", "completion": "b"})
+    (row,) = tiny.encoder(given, tokenizer)({"prompt": "a", "completion": "b"})
     assert row["prompt"] == "a"
 
 
 @pytest.mark.parametrize("how", ["auto", "text", "chat"])
 def test_plain_text_is_never_a_turn(how: str, chat_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     for method in ("sft", "pretrain"):
-        (row,) = encoding.encoder(recipe(chat_base, method, render_as=how), tokenizer)({"text": "a b"})
+        (row,) = tiny.encoder(recipe(chat_base, method, render_as=how), tokenizer)({"text": "a b"})
         assert row["input_ids"] == row["labels"] == tokenizer("a b</s>")["input_ids"]
 
 
 def test_a_tokenizer_of_batons_own_writes_text_unless_asked(tiny_base: str) -> None:
     own, row = loading.load_tokenizer(tiny_base), {"prompt": "a", "completion": "b"}
-    (text,) = encoding.encoder(recipe(tiny_base), own)(row)
+    (text,) = tiny.encoder(recipe(tiny_base), own)(row)
     assert text["input_ids"] == own("a\nb<|end|>")["input_ids"]
-    (asked,) = encoding.encoder(recipe(tiny_base, render_as="chat"), own)(row)
+    (asked,) = tiny.encoder(recipe(tiny_base, render_as="chat"), own)(row)
     assert asked["input_ids"] == ids(own, [("user", "a"), ("assistant", "b")])
 
 
@@ -140,12 +140,12 @@ def test_trl_gives_the_same_tokens_to_the_rows_written_as_messages(
         model, data = loading.load_model(chat_base), datasets.Dataset.from_list(rows)
         return SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer).train_dataset
 
-    ours = [row for text in texts for row in encoding.encoder(recipe(chat_base), tokenizer)(text)]
+    ours = [row for text in texts for row in tiny.encoder(recipe(chat_base), tokenizer)(text)]
     assert [row["input_ids"] for row in ours] == list(theirs(talks)["input_ids"])
     as_text = [
         row
         for text in texts
-        for row in encoding.encoder(recipe(chat_base, render_as="text", separator=""), tokenizer)(text)
+        for row in tiny.encoder(recipe(chat_base, render_as="text", separator=""), tokenizer)(text)
     ]
     assert [row["input_ids"] for row in as_text] == list(theirs(texts)["input_ids"])
 

@@ -42,15 +42,6 @@ class Step(Event, kind="step"):
     loss: float
 
 
-class Straggler(Event, kind="straggler"):
-    """A rank takes far longer for its own work than the others."""
-
-    rank: int
-    step: int
-    seconds: float
-    median: float
-
-
 class Staging(Event, kind="staging"):
     """Checkpoints are staged elsewhere than before."""
 

@@ -31,7 +31,7 @@ from baton.components.shared.recipe.methods.reward import Reward
 from baton.components.shared.recipe.methods.rloo import RLOO
 from baton.components.shared.recipe.methods.rloo import SPEC as RLOO_SPEC
 from baton.components.shared.recipe.methods.sft import SPEC as SFT_SPEC
-from baton.components.shared.recipe.methods.spec import MethodSpec, SecondModel
+from baton.components.shared.recipe.methods.spec import MethodSpec
 from baton.components.shared.recipe.model import NamedModel
 
 _ALL = (
@@ -136,6 +136,5 @@ __all__ = [
     "Referenced",
     "Reward",
     "RewardFunction",
-    "SecondModel",
     "SyncReference",
 ]

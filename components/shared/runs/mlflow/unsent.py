@@ -36,7 +36,7 @@ class Held:
         # By time: they are sent in the order in which they were begun.
         path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
-        # Let go by its end, however it ends: a chunk that stands by has one while the chunk before it sends.
+        # Let go by its end, however it ends: who sends finds by it the files that nobody writes to any more.
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def write(self, document: Mapping[str, object]) -> None:

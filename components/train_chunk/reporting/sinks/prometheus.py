@@ -6,7 +6,6 @@ is what an alert on a running chunk needs. What a run was stays in its store and
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-logger = logging.getLogger("baton")
 
 LOGGED = {
     "loss": ("baton_loss", "Training loss at the newest logged step."),

@@ -56,7 +56,7 @@ USES = {
 
 @pytest.mark.parametrize("code", USES.values(), ids=USES)
 def test_these_load_nothing(late: Path, code: str) -> None:
-    run(late, f"{code}\nassert 'late' in deferring.waiting() and not told, deferring.waiting()")
+    run(late, f"{code}\nassert deferring.is_waiting('late') and not told")
 
 
 LOADS = {
@@ -66,7 +66,7 @@ LOADS = {
     "an attribute of a class": "from late import Part; assert Part.__init__",
     "a name that may be its": "from late import Part\nclass Other:\n    pass\nOther.__name__ = 'Part'\n"
     "assert not isinstance(Other(), Part)",
-    "what was made": "from late.parts import Child; child = Child(5); assert 'late' in deferring.waiting(); "
+    "what was made": "from late.parts import Child; child = Child(5); assert deferring.is_waiting('late'); "
     "assert child.n == 5; import late.parts; assert isinstance(child, late.parts.Part) and child == child",
     "a union that is looked into": "from late import Part; import typing; own = int | (Part | None) | str\n"
     "kinds = typing.get_args(own); import late.parts\nassert kinds == (int, late.parts.Part, type(None), str)",
@@ -77,7 +77,7 @@ LOADS = {
 
 @pytest.mark.parametrize("code", LOADS.values(), ids=LOADS)
 def test_these_load_it_whole(late: Path, code: str) -> None:
-    run(late, f"{code}\nimport late\nassert late.loads == 1 and not deferring.waiting() and told == [late]")
+    run(late, f"{code}\nimport late\nassert late.loads == 1 and not deferring.is_waiting('late') and told == [late]")
 
 
 def test_modules_that_were_handed_out_stand_for_its_own(late: Path) -> None:

@@ -82,7 +82,6 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Slice(1, 4, 100), {"files": 1, "of": 4, "bytes": 100}),
     (events.MicroBatch(2, 4, "trial"), {"size": 2, "accumulation": 4, "found_by": "trial"}),
     (events.Step(3, 8, 1.5), {"step": 3, "of": 8, "loss": 1.5}),
-    (events.Straggler(1, 3, 2.0, 0.5), {"rank": 1, "step": 3, "seconds": 2.0, "median": 0.5}),
     (events.Staging("/tmp", "no room"), {"place": "/tmp", "reason": "no room"}),
     (events.Superseded(4), {"step": 4}),
     (events.StoreUnavailable(4, 2.5, "no route"), {"step": 4, "unsaved": 2.5, "reason": "no route"}),

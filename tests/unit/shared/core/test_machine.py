@@ -50,7 +50,7 @@ import ctypes, sys, threading
 from baton.components.shared.core import machine
 
 if sys.argv[1] == "shared":
-    machine.share_arenas(2)
+    machine.share_arenas()
 libc, meet = ctypes.CDLL(None), threading.Barrier(8)
 libc.malloc.restype = ctypes.c_void_p
 def allocate():

@@ -54,7 +54,7 @@ def test_a_batch_writes_what_each_prompt_gets_alone(
     assert len(set(expected)) > len(PROMPTS) // 2, "prompts that all get the same show nothing"
     for batch_size in (1, 5, 64):
         assert generation.write_all(model, tokenizer, PROMPTS, batch_size=batch_size, **LIMITS) == expected
-    assert generation.write(model, tokenizer, PROMPTS[3], **LIMITS) == expected[3]
+    assert generation.write_all(model, tokenizer, [PROMPTS[3]], **LIMITS)[0] == expected[3]
 
 
 def test_progress_is_told_after_each_batch(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -131,7 +131,7 @@ def test_a_text_ends_with_the_turn(end: str, tiny_base: str, tokenizer: PreTrain
     else:
         stop = tokenizer.convert_tokens_to_ids(end)
     model.script = (*said, stop, *never, *never, *never)
-    assert generation.write(model, tokenizer, "What does it say?", **LIMITS) == "the fox"
+    assert generation.write_all(model, tokenizer, ["What does it say?"], **LIMITS)[0] == "the fox"
     assert model.said == len(said) + 1, "nothing is computed behind the end"
 
 
@@ -163,7 +163,7 @@ def test_penalties_of_the_model_s_own_settings_do_not_count(llama: Any, tokenize
 def test_a_saved_model_is_loaded_with_its_tokenizer(tiny_base: str, tmp_path: Path) -> None:
     model, tokenizer = generation.load(tiny_base)
     assert not model.training
-    assert generation.write(model, tokenizer, PROMPTS[0], **LIMITS) == alone(model, tokenizer, PROMPTS[0])
+    assert generation.write_all(model, tokenizer, [PROMPTS[0]], **LIMITS)[0] == alone(model, tokenizer, PROMPTS[0])
 
 
 THOUGHT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]

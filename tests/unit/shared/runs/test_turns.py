@@ -114,7 +114,7 @@ def test_the_turn_of_a_pod_that_is_gone_is_over_when_it_shows_no_sign_of_life(st
     pause = _pause(store)
     assert not following.take(wait=False, expires_s=pause + 2)
     assert following.take(wait=False, expires_s=pause / 2)
-    assert not Turns(storage, "model", "killed").is_ours()
+    assert Turns(storage, "model", "killed")._ours() is None
 
 
 def test_a_step_that_a_chunk_notes_is_a_sign_of_life(store: str) -> None:
@@ -161,9 +161,9 @@ def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
     assert first.take(wait=False, expires_s=3600)
     assert second.take(wait=False, expires_s=-1)
     first.end()
-    assert second.is_ours()
+    assert second._ours()
     second.end()
-    assert not second.is_ours()
+    assert second._ours() is None
     assert first.take(wait=False, expires_s=3600)
 
 

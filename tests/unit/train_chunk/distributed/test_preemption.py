@@ -116,10 +116,8 @@ with PreemptionWatch(Preemption(), interval=0.02, on_notice=lambda notice: say("
     say("child ended by", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "notice", watch.notice)
     while watch.notice is None:
         time.sleep(0.01)
-    first = watch.noticed_at
     say(watch.notice)
     sys.stdin.readline()
-    assert watch.noticed_at == first
 say("left")
 time.sleep(10)
 """
@@ -150,14 +148,12 @@ def test_sigterm_is_noticed_and_survived_until_the_watch_is_left(process: subpro
 
 
 def test_a_file_appears(tmp_path: Path) -> None:
-    before, calls = time.monotonic(), []
+    calls: list[str] = []
     with _watch(calls.append, notice_file=str(tmp_path / "leave")) as watch:
         time.sleep(0.1)
         assert watch.notice is None
-        assert watch.noticed_at is None
         (tmp_path / "leave").touch()
         assert _learns(watch) == f"file {tmp_path / 'leave'} appeared"
-        assert before < (watch.noticed_at or 0) <= time.monotonic()
     assert calls == [watch.notice]
 
 

@@ -1,8 +1,7 @@
-"""Who hangs, who is slow, and what a chunk says of its processes' ends."""
+"""Who hangs, and what a chunk says of its processes' ends."""
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,59 +44,19 @@ def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(watchdog: Watc
     assert watchdog.verdict(rows).startswith("rank 2 hangs in step 7, before or in its writing: no sign")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "named"),
-    [
-        pytest.param([0.1, 0.1, 0.4], [2], id="one"),
-        pytest.param([0.1, 0.14, 0.12], [], id="none"),
-        pytest.param([0.001, 0.001, 0.015], [], id="noise"),
-        pytest.param([0.5, 0.1, 0.1], [0], id="first"),
-    ],
-)
-def test_a_slow_one_is_named(
-    seconds: list[float], named: list[int], watchdog: Watchdog, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="baton"):
-        watchdog.name_slow(seconds)
-        watchdog.name_slow(seconds)
-    assert [record.args[0] for record in caplog.records if record.args] == named, "once"
-
-
-def test_what_a_process_does_with_the_model_beside_training_is_no_sign_of_life(watchdog: Watchdog) -> None:
-    import torch
-
-    class Wrapped(torch.nn.Module):
-        def __init__(self, module: torch.nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            return self.module(rows)  # type: ignore[no-any-return]
-
-    model = torch.nn.Linear(2, 2)
-    wrapped = Wrapped(model)
-    watchdog.time_forward(model, wrapped)
-    for _ in range(3):
-        model(torch.ones(1, 2))
-    assert (watchdog._count, watchdog.take_busy()) == (0, 0.0)
-    wrapped(torch.ones(1, 2))
-    assert watchdog._count == 2
-    assert watchdog.take_busy() > 0
-    model(torch.ones(1, 2))
-    assert watchdog._count == 2
-
-
-def test_what_a_process_generates_is_no_forward_pass_where_nothing_is_wrapped(watchdog: Watchdog) -> None:
+def test_a_forward_pass_in_training_alone_is_a_sign_of_life(watchdog: Watchdog) -> None:
     import torch
 
     model = torch.nn.Linear(2, 2)
-    watchdog.time_forward(model, model)
+    watchdog.follow(model)
     with torch.no_grad():
         model(torch.ones(1, 2))
-    assert (watchdog._count, watchdog.take_busy()) == (0, 0.0)
+    assert watchdog._count == 0, "what generates calls the same module"
+    model(torch.ones(1, 2))
+    assert watchdog._count == len(watchdog.signs_of_a_pass) - 2, "the others are the trainer's"
+    model.eval()
     model(torch.ones(1, 2))
     assert watchdog._count == 2
-    assert watchdog.take_busy() > 0
 
 
 def digests(**changed: str) -> dict[str, str]:
